@@ -1,0 +1,34 @@
+# Every target makes what it needs; a second run finds it there.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+SEED ?= 0
+
+.PHONY: demo test lint types pytest bench bench-trl clean
+
+demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
+	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
+
+test: lint types pytest  ## ruff, pyright and pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+pytest: $(STAMP)
+	$(BIN)/pytest -q
+
+bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt 'torch==2.13.0'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@

@@ -1,0 +1,1 @@
+"""The policy trainer: rollout workers, group advantages, the KL-penalised loss, and the training loop."""

@@ -1,0 +1,105 @@
+"""The command `policy-trainer`."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+
+from policy_trainer.config import DemoConfig, EvalConfig, RolloutConfig, TrainConfig
+from shared.lifetime import end_with_parent
+from shared.logs import configure_logs
+from shared.settings import load_settings
+
+USAGE = """usage: policy-trainer COMMAND [options]
+
+GRPO training of language models on the scored batches of a reference server.
+
+commands:
+  train      train a policy; starts a rollout worker of its own unless told --rollout external
+  rollout    sample completions with a run's published weights and upload them
+  eval       accuracy of a model on held-out problems, with a confidence interval
+  demo       a tiny model learns arithmetic on this machine in a few minutes
+
+`policy-trainer COMMAND --help` explains every option. Options also come from the environment
+(POLICY_TRAINER_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and from a TOML file (--config FILE).
+"""
+
+
+class FileSchema(TrainConfig, RolloutConfig):
+    """What one TOML file may hold: the settings of every command."""
+
+
+# Heavy imports wait until a command is chosen, so that --help and mistakes answer at once.
+def _train(arguments: list[str]) -> int:
+    config = load_settings(TrainConfig, arguments, prog="policy-trainer train", schema=FileSchema)
+    from policy_trainer.run import train
+
+    console = Console(stderr=True)
+    result = train(config, console)
+    if result.finished:
+        console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {config.run_dir / 'model'}")
+        return 0
+    console.print(f"stopped after {result.steps} steps; add --resume to continue")
+    return 128 + signal.SIGINT
+
+
+def _rollout(arguments: list[str]) -> int:
+    config = load_settings(RolloutConfig, arguments, prog="policy-trainer rollout", schema=FileSchema)
+    from policy_trainer.rollout import run_worker
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_worker(config)
+    return 0
+
+
+def _eval(arguments: list[str]) -> int:
+    config = load_settings(EvalConfig, arguments, prog="policy-trainer eval", schema=FileSchema)
+    from policy_trainer.eval import evaluate_with_progress, evaluation_table
+
+    console = Console(stderr=True)
+    evaluations = evaluate_with_progress(config, console, "evaluating")
+    console.print(evaluation_table(evaluations, f"{config.model} on {evaluations[0].problems} held-out problems"))
+    print(json.dumps({"model": config.model, "evaluations": [item.summary() for item in evaluations]}, indent=2))
+    return 0
+
+
+def _demo(arguments: list[str]) -> int:
+    config = load_settings(DemoConfig, arguments, prog="policy-trainer demo", schema=DemoConfig)
+    from policy_trainer.demo import demo
+
+    return demo(config, Console())
+
+
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "rollout": _rollout,
+    "eval": _eval,
+    "demo": _demo,
+}
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(USAGE)
+        sys.exit(0 if len(sys.argv) > 1 else 2)
+    if name not in COMMANDS:
+        print(f"policy-trainer: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
+        sys.exit(2)
+    configure_logs()
+    end_with_parent()
+    try:
+        status = COMMANDS[name](arguments)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        status = 128 + signal.SIGINT
+    except ValueError as error:
+        print(f"policy-trainer {name}: {error}", file=sys.stderr)
+        status = 2
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

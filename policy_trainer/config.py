@@ -1,0 +1,245 @@
+"""What `policy-trainer` can be told, by file, environment (`POLICY_TRAINER_…`) or command line.
+
+One TOML file serves every command: each takes its own fields from it.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings
+
+from policy_trainer.sampling.interface import SamplingParams
+from shared.models import Dtype
+from shared.settings import settings_config
+
+ENV_PREFIX = "POLICY_TRAINER_"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class DataConfig(Section):
+    """Where prompts come from and how answers are judged."""
+
+    path: Path | None = None
+    """jsonl: file of training problems, one {"prompt" or "messages", "answer"} a line."""
+    held_out_path: Path | None = None
+    """jsonl: file of held-out problems. Without it every tenth problem of `path` is held out."""
+    answer_rule: Literal["exact", "number", "math"] = "exact"
+    """jsonl: how an answer is compared: as text, as a number, or as mathematics by math-verify."""
+    system_prompt: str | None = None
+    """Put before every prompt that has no system message of its own."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Prompts with more tokens are too long."""
+    too_long: Literal["drop", "refuse"] = "drop"
+    """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""
+
+
+class SamplingConfig(Section):
+    """How completions are sampled."""
+
+    group_size: int = Field(8, ge=1)
+    """Completions for each prompt: G."""
+    prompts_per_round: int = Field(8, ge=1)
+    """Prompts that a worker samples together."""
+    max_new_tokens: int = Field(512, ge=1)
+    """Completions are cut off here."""
+    temperature: float = Field(1.0, gt=0)
+    """Logits are divided by it, in sampling, scoring and training alike."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 is off. The learner does not renormalise: below 1 the ratio is biased."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
+    stop: list[str] = []
+    """Texts that end a completion besides the model's EOS tokens."""
+
+    def params(self, *, group_size: int | None = None, temperature: float | None = None) -> SamplingParams:
+        """What a sampler is told; the arguments replace the configured values, temperature 0 being greedy."""
+        return SamplingParams(
+            group_size=self.group_size if group_size is None else group_size,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature if temperature is None else temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=tuple(self.stop),
+        )
+
+
+class LossConfig(Section):
+    """The GRPO loss."""
+
+    clip: float = Field(0.2, gt=0, lt=1)
+    """Ratios are clipped to [1 - clip, 1 + clip]."""
+    beta: float = Field(0.04, ge=0)
+    """Weight of the KL penalty to the reference."""
+    advantage_eps: float = Field(1e-4, gt=0)
+    """Added to the standard deviation of a group's rewards."""
+    drop_zero_variance: bool = True
+    """Leave out groups whose rewards are all equal: they have no advantage and would feel the KL penalty only."""
+
+
+class OptimizerConfig(Section):
+    """AdamW: a linear warm-up, then a linear decay over the run."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps until the peak."""
+    final_lr_fraction: float = Field(1.0, ge=0, le=1)
+    """The learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's betas."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> "OptimizerConfig":
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+        return self
+
+
+class CheckpointConfig(Section):
+    """When the run can be resumed from, and what is kept."""
+
+    every: int = Field(50, ge=1)
+    """Steps between checkpoints. Trained batches are acknowledged once a checkpoint holds their effect."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints that are kept, beside the best one."""
+
+
+class EvaluationConfig(Section):
+    """Accuracy on held-out problems."""
+
+    every: int = Field(50, ge=0)
+    """Steps between evaluations while training; 0 evaluates only at the end."""
+    problems: int = Field(128, ge=1)
+    """Held-out problems of one evaluation."""
+    batch_size: int = Field(64, ge=1)
+    """Problems that are answered together."""
+
+
+class CommonConfig(BaseSettings):
+    """Settings of every command that answers problems with a model."""
+
+    model_config = settings_config(ENV_PREFIX)
+
+    config: Path | None = None
+    """TOML file with any of these settings; a run's own is RUN_DIR/config.toml."""
+    model: str = Field(min_length=1)
+    """Directory or hub id of a Hugging Face causal LM."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    device: str = "cpu"
+    """Where the model runs: cpu, cuda:0, …"""
+    dtype: Dtype = "float32"
+    """Precision of the weights."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of this process; PyTorch's choice when not given."""
+    seed: int = Field(0, ge=0)
+    """Decides which problems are drawn and which tokens are sampled."""
+    task: Literal["arithmetic", "jsonl"] = "arithmetic"
+    """Where prompts come from and how an answer is judged."""
+    rewards: list[str] = []
+    """Reward functions by name: accuracy, format, tags. Each task has its own default."""
+    reward_weights: list[float] = []
+    """The weight of each reward in the total; 1 each when not given."""
+    data: DataConfig = DataConfig()
+    sampling: SamplingConfig = SamplingConfig()
+
+    @model_validator(mode="after")
+    def _task_has_what_it_needs(self) -> "CommonConfig":
+        if self.task == "jsonl" and self.data.path is None:
+            raise ValueError("data.path: task jsonl needs the file of its problems")
+        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
+            raise ValueError(
+                f"reward_weights: there must be one for each of rewards ({len(self.rewards)}), "
+                f"got {len(self.reward_weights)}"
+            )
+        return self
+
+
+class RunConfig(CommonConfig):
+    """Settings that a trainer and its workers share."""
+
+    run_dir: Path = Path("runs/default")
+    """Everything the run leaves: metrics, checkpoints, published weights, the trained model."""
+    run: str = ""
+    """The name of the run on the server; the name of run_dir when not given."""
+    server: str = "http://127.0.0.1:8400"
+    """URL of the reference server."""
+
+    @model_validator(mode="after")
+    def _name_the_run(self) -> "RunConfig":
+        if not self.run:
+            self.run = self.run_dir.resolve().name
+        return self
+
+
+class RolloutConfig(RunConfig):
+    """Sample completions with the run's published weights, judge them, and upload them to the reference server."""
+
+    worker: int = Field(0, ge=0)
+    """Which worker this is: worker k of n takes the problems that are k modulo n."""
+    workers: int = Field(1, ge=1)
+    """How many workers there are in all."""
+
+    @model_validator(mode="after")
+    def _worker_is_one_of_them(self) -> "RolloutConfig":
+        if self.worker >= self.workers:
+            raise ValueError(f"worker: must be below workers ({self.workers}), got {self.worker}")
+        return self
+
+
+class TrainConfig(RunConfig):
+    """Train a policy with GRPO on the scored batches of a reference server."""
+
+    rollout: Literal["inline", "external"] = "inline"
+    """inline starts a rollout worker as a process of its own; external leaves sampling to `policy-trainer rollout`."""
+    resume: bool = False
+    """Continue from the newest checkpoint in run_dir."""
+    steps: int = Field(100, ge=1)
+    """Training steps of the whole run."""
+    groups_per_step: int = Field(8, ge=1)
+    """Groups (prompts) in one training step."""
+    micro_batch_tokens: int = Field(16_384, ge=1)
+    """Tokens of one forward and backward, at most, unless one group alone has more."""
+    publish_every: int = Field(1, ge=1)
+    """Steps between publications of the weights to the workers."""
+    max_lag: int | None = Field(None, ge=0)
+    """Batches sampled by weights more than so many steps old expire untrained; any age is trained when not given."""
+    lease_seconds: float = Field(120, gt=1)
+    """How long a batch stays leased without a sign of life of this trainer."""
+    max_bad_steps: int = Field(3, ge=1)
+    """Stop after so many steps in a row with a loss or gradient that is not finite."""
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+class EvalConfig(CommonConfig):
+    """Measure a model's accuracy on held-out problems. The table goes to standard error, JSON to standard output."""
+
+    evaluation: EvaluationConfig = EvaluationConfig(problems=512)
+
+
+class DemoConfig(BaseSettings):
+    """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
+
+    model_config = settings_config(ENV_PREFIX)
+
+    config: Path | None = None
+    """TOML file with any of these settings."""
+    seed: int = Field(0, ge=0)
+    """Decides the base model, the problems and the sampling."""
+    run_dir: Path = Path("runs/demo")
+    """Everything the demo leaves."""
+    steps: int = Field(160, ge=1)
+    """Training steps."""
+    resume: bool = False
+    """Continue an interrupted demo from its newest checkpoint."""

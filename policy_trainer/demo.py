@@ -1,0 +1,224 @@
+"""The demo: a tiny model learns to add, through a reference server and a rollout worker of its own on this machine."""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from policy_trainer.base_model import cached_base_model
+from policy_trainer.client import RefServerClient
+from policy_trainer.config import (
+    CheckpointConfig,
+    DemoConfig,
+    EvalConfig,
+    EvaluationConfig,
+    LossConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+from policy_trainer.eval import evaluate_with_progress
+from policy_trainer.evaluation import Evaluation
+from policy_trainer.metrics import plot_curves, read_metrics
+from policy_trainer.processes import Child
+from policy_trainer.publish import write_json
+from policy_trainer.run import TrainResult, train
+from policy_trainer.run_directory import RunDirectory
+
+HELD_OUT_PROBLEMS = 512
+TRANSCRIPTS = 20
+# KL of a model to itself, computed by the same code on both sides in float32.
+MAX_KL_AT_STEP_0 = 1e-9
+# Groups that may wait in the server: two training steps, so that no batch grows old.
+QUEUE_BATCHES = 32
+SAMPLING = SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40)
+
+
+def demo(config: DemoConfig, console: Console) -> int:
+    """Runs it all and leaves run_dir/summary.json. Exit status: 0, 1 when the KL check fails, 130 when interrupted."""
+    began = time.monotonic()
+    directory = RunDirectory(config.run_dir)
+    if not config.resume:
+        _set_aside(config.run_dir, console)
+    base = _base_model(config, console)
+    before = evaluate_with_progress(_eval_config(base, config), console, "before")
+    with _reference_server(base, directory, console) as (url, scoring_seconds):
+        result = train(_train_config(config, base, url), console)
+        scored = scoring_seconds()
+    if not result.finished:
+        console.print(f"stopped after {result.steps} steps; continue with: make demo RESUME=1", highlight=False)
+        return 130
+    after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
+    records = read_metrics(directory.metrics)
+    summary = _summarise(config, result, before, after, records, scored, time.monotonic() - began)
+    write_json(directory.root / "summary.json", summary)
+    plot_curves(records, directory.root / "curves.png")
+    _write_transcripts(directory.root / "transcripts.md", before[0], after[0])
+    _print_summary(summary, directory, console)
+    return 0 if summary["kl_at_step_0"] < MAX_KL_AT_STEP_0 else 1
+
+
+def _set_aside(run_dir: Path, console: Console) -> None:
+    """An earlier demo is kept until the next but one."""
+    if not run_dir.exists():
+        return
+    if not (run_dir / "summary.json").exists():
+        console.print(f"{run_dir} holds an interrupted demo; `make demo RESUME=1` would have continued it")
+    previous = run_dir.with_name(run_dir.name + ".previous")
+    shutil.rmtree(previous, ignore_errors=True)
+    run_dir.rename(previous)
+    console.print(f"the earlier {run_dir} is now {previous}", highlight=False)
+
+
+def _base_model(config: DemoConfig, console: Console) -> Path:
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("warming up the base model", total=None)
+        return cached_base_model(
+            config.run_dir.parent / "base_models",
+            config.seed,
+            lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+
+
+@contextmanager
+def _reference_server(base: Path, directory: RunDirectory, console: Console) -> Iterator[tuple[str, Any]]:
+    """A reference server as a process of its own: its URL, and a function that tells how long it has scored."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    server = Child(
+        "reference server",
+        "ref_server",
+        [
+            "serve", "--model", str(base), "--port", str(port), "--data-dir", str(directory.root / "server"),
+            "--threads", "1", "--queue.max-batches", str(QUEUE_BATCHES),
+        ],
+        directory.logs / "ref_server.log",
+    )  # fmt: skip
+    server.start()
+    console.print(f"reference server: process {server.pid}, {url}", highlight=False)
+
+    def check(reason: str, seconds: float) -> None:
+        if server.exit_status is not None:
+            raise RuntimeError(f"the reference server has died; its last words:\n{server.last_words()}")
+
+    client = RefServerClient(url, on_wait=check)
+    try:
+        client.model()  # returns once it serves
+        yield url, lambda: client.queue()["scoring"]["working_seconds"]
+    finally:
+        client.close()
+        server.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _train_config(config: DemoConfig, base: Path, url: str) -> TrainConfig:
+    """The recipe. Rates of 1e-3 and more collapse."""
+    return TrainConfig(
+        model=str(base),
+        seed=config.seed,
+        threads=1,
+        task="arithmetic",
+        run_dir=config.run_dir,
+        server=url,
+        resume=config.resume,
+        steps=config.steps,
+        sampling=SAMPLING,
+        groups_per_step=16,
+        publish_every=4,
+        loss=LossConfig(clip=0.2, beta=0.04, drop_zero_variance=True),
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, final_lr_fraction=0.1, clip_norm=1.0),
+        checkpoint=CheckpointConfig(every=20, keep=2),
+        evaluation=EvaluationConfig(every=20, problems=128, batch_size=128),
+    )
+
+
+def _eval_config(model: Path, config: DemoConfig) -> EvalConfig:
+    return EvalConfig(
+        model=str(model),
+        seed=config.seed,
+        threads=1,
+        sampling=SAMPLING,
+        evaluation=EvaluationConfig(problems=HELD_OUT_PROBLEMS, batch_size=128),
+    )
+
+
+def _summarise(
+    config: DemoConfig,
+    result: TrainResult,
+    before: Sequence[Evaluation],
+    after: Sequence[Evaluation],
+    records: Sequence[dict[str, Any]],
+    scoring_seconds: float,
+    seconds_total: float,
+) -> dict[str, Any]:
+    """seconds: of the training loop alone. seconds_by_stage: working time of each process, waiting left out."""
+    steps = [record for record in records if record["kind"] == "step"]
+    return {
+        "seed": config.seed,
+        "accuracy_before": before[0].accuracy,
+        "accuracy_after": after[0].accuracy,
+        "format_before": before[0].rewards["tags"],
+        "format_after": after[0].rewards["tags"],
+        "sampled_accuracy_before": before[1].accuracy,
+        "sampled_accuracy_after": after[1].accuracy,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 2),
+        "seconds_total": round(seconds_total, 2),
+        "seconds_by_stage": {
+            "rollout": round(sum(record["sampling_seconds"] for record in steps), 2),
+            "scoring": round(scoring_seconds, 2),
+            "training": round(sum(record["training_seconds"] for record in steps), 2),
+        },
+        "kl_at_step_0": next(record["kl_at_step_0"] for record in steps if "kl_at_step_0" in record),
+        "evaluations": {
+            "before": [evaluation.summary() for evaluation in before],
+            "after": [evaluation.summary() for evaluation in after],
+        },
+        "result": asdict(result),
+    }
+
+
+def _write_transcripts(path: Path, before: Evaluation, after: Evaluation) -> None:
+    lines = ["# The same held-out problems before and after training, greedy", ""]
+    for old, new in list(zip(before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]:
+        lines += [f"**{old.prompt}** ({old.answer})", ""]
+        for when, item in (("before", old), ("after", new)):
+            lines.append(f"- {when}, {'right' if item.correct else 'wrong'}: {json.dumps(item.completion)}")
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _print_summary(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
+    table = Table("held-out problems", "before", "after", title="what the model learnt")
+    for label, name in (
+        ("accuracy, greedy", "accuracy"),
+        ("accuracy, sampled", "sampled_accuracy"),
+        ("format, greedy", "format"),
+    ):
+        table.add_row(label, f"{summary[name + '_before']:.3f}", f"{summary[name + '_after']:.3f}")
+    console.print(table)
+    stages = summary["seconds_by_stage"]
+    work = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
+    console.print(
+        f"{summary['steps']} steps in {summary['seconds']:.1f} s ({summary['seconds_total']:.1f} s with everything); "
+        f"at work meanwhile: {work}, {sum(stages.values()):.1f} s in all",
+        highlight=False,
+    )
+    kl = summary["kl_at_step_0"]
+    verdict = "as it must be" if kl < MAX_KL_AT_STEP_0 else "WRONG: policy and reference must agree before training"
+    console.print(f"KL to the reference at step 0: {kl:.1e}, {verdict}", highlight=False)
+    console.print(f"see {directory.root}: summary.json, curves.png, transcripts.md, metrics.jsonl, model/", highlight=False)

@@ -1,0 +1,138 @@
+"""What a person sees while training: a live panel on a terminal, a line now and then elsewhere."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_LINE_EVERY = 10
+# A wait shorter than this is not worth a word.
+_QUIET_SECONDS = 3.0
+
+
+class Display(Protocol):
+    def start(self) -> None: ...
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """A training step is done."""
+        ...
+
+    def waiting(self, reason: str, seconds: float) -> None:
+        """There is nothing to train on, for so long, for this reason."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something that a person should read."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+def make_display(console: Console, steps: int, first_step: int) -> Display:
+    kind = LiveDisplay if console.is_terminal else LineDisplay
+    return kind(console, steps, first_step)
+
+
+class _Pace:
+    """Seconds left, from the pace of the latest steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._times: deque[tuple[int, float]] = deque(maxlen=20)
+
+    def left(self, step: int) -> float | None:
+        self._times.append((step, time.monotonic()))
+        (first, began), (last, now) = self._times[0], self._times[-1]
+        return (now - began) / (last - first) * (self._steps - last) if last > first else None
+
+
+class LineDisplay:
+    def __init__(self, console: Console, steps: int, first_step: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._pace = _Pace(steps)
+        self._next_wait = _QUIET_SECONDS
+
+    def start(self) -> None:
+        pass
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        left = self._pace.left(record["step"])
+        self._next_wait = _QUIET_SECONDS
+        if record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
+            parts = " · ".join(f"{name} {value}" for name, value in _figures(record, left).items())
+            self.note(f"step {record['step']}/{self._steps} · {parts}")
+
+    def waiting(self, reason: str, seconds: float) -> None:
+        if seconds >= self._next_wait:
+            self.note(f"waiting for {seconds:.0f} s: {reason}")
+            self._next_wait = seconds * 2
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        pass
+
+
+class LiveDisplay:
+    def __init__(self, console: Console, steps: int, first_step: int) -> None:
+        self._console = console
+        self._pace = _Pace(steps)
+        self._bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TimeElapsedColumn(), console=console
+        )
+        self._task = self._bar.add_task("", total=steps, completed=first_step)
+        self._figures: dict[str, str] = {}
+        self._wait = ""
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+
+    def start(self) -> None:
+        self._live.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._bar.update(self._task, completed=record["step"])
+        self._figures = _figures(record, self._pace.left(record["step"]))
+        self._wait = ""
+
+    def waiting(self, reason: str, seconds: float) -> None:
+        self._wait = f"waiting for {seconds:.0f} s: {reason}" if seconds >= _QUIET_SECONDS else ""
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Panel:
+        table = Table.grid(padding=(0, 3))
+        items = list(self._figures.items())
+        for start in range(0, len(items), 3):
+            table.add_row(*(f"[dim]{name}[/] {value}" for name, value in items[start : start + 3]))
+        return Panel(Group(self._bar, table, f"[yellow]{self._wait}[/]"), title="tandem", title_align="left")
+
+
+def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
+    """The figures of a step for a person's eye, by name."""
+
+    def number(name: str, form: str) -> str:
+        value = record.get(name)
+        return "-" if value is None else format(value, form)
+
+    return {
+        "reward": number("reward", ".3f"),
+        "accuracy": number("reward/accuracy", ".3f"),
+        "held out": number("held_out_accuracy", ".3f"),
+        "KL": number("kl", ".4f"),
+        "clipped": number("clip_fraction", ".3f"),
+        "staleness": number("staleness", ".1f"),
+        "queue": f"{record.get('queued', 0)} to score, {record.get('ready', 0)} ready",
+        "waits": f"trainer {number('waiting_share', '.0%')}, sampler {number('sampler_waiting_share', '.0%')}",
+        "left": "-" if left is None else f"{left:.0f} s",
+    }

@@ -1,0 +1,132 @@
+"""Accuracy on held-out problems, with a confidence interval."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
+from policy_trainer.rewards import accuracy
+from policy_trainer.sampling.interface import Sampler, SamplingParams
+from policy_trainer.tasks.interface import Problem, Task
+
+# Two-sided 95%.
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Transcript:
+    prompt: str
+    completion: str
+    answer: str
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """accuracy: share of right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part.
+
+    problems: how many were answered; left_out: those whose prompt was too long or whose gold answer cannot be judged.
+    """
+
+    decoding: str
+    problems: int
+    accuracy: float
+    low: float
+    high: float
+    rewards: dict[str, float]
+    finished: float
+    mean_tokens: float
+    left_out: int
+    transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
+
+    def summary(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "transcripts"}
+
+
+class Evaluator:
+    """Asks a sampler held-out problems, one answer each."""
+
+    def __init__(self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int) -> None:
+        self._encoder = encoder
+        self._judge = judge
+        self._task = task
+        self._right = accuracy(task.compare)
+        self._batch_size = batch_size
+
+    def evaluate(
+        self,
+        sampler: Sampler,
+        params: SamplingParams,
+        problems: int,
+        *,
+        seed: int = 0,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Evaluation:
+        """The first `problems` held-out problems, with params.group_size 1."""
+        asked = self._encode(self._task.held_out()[:problems])
+        answered: list[_Answered] = []
+        for start in range(0, len(asked), self._batch_size):
+            chunk = asked[start : start + self._batch_size]
+            completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
+            for (problem, _), (completion,) in zip(chunk, completions, strict=True):
+                judged = self._judge.judge(problem, [completion])
+                text = self._judge.text(completion)
+                parts = {name: float(part[0]) for name, part in judged.parts.items()}
+                right = self._right(text, problem.answer)
+                answered.append(_Answered(problem, text, right, parts, completion.finished, len(completion.ids)))
+            on_progress(len(answered), len(asked))
+        return _summarise(answered, params, left_out=min(problems, len(self._task.held_out())) - len(asked))
+
+    def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
+        asked = []
+        for problem in problems:
+            try:
+                asked.append((problem, self._encoder.encode(problem)))
+            except PromptTooLong:
+                continue  # counted by the difference in number
+        return asked
+
+
+@dataclass(frozen=True)
+class _Answered:
+    problem: Problem
+    text: str
+    right: float
+    parts: dict[str, float]
+    finished: bool
+    tokens: int
+
+
+def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_out: int) -> Evaluation:
+    judged = [item for item in answered if not math.isnan(item.right)]
+    count = len(judged)
+    if not count:
+        raise ValueError("there is no held-out problem that can be answered and judged")
+    right = sum(item.right for item in judged)
+    low, high = wilson_interval(right, count)
+    return Evaluation(
+        decoding="greedy" if params.temperature == 0 else f"sampled at {params.temperature:g}",
+        problems=count,
+        accuracy=right / count,
+        low=low,
+        high=high,
+        rewards={name: sum(item.parts[name] for item in judged) / count for name in judged[0].parts},
+        finished=sum(item.finished for item in judged) / count,
+        mean_tokens=sum(item.tokens for item in judged) / count,
+        left_out=left_out + len(answered) - count,
+        transcripts=tuple(_transcript(item) for item in judged),
+    )
+
+
+def _transcript(item: _Answered) -> Transcript:
+    prompt = item.problem.prompt or "\n".join(message["content"] for message in item.problem.messages)
+    return Transcript(prompt, item.text, item.problem.answer, item.right == 1)
+
+
+def wilson_interval(successes: float, count: int) -> tuple[float, float]:
+    """95% interval of a share; unlike the normal one it stays within [0, 1] (Wilson 1927)."""
+    share, z2 = successes / count, _Z * _Z
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    spread = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    return max(0.0, centre - spread), min(1.0, centre + spread)

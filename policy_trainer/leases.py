@@ -1,0 +1,185 @@
+"""Scored batches on their way into training: leased ahead, kept alive, and settled when a checkpoint holds them."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import structlog
+
+from policy_trainer.client import Leased, LeaseTerms, RefServerClient
+
+log = structlog.get_logger()
+
+# A long poll of the fetching thread; closing waits for it.
+_POLL_SECONDS = 2.0
+
+
+class Ledger:
+    """Ids of batches whose effect is in the weights and whose ack was not answered yet. Safe to share."""
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        self._ids = set(ids)
+        self._lock = threading.Lock()
+
+    def add(self, ids: Iterable[str]) -> None:
+        with self._lock:
+            self._ids.update(ids)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        with self._lock:
+            self._ids.difference_update(ids)
+
+    def __contains__(self, id: str) -> bool:
+        with self._lock:
+            return id in self._ids
+
+    def ids(self) -> list[str]:
+        with self._lock:
+            return sorted(self._ids)
+
+
+class LeaseFeed:
+    """Leases batches on a thread of its own, up to `ahead` before they are asked for, and sends heartbeats on another.
+
+    A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped.
+    """
+
+    def __init__(self, client: RefServerClient, terms: LeaseTerms, ledger: Ledger, *, ahead: int, version: int) -> None:
+        self._client = client
+        self._terms = terms
+        self._ledger = ledger
+        self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
+        self._version = version
+        self._held: dict[str, Leased] = {}
+        self._trained: dict[str, Leased] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            for name, work in (("leases", self._fetch), ("heartbeat", self._beat))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
+        """Waits for `count` batches that are not too old at `version`, marked as started on the server.
+
+        on_idle is told every half second how long there has been nothing; what it raises ends the wait, and the
+        batches taken so far go back.
+        """
+        self._version = version
+        taken: list[Leased] = []
+        idle_since = time.monotonic()
+        try:
+            while len(taken) < count:
+                leased = self._next()
+                if leased is None:
+                    on_idle(time.monotonic() - idle_since)
+                    continue
+                idle_since = time.monotonic()
+                if self._too_old(leased):
+                    self._give_back([leased])
+                    continue
+                taken.append(leased)
+                if len(taken) == count:
+                    taken = self._start(taken)
+        except BaseException:
+            self._give_back(taken)
+            raise
+        return taken
+
+    def trained(self, leased: Sequence[Leased]) -> None:
+        """Says that the weights now hold the effect of these."""
+        self._ledger.add(lease.id for lease in leased)
+        with self._lock:
+            self._trained.update({lease.id: lease for lease in leased})
+
+    def settle(self, checkpoint: Path) -> None:
+        """Acks what a durable checkpoint holds. What is answered leaves the ledger."""
+        with self._lock:
+            trained = list(self._trained.values())
+        outcomes = self._client.ack(trained, checkpoint.name)
+        # A stale token stays in the ledger: its batch comes again, and is then acked untrained.
+        self._ledger.remove(id for id, outcome in outcomes.items() if outcome != "stale")
+        with self._lock:
+            for id in outcomes:
+                self._trained.pop(id, None)
+                self._held.pop(id, None)
+
+    def close(self) -> None:
+        """Ends both threads and gives back what was not trained. What was trained and not settled stays leased."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=_POLL_SECONDS + 1)
+        with self._lock:
+            unused = [lease for id, lease in self._held.items() if id not in self._trained]
+        self._give_back(unused)
+
+    def _next(self) -> Leased | None:
+        if self._failure:
+            raise self._failure
+        try:
+            return self._waiting.get(timeout=0.5)
+        except queue.Empty:
+            return None
+
+    def _too_old(self, leased: Leased) -> bool:
+        lag = self._version - leased.rollout.policy_version
+        return self._terms.max_lag is not None and lag > self._terms.max_lag
+
+    def _start(self, taken: list[Leased]) -> list[Leased]:
+        """Those that are still ours: a trainer that slept past its leases finds out here, before it trains."""
+        outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
+        kept = [lease for lease in taken if outcomes[lease.id] == "ok"]
+        with self._lock:
+            for lease in taken:
+                if outcomes[lease.id] != "ok":
+                    self._held.pop(lease.id, None)
+        return kept
+
+    def _give_back(self, leases: Sequence[Leased]) -> None:
+        with self._lock:
+            for lease in leases:
+                self._held.pop(lease.id, None)
+        self._client.release(leases)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # raised again where the training loop takes batches
+            self._failure = error
+
+    def _fetch(self) -> None:
+        while not self._stop.is_set():
+            leased = self._client.lease(self._terms, policy_version=self._version, wait_seconds=_POLL_SECONDS)
+            if leased is None:
+                continue
+            if leased.id in self._ledger:
+                self._client.ack([leased], "the checkpoint resumed from")
+                self._ledger.remove([leased.id])
+                continue
+            with self._lock:
+                self._held[leased.id] = leased
+            self._offer(leased)
+
+    def _offer(self, leased: Leased) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._waiting.put(leased, timeout=0.5)
+            except queue.Full:
+                continue
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._terms.lease_seconds / 3):
+            with self._lock:
+                held = list(self._held.values())
+            outcomes = self._client.extend(held, self._terms.lease_seconds)
+            lost = [id for id, outcome in outcomes.items() if outcome in ("stale", "unknown")]
+            if lost:
+                log.warning("leases were lost: this process was stopped for too long", batches=len(lost))
+            with self._lock:
+                for id in lost:
+                    self._held.pop(id, None)

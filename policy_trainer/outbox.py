@@ -1,0 +1,63 @@
+"""A worker's memory on disk: where it stands among the problems, and what it sampled and has not delivered.
+
+Batches are written here before they are uploaded, so that a worker killed in between uploads the very same batch again,
+under the same id. A restart neither skips a problem nor samples one twice.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from policy_trainer.publish import write_json
+
+
+class Outbox:
+    """The outbox of one worker. indexes: the problems of worker k of n are those that are k modulo n."""
+
+    def __init__(self, directory: Path, *, worker: int, workers: int, start: int) -> None:
+        """start: the first index to consider when the worker has no memory here."""
+        self._directory = directory
+        self._worker = worker
+        self._workers = workers
+        directory.mkdir(parents=True, exist_ok=True)
+        cursor = directory / "cursor.json"
+        known = json.loads(cursor.read_text())["next_index"] if cursor.exists() else start
+        newest = max((self._index(path) for path in self._pending()), default=-1)
+        self._next = self._own(max(known, newest + 1))
+
+    @property
+    def next_index(self) -> int:
+        return self._next
+
+    def draw(self) -> int:
+        """The index of the next problem that is this worker's."""
+        index = self._next
+        self._next += self._workers
+        return index
+
+    def add(self, index: int, body: bytes) -> None:
+        """Keeps an encoded batch until it is delivered."""
+        temporary = self._directory / f".{index}.tmp"
+        temporary.write_bytes(body)
+        temporary.replace(self._directory / f"{index:012d}.safetensors")
+
+    def undelivered(self) -> Iterator[tuple[Path, bytes]]:
+        """What waits, in the order in which it was drawn."""
+        for path in sorted(self._pending()):
+            yield path, path.read_bytes()
+
+    def delivered(self, path: Path) -> None:
+        """The server has admitted it: the cursor moves past it, then the copy goes."""
+        write_json(self._directory / "cursor.json", {"next_index": self._index(path) + self._workers})
+        path.unlink()
+
+    def _own(self, index: int) -> int:
+        """The first index of this worker from `index` on."""
+        return index + (self._worker - index) % self._workers
+
+    def _pending(self) -> list[Path]:
+        return list(self._directory.glob("[0-9]*.safetensors"))
+
+    @staticmethod
+    def _index(path: Path) -> int:
+        return int(path.stem)

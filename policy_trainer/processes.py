@@ -1,0 +1,60 @@
+"""Processes that a trainer starts for itself, with their last words."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.lifetime import child_environment
+
+_LAST_LINES = 12
+
+
+class Child:
+    """A Python module run as a process of its own, its output in a log file. It ends with this process.
+
+    It gets a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.
+    """
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=child_environment(),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def last_words(self) -> str:
+        """The end of its output."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL for one that does not end within ten seconds."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

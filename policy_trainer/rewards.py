@@ -1,0 +1,90 @@
+"""Reward functions: pure, of a completion's text and the gold answer.
+
+What the completion causes gets the failing score; NaN only says that the gold answer cannot be judged.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+Reward = Callable[[str, str], float]
+Comparison = Callable[[str, str], float]
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{1,100})?")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+# Longer answers are wrong: nothing that is asked for has so many characters, and parsing must stay quick.
+MAX_ANSWER_CHARACTERS = 1000
+
+
+def parse_answer(completion: str) -> str | None:
+    """The text in the last answer tags, or None. A completion without tags has no answer."""
+    answers = _ANSWER.findall(completion)
+    return answers[-1].strip() if answers else None
+
+
+def equal_text(answer: str, gold: str) -> float:
+    """1.0 when the texts are equal but for surrounding white space."""
+    return float(answer.strip() == gold.strip())
+
+
+def equal_number(answer: str, gold: str) -> float:
+    """1.0 when the answer is one number of the gold answer's value; NaN when the gold answer is no number."""
+    expected = _parse_number(gold)
+    if expected is None:
+        return math.nan
+    return float(_parse_number(answer) == expected)
+
+
+def equal_math(answer: str, gold: str) -> float:
+    """1.0 when math-verify finds the answer equal; NaN when it cannot parse the gold answer."""
+    from math_verify import parse, verify  # slow to import, and most tasks do without
+
+    expected = parse(gold)
+    if not expected:
+        return math.nan
+    return float(verify(expected, parse(answer)))
+
+
+COMPARISONS: Mapping[str, Comparison] = {"exact": equal_text, "number": equal_number, "math": equal_math}
+
+
+def accuracy(compare: Comparison) -> Reward:
+    """1 for a right answer in answer tags, else 0."""
+
+    def reward(completion: str, gold: str) -> float:
+        answer = parse_answer(completion)
+        if answer is None or len(answer) > MAX_ANSWER_CHARACTERS:
+            answer = ""  # compared all the same, so that an unparsable gold answer shows
+        return compare(answer, gold)
+
+    return reward
+
+
+def format_reward(completion: str, gold: str) -> float:
+    """1 for `<think>…</think> <answer>…</answer>` and nothing else, else 0. Open-R1's format reward."""
+    return float(_FORMAT.fullmatch(completion) is not None)
+
+
+def tags_reward(completion: str, gold: str) -> float:
+    """1 for the think and answer blocks with each of the four tags exactly once, else 0.
+
+    Counting only opening tags is exploited within twenty steps.
+    """
+    once = all(completion.count(tag) == 1 for tag in TAGS)
+    return format_reward(completion, gold) if once else 0.0
+
+
+def choose_rewards(names: list[str], compare: Comparison) -> dict[str, Reward]:
+    """Reward functions by name; ValueError for a name that is none."""
+    known: dict[str, Reward] = {"accuracy": accuracy(compare), "format": format_reward, "tags": tags_reward}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"rewards: {unknown[0]!r} is none of {', '.join(known)}")
+    return {name: known[name] for name in names}
+
+
+def _parse_number(text: str) -> float | None:
+    cleaned = text.strip().removeprefix("$").removesuffix(".")
+    return float(cleaned.replace(",", "")) if _NUMBER.fullmatch(cleaned) else None

@@ -1,0 +1,209 @@
+"""The rollout worker: follow the published weights, sample, judge, upload; wait when the queue is full."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+from uuid6 import uuid7
+
+from policy_trainer.client import RefServerClient
+from policy_trainer.config import RolloutConfig
+from policy_trainer.matching import check_models_match
+from policy_trainer.outbox import Outbox
+from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
+from policy_trainer.publish import Publication, latest
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.interface import Completion, Sampler, group_tokens
+from policy_trainer.tasks.interface import Problem, Task
+from policy_trainer.tasks.registry import make_task
+from shared import wire
+from shared.batch import RolloutBatch
+from shared.models import load_model, load_tokenizer, use_threads
+
+log = structlog.get_logger()
+
+_FOLLOW_SECONDS = 0.2
+# A wait is told of once it has lasted so long, in seconds, and again whenever that has doubled.
+_QUIET_SECONDS = 5.0
+# So many prompts in a row that are too long mean that no prompt will ever do.
+_MAX_DROPPED_IN_A_ROW = 10_000
+
+
+class RunFinished(Exception):
+    """The trainer has finished the run."""
+
+
+class Waiting:
+    """Tells of a wait without repeating itself, and ends it when the run is finished."""
+
+    def __init__(self, weights: Path) -> None:
+        self._weights = weights
+        self._next = _QUIET_SECONDS
+
+    def __call__(self, reason: str, seconds: float) -> None:
+        publication = latest(self._weights)
+        if publication and publication.finished:
+            raise RunFinished
+        if seconds < self._next / 2:
+            self._next = _QUIET_SECONDS  # a new wait
+        if seconds >= self._next:
+            log.info("waiting", reason=reason, seconds=round(seconds, 1))
+            self._next = seconds * 2
+
+
+class RolloutWorker:
+    """One worker. Everything it needs is handed in, so that a test can hand in fakes."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sampler: Sampler,
+        encoder: PromptEncoder,
+        judge: Judge,
+        task: Task,
+        client: RefServerClient,
+        wait: Waiting,
+    ) -> None:
+        self._config = config
+        self._sampler = sampler
+        self._encoder = encoder
+        self._judge = judge
+        self._task = task
+        self._client = client
+        self._wait = wait
+        self._weights = config.run_dir / "weights"
+        self._loaded: Publication | None = None
+        self._dropped = 0
+        self._params = config.sampling.params()
+
+    def run(self) -> None:
+        """Samples until the run is finished. Raises ValueError for data that cannot be used."""
+        publication = self._follow()
+        directory = self._config.run_dir / "workers" / f"{self._config.worker}-of-{self._config.workers}"
+        outbox = Outbox(
+            directory, worker=self._config.worker, workers=self._config.workers, start=publication.next_index
+        )
+        log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
+        while True:
+            waited = self._client.waited_seconds
+            self._deliver(outbox)
+            self._sample_round(outbox, self._follow(), waited=self._client.waited_seconds - waited)
+
+    def _sample_round(self, outbox: Outbox, publication: Publication, *, waited: float) -> None:
+        """Fills the outbox with the next prompts_per_round groups. The sample says what they cost, in seconds."""
+        started = time.monotonic()
+        drawn = self._draw(outbox)
+        seed = _sampling_seed(self._config.seed, drawn[0].index)
+        completions = self._sampler.sample([item.ids for item in drawn], self._params, seed)
+        cost = {
+            "worker": self._config.worker,
+            "sampling_seconds": (time.monotonic() - started) / len(drawn),
+            "waiting_seconds": waited / len(drawn),
+            "dropped_prompts": self._dropped,
+        }
+        for item, group in zip(drawn, completions, strict=True):
+            batch = self._batch(publication, item, group, json.dumps({"index": item.index, **cost}))
+            outbox.add(item.index, wire.encode(batch))
+
+    def _deliver(self, outbox: Outbox) -> None:
+        for path, body in outbox.undelivered():
+            self._client.upload(body)
+            outbox.delivered(path)
+
+    def _follow(self) -> Publication:
+        """The newest published weights, taken up; waits for the first."""
+        started = time.monotonic()
+        while (publication := latest(self._weights)) is None:
+            self._wait(f"the trainer has not published weights in {self._weights} yet", time.monotonic() - started)
+            time.sleep(_FOLLOW_SECONDS)
+        if publication.finished:
+            raise RunFinished
+        if publication != self._loaded:
+            self._sampler.load(self._weights / publication.file)
+            self._loaded = publication
+        return publication
+
+    def _draw(self, outbox: Outbox) -> list["_Drawn"]:
+        """The next problems of this worker that fit."""
+        drawn: list[_Drawn] = []
+        dropped_in_a_row = 0
+        while len(drawn) < self._config.sampling.prompts_per_round:
+            index = outbox.draw()
+            problem = self._task.problem(index)
+            try:
+                drawn.append(_Drawn(index, problem, self._encoder.encode(problem)))
+                dropped_in_a_row = 0
+            except PromptTooLong as error:
+                if self._config.data.too_long == "refuse":
+                    raise ValueError(f"problem {index}: {error}; raise it, or drop such prompts") from None
+                self._dropped += 1
+                dropped_in_a_row += 1
+                if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
+                    raise ValueError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
+        return drawn
+
+    def _batch(
+        self, publication: Publication, drawn: "_Drawn", completions: list[Completion], sample: str
+    ) -> RolloutBatch:
+        judged = self._judge.judge(drawn.problem, completions)
+        tokens, logps, finished = group_tokens(drawn.ids, completions)
+        return RolloutBatch(
+            id=str(uuid7()),
+            run=publication.run,
+            epoch=publication.epoch,
+            policy_version=publication.version,
+            temperature=self._params.temperature,
+            group=tokens,
+            rewards=judged.rewards,
+            finished=finished,
+            sampler_logps=logps,
+            reward_parts=judged.parts,
+            top_p=self._params.top_p if self._params.top_p < 1 else None,
+            top_k=self._params.top_k or None,
+            task=self._task.name,
+            sample=sample,
+        )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A problem that is about to be sampled, and its prompt's tokens."""
+
+    index: int
+    problem: Problem
+    ids: list[int]
+
+
+def _sampling_seed(seed: int, index: int) -> int:
+    """A seed for the round that begins with this index, unlike that of any other."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
+
+
+def run_worker(config: RolloutConfig) -> None:
+    """Loads the model, checks that the server's reference matches it, and works until the run is finished."""
+    use_threads(config.threads)
+    weights = config.run_dir / "weights"
+    wait = Waiting(weights)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    task = make_task(config)
+    client = RefServerClient(config.server, on_wait=wait)
+    try:
+        check_models_match(client.model(), model, tokenizer, config.model)
+        worker = RolloutWorker(
+            config,
+            HFSampler(model, tokenizer),
+            PromptEncoder(tokenizer, config.data),
+            Judge(tokenizer, task, config),
+            task,
+            client,
+            wait,
+        )
+        worker.run()
+    except RunFinished:
+        log.info("the run is finished")
+    finally:
+        client.close()

@@ -1,0 +1,180 @@
+"""Builds what a training run needs, from its configuration, and runs it."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError
+from policy_trainer.config import TrainConfig
+from policy_trainer.display import Display, make_display
+from policy_trainer.evaluation import Evaluator
+from policy_trainer.interrupts import Stopped, StopRequest
+from policy_trainer.learner import Learner
+from policy_trainer.leases import LeaseFeed, Ledger
+from policy_trainer.matching import check_models_match
+from policy_trainer.metrics import MetricsFile, truncate_metrics
+from policy_trainer.prompts import Judge, PromptEncoder
+from policy_trainer.publish import latest
+from policy_trainer.run_directory import RunDirectory
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.tasks.registry import make_task
+from policy_trainer.train import Parts, Trainer
+from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
+from shared.logprobs import choose_forward
+from shared.models import load_model, load_tokenizer, use_threads
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended. seconds: of the training loop, over all lives of the run."""
+
+    finished: bool
+    steps: int
+    seconds: float
+    batches: int
+    best_step: int | None
+
+
+def train(config: TrainConfig, console: Console) -> TrainResult:
+    """Trains until the last step or a request to stop.
+
+    Raises ValueError for a configuration that cannot be used, RuntimeError for a run that cannot go on.
+    """
+    use_threads(config.threads)
+    directory = RunDirectory(config.run_dir)
+    resumed = _open(directory, config)
+    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
+    checkpoint = checkpoints.newest() if resumed else None
+    state = _next_state(checkpoint, directory)
+    if resumed:
+        checkpoints.discard_after(state.step)
+        truncate_metrics(directory.metrics, state.step)
+    display = make_display(console, config.steps, state.step)
+    with StopRequest() as stop:
+        try:
+            _run(config, directory, checkpoint, state, display, stop, checkpoints)
+        except Stopped:
+            pass
+        finally:
+            display.stop()
+    return TrainResult(
+        state.step >= config.steps, state.step, state.training_seconds, state.batches, state.best_step
+    )
+
+
+def _run(
+    config: TrainConfig,
+    directory: RunDirectory,
+    checkpoint: Path | None,
+    state: TrainState,
+    display: Display,
+    stop: StopRequest,
+    checkpoints: Checkpoints,
+) -> None:
+    def outage(reason: str, seconds: float) -> None:
+        stop.check()
+        display.waiting(reason, seconds)
+
+    source = str(checkpoint) if checkpoint else config.model
+    revision = None if checkpoint else config.revision
+    display.note(f"loading {source}")
+    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    tokenizer = load_tokenizer(source, revision=revision)
+    task = make_task(config)
+    learner = Learner(
+        model,
+        choose_forward(model),
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.steps,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
+    if checkpoint:
+        restore(checkpoint, learner.optimizer)
+    evaluator = Evaluator(
+        PromptEncoder(tokenizer, config.data),
+        Judge(tokenizer, task, config),
+        task,
+        batch_size=config.evaluation.batch_size,
+    )
+    display.start()
+    client = RefServerClient(config.server, on_wait=outage)
+    check_models_match(client.model(), model, tokenizer, config.model)
+    _tell_of_waiting_batches(client, config.run, display, resumed=checkpoint is not None)
+    ledger = Ledger(state.ledger)
+    terms = LeaseTerms(
+        consumer=f"trainer of {config.run}",
+        run=config.run,
+        epoch=state.epoch,
+        max_lag=config.max_lag,
+        lease_seconds=config.lease_seconds,
+    )
+    workers = choose_workers(config, directory, display.note)
+    metrics = MetricsFile(directory.metrics)
+    feed = LeaseFeed(client, terms, ledger, ahead=config.groups_per_step, version=state.step)
+    try:
+        Trainer(
+            Parts(
+                config=config,
+                directory=directory,
+                state=state,
+                ledger=ledger,
+                tokenizer=tokenizer,
+                learner=learner,
+                sampler=HFSampler(model, tokenizer),
+                evaluator=evaluator,
+                client=client,
+                feed=feed,
+                workers=workers,
+                checkpoints=checkpoints,
+                metrics=metrics,
+                display=display,
+                stop=stop,
+            )
+        ).run()
+    finally:
+        workers.stop()
+        stop.set()  # whoever still waits for the server gives up: leases that are not given back run out
+        with suppress(Stopped, RefServerError):
+            feed.close()
+        metrics.close()
+        client.close()
+
+
+def _open(directory: RunDirectory, config: TrainConfig) -> bool:
+    """Whether an earlier life of the run is continued. Refuses to write over one unasked."""
+    if directory.holds_a_run() and not config.resume:
+        raise ValueError(
+            f"run_dir: {directory.root} holds a run already; add --resume to continue it, or choose another --run-dir"
+        )
+    if config.resume and not directory.holds_a_run():
+        raise ValueError(f"resume: {directory.root} holds no run that could be continued")
+    directory.write_config(config)
+    return config.resume
+
+
+def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
+    """The state to go on from, in an epoch of its own: what was sampled past the checkpoint is another lineage's."""
+    state = read_state(checkpoint) if checkpoint else TrainState()
+    published = latest(directory.weights)
+    if published:
+        state.epoch = published.epoch + 1
+    return state
+
+
+def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
+    if config.rollout == "inline":
+        return InlineWorker(directory.config, directory.logs / "rollout.log", note)
+    return ExternalWorkers(directory.config)
+
+
+def _tell_of_waiting_batches(client: RefServerClient, run: str, display: Display, *, resumed: bool) -> None:
+    """A fresh run whose name the server knows would train on what another run of that name has left."""
+    states = client.queue()["runs"].get(run, {})
+    waiting = sum(states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready", "leased"))
+    if waiting and not resumed:
+        display.note(f"the server already holds {waiting} batches of a run named {run!r}: they will be trained on")

@@ -1,0 +1,52 @@
+"""Where a run keeps what it leaves."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from pydantic_settings import BaseSettings
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The names in one run's directory."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        return self.root / "weights"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def bad_batches(self) -> Path:
+        return self.root / "bad_batches"
+
+    def holds_a_run(self) -> bool:
+        return self.metrics.exists() or self.checkpoints.exists()
+
+    def write_config(self, config: BaseSettings) -> None:
+        """The effective configuration, as a file that every command takes with --config."""
+        values = json.loads(config.model_dump_json(exclude={"config", "resume"}, exclude_none=True))
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.config.write_text(tomli_w.dumps(values), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Sampling completions: one protocol, one file for each engine."""

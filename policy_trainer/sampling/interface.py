@@ -1,0 +1,55 @@
+"""What a sampler is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from shared.batch import TokenGroup
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """group_size: completions for each prompt. temperature 0 is greedy. top_p 1 and top_k 0 are off."""
+
+    group_size: int
+    max_new_tokens: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """ids: int64 (T,), EOS included when it was sampled. logps: float32 (T,), at the sampling temperature.
+
+    finished: ended by itself, with an EOS token or a stop text, rather than cut off at the length limit.
+    """
+
+    ids: np.ndarray
+    logps: np.ndarray
+    finished: bool
+
+
+class Sampler(Protocol):
+    def load(self, weights: Path) -> None:
+        """Takes up published weights."""
+        ...
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        """group_size completions for each prompt, in the prompts' order."""
+        ...
+
+
+def group_tokens(prompt: Sequence[int], completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
+    """A prompt and its completions, packed: the tokens, float32 (C,) log-probs, and bool (G,) which have finished."""
+    tokens = TokenGroup(
+        np.array(prompt, dtype=np.int64),
+        np.concatenate([completion.ids for completion in completions]),
+        np.array([len(completion.ids) for completion in completions], dtype=np.int64),
+    )
+    logps = np.concatenate([completion.logps for completion in completions])
+    return tokens, logps, np.array([completion.finished for completion in completions])

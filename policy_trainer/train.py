@@ -1,0 +1,207 @@
+"""The training loop: take scored batches, step, publish, evaluate, checkpoint, acknowledge."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.checkpoint import Checkpoints, TrainState
+from policy_trainer.client import Leased, RefServerClient
+from policy_trainer.config import TrainConfig
+from policy_trainer.display import Display
+from policy_trainer.evaluation import Evaluator
+from policy_trainer.interrupts import Stopped, StopRequest
+from policy_trainer.learner import Learner, StepStats
+from policy_trainer.leases import LeaseFeed, Ledger
+from policy_trainer.metrics import MetricsFile, batch_metrics
+from policy_trainer.publish import Publication, publish
+from policy_trainer.run_directory import RunDirectory
+from policy_trainer.sampling.interface import Sampler
+from policy_trainer.workers import Workers
+from shared import wire
+from shared.batch import ScoredBatch
+from shared.models import save_model
+
+# The queue's depth is asked for at most this often, in seconds.
+_DEPTH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer works with: built by run.py, or by a test."""
+
+    config: TrainConfig
+    directory: RunDirectory
+    state: TrainState
+    ledger: Ledger
+    tokenizer: PreTrainedTokenizerBase
+    learner: Learner
+    sampler: Sampler
+    evaluator: Evaluator
+    client: RefServerClient
+    feed: LeaseFeed
+    workers: Workers
+    checkpoints: Checkpoints
+    metrics: MetricsFile
+    display: Display
+    stop: StopRequest
+
+
+class Trainer:
+    """One life of a run, from wherever its state stands to its last step, or to a request to stop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._state = parts.state
+        self._accuracy: float | None = None
+        self._depth: dict[str, int] = {}
+        self._depth_at = 0.0
+
+    def run(self) -> bool:
+        """True when all steps are done, False when stopped before. Either way a checkpoint holds the last state."""
+        parts, state, config = self._parts, self._state, self._config
+        self._publish()
+        parts.workers.start()
+        if state.step == 0:
+            self._evaluate()
+        try:
+            while state.step < config.steps and not parts.stop:
+                began = time.monotonic()
+                leased = parts.feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
+                taken = time.monotonic()
+                kl_at_step_0 = parts.learner.kl(_scored(leased)) if state.step == 0 else None
+                stats = parts.learner.step(_scored(leased), step=state.step)
+                parts.feed.trained(leased)
+                self._count(leased, stats)
+                self._record(leased, stats, kl_at_step_0, waiting=taken - began, working=time.monotonic() - taken)
+                self._stop_if_broken(leased, stats)
+                self._publish_evaluate_checkpoint()
+                state.training_seconds += time.monotonic() - began
+        except Stopped:
+            pass  # asked for while waiting: nothing is half done there
+        return self._finish()
+
+    def _publish_evaluate_checkpoint(self) -> None:
+        """What is due after this step. An evaluation that finds the best weights so far has them checkpointed."""
+        step, config = self._state.step, self._config
+        if step % config.publish_every == 0:
+            self._publish()
+        last = step == config.steps
+        best = (last or (config.evaluation.every and step % config.evaluation.every == 0)) and self._evaluate()
+        if best or last or step % config.checkpoint.every == 0:
+            self._checkpoint()
+
+    def _publish(self, *, finished: bool = False) -> None:
+        state = self._state
+        publication = Publication(self._config.run, state.epoch, state.step, state.next_index, finished)
+        publish(self._parts.learner.model, self._parts.directory.weights, publication)
+
+    def _evaluate(self) -> bool:
+        """Greedy accuracy on held-out problems; True when it is the best so far."""
+        greedy = self._config.sampling.params(group_size=1, temperature=0)
+        evaluation = self._parts.evaluator.evaluate(self._parts.sampler, greedy, self._config.evaluation.problems)
+        self._accuracy = evaluation.accuracy
+        self._parts.metrics.write({"kind": "evaluation", "step": self._state.step, **evaluation.summary()})
+        if evaluation.accuracy <= self._state.best_accuracy:
+            return False
+        self._state.best_step, self._state.best_accuracy = self._state.step, evaluation.accuracy
+        return self._state.step > 0
+
+    def _checkpoint(self) -> None:
+        """Weights and ledger in one rename; only then are the batches acknowledged."""
+        parts = self._parts
+        self._state.ledger = parts.ledger.ids()
+        path = parts.checkpoints.save(self._state, parts.learner.model, parts.tokenizer, parts.learner.optimizer)
+        parts.feed.settle(path)
+
+    def _finish(self) -> bool:
+        parts, state = self._parts, self._state
+        finished = state.step >= self._config.steps
+        if finished:
+            self._publish(finished=True)
+            save_model(parts.learner.model, parts.tokenizer, parts.directory.model)
+        elif parts.ledger.ids() or state.step:
+            self._checkpoint()
+        return finished
+
+    def _count(self, leased: Sequence[Leased], stats: StepStats) -> None:
+        state = self._state
+        state.step += 1
+        state.batches += len(leased)
+        state.groups_left_out += len(leased) - stats.groups
+        state.bad_steps_in_a_row = state.bad_steps_in_a_row + 1 if stats.not_finite else 0
+        state.bad_steps += stats.not_finite
+
+    def _record(
+        self, leased: Sequence[Leased], stats: StepStats, kl_at_step_0: float | None, *, waiting: float, working: float
+    ) -> None:
+        """One line of metrics.jsonl, and the display."""
+        state = self._state
+        batch = batch_metrics(leased, version=state.step - 1)
+        state.next_index = max(state.next_index, batch.pop("next_index"))
+        sampling, sampler_waiting = batch["sampling_seconds"], batch["sampler_waiting_seconds"]
+        record: dict[str, Any] = {
+            "kind": "step",
+            "step": state.step,
+            "epoch": state.epoch,
+            **batch,
+            **asdict(stats),
+            "groups_left_out": len(leased) - stats.groups,
+            "training_seconds": working,
+            "waiting_seconds": waiting,
+            "waiting_share": waiting / max(waiting + working, 1e-9),
+            "sampler_waiting_share": sampler_waiting / max(sampling + sampler_waiting, 1e-9),
+            "held_out_accuracy": self._accuracy,
+            **self._queue_depth(),
+        }
+        if kl_at_step_0 is not None:
+            record["kl_at_step_0"] = kl_at_step_0
+        self._parts.metrics.write(record)
+        self._parts.display.step(record)
+        self._parts.workers.delivered()
+
+    def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:
+        """A loss that stays not finite is a fault of the run: keep the batches that show it, and stop."""
+        if not stats.not_finite:
+            return
+        self._parts.display.note(f"step {self._state.step}: loss or gradient is not finite; no update was made")
+        if self._state.bad_steps_in_a_row < self._config.max_bad_steps:
+            return
+        directory = self._parts.directory.bad_batches
+        directory.mkdir(exist_ok=True)
+        for lease in leased:
+            (directory / f"{lease.id}.safetensors").write_bytes(wire.encode(lease.batch))
+        raise RuntimeError(
+            f"{self._config.max_bad_steps} steps in a row had a loss or gradient that is not finite; "
+            f"the last batches are in {directory}. Try a lower optimizer.lr, or float32"
+        )
+
+    def _idle(self, seconds: float) -> None:
+        """Called while there is nothing to train on: look after the workers, and say whom we wait for."""
+        self._parts.stop.check()
+        self._parts.workers.check()
+        depth = self._queue_depth()
+        if depth["queued"] or depth["scoring"]:
+            reason = f"the reference server to score {depth['queued'] + depth['scoring']} batches"
+        else:
+            reason = self._parts.workers.describe()
+        self._parts.display.waiting(reason, seconds)
+
+    def _queue_depth(self) -> dict[str, int]:
+        """Batches of this run by state, at most a second old."""
+        if time.monotonic() - self._depth_at > _DEPTH_SECONDS:
+            states = self._parts.client.queue()["runs"].get(self._config.run, {})
+            self._depth = {
+                state: states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready", "expired", "dead")
+            }
+            self._depth_at = time.monotonic()
+        return self._depth
+
+
+def _scored(leased: Sequence[Leased]) -> list[ScoredBatch]:
+    batches = [lease.batch for lease in leased]
+    assert all(isinstance(batch, ScoredBatch) for batch in batches), "a server with a model leases scored batches"
+    return [batch for batch in batches if isinstance(batch, ScoredBatch)]

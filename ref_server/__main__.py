@@ -1,0 +1,99 @@
+"""The command `ref-server`."""
+
+import signal
+import sys
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from ref_server.app import create_app
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import StorageBroken
+from ref_server.queue.sqlite import SqliteQueue
+from ref_server.service import Service
+from shared.lifetime import end_with_parent
+from shared.logs import configure_logs
+from shared.models import load_model, load_tokenizer, use_threads
+from shared.settings import load_settings
+
+log = structlog.get_logger()
+
+USAGE = """usage: ref-server serve --model PATH_OR_HUB_ID [options]
+
+The reference server: scores per-token log-probs with a frozen model and queues the generated batches.
+
+commands:
+  serve    serve a model; `ref-server serve --help` explains every option
+"""
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but the first signal also sends the long polls home, so that it need not wait for them."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.drain()
+        super().handle_exit(sig, frame)
+
+
+def serve(arguments: list[str]) -> int:
+    config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=ServeConfig)
+    configure_logs()
+    end_with_parent()
+    use_threads(config.threads)
+    try:
+        log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+        model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
+    except (OSError, ValueError, RuntimeError) as error:
+        log.error("the model cannot be loaded", model=config.model, error=str(error))
+        return 1
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        service = Service(
+            model,
+            tokenizer,
+            lambda limits, retention: SqliteQueue(
+                config.data_dir / "queue.sqlite", limits=limits, retention_seconds=retention
+            ),
+            config,
+        )
+    except StorageBroken as error:
+        log.error("the queue cannot be opened", data_dir=str(config.data_dir), error=str(error))
+        return 1
+    log.info("serving", url=f"http://{config.host}:{config.port}", data_dir=str(config.data_dir))
+    server = Server(
+        uvicorn.Config(
+            create_app(service),
+            host=config.host,
+            port=config.port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=10,
+        ),
+        service,
+    )
+    server.run()
+    return 0 if server.started else 1
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        sys.exit(0 if arguments else 2)
+    if arguments[0] != "serve":
+        print(f"ref-server: there is no command {arguments[0]!r}\n\n{USAGE}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        sys.exit(serve(arguments[1:]))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

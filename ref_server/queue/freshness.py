@@ -1,0 +1,49 @@
+"""Batches that no consumer will want again: too old a policy, or weights that a resumed training left behind."""
+
+from ref_server.queue.interface import LeaseRequest, State
+from ref_server.queue.transaction import Transaction
+
+
+def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
+    """Expires waiting batches of the request's run that are stale or abandoned for it; those of newer epochs stay."""
+    if request.run is None:
+        return
+    _remember_epoch(tx, request)
+    waiting = "SELECT DISTINCT epoch FROM depths WHERE run = ? AND state IN ('queued', 'ready')"
+    for (epoch,) in tx.rows(f"{waiting} AND epoch <= ifnull(?, epoch)", request.run, request.epoch):
+        if (fork := _fork_version(tx, request, epoch)) is not None:
+            _expire(tx, request.run, epoch, "policy_version > ?", fork, "abandoned")
+        if request.policy_version is not None and request.max_lag is not None:
+            _expire(tx, request.run, epoch, "policy_version < ?", request.policy_version - request.max_lag, "stale")
+
+
+def _remember_epoch(tx: Transaction, request: LeaseRequest) -> None:
+    """The first request of a new epoch comes at the version of the checkpoint where it forks off."""
+    if request.epoch is not None and request.policy_version is not None:
+        tx.execute(
+            "INSERT INTO epochs VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            request.run,
+            request.epoch,
+            request.policy_version,
+        )
+
+
+def _fork_version(tx: Transaction, request: LeaseRequest, epoch: int) -> int | None:
+    """The last version of `epoch` that is still in the lineage of the request's epoch; None when all of it is."""
+    return tx.one(
+        "SELECT min(fork_version) FROM epochs WHERE run = ? AND epoch > ? AND epoch <= ?",
+        request.run,
+        epoch,
+        request.epoch,
+    )
+
+
+def _expire(tx: Transaction, run: str, epoch: int, condition: str, version: int, reason: str) -> None:
+    useless = tx.rows(
+        f"SELECT seq FROM batches WHERE run = ? AND epoch = ? AND state IN ('queued', 'ready') AND {condition}",
+        run,
+        epoch,
+        version,
+    )
+    for (seq,) in useless:
+        tx.move(seq, State.EXPIRED, reason, reason=reason)

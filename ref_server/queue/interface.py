@@ -1,0 +1,273 @@
+"""What a queue of batches promises, whatever stores it.
+
+A batch moves `queued -> scoring -> ready -> leased -> done`, or ends as `expired` or `dead` with a reason. Methods
+block, are safe to call from any thread, and return only when what they say is true; those that admit or settle a batch
+return once that survives a power cut. The queue knows no HTTP and no tensors: payloads are bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    SCORING = "scoring"
+    READY = "ready"
+    LEASED = "leased"
+    DONE = "done"
+    EXPIRED = "expired"
+    DEAD = "dead"
+
+
+class Outcome(StrEnum):
+    """What became of one lease in an ack, extend or release."""
+
+    OK = "ok"
+    ALREADY = "already"  # settled by this same token before: a retry is harmless
+    STALE = "stale"  # the token no longer holds
+    UNKNOWN = "unknown"
+
+
+class Order(StrEnum):
+    FIFO = "fifo"
+    FRESHEST = "freshest"
+
+
+class QueueFull(Exception):
+    """No room for another batch: upload again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ContentConflict(Exception):
+    """The id is known with other content."""
+
+
+class WrongState(Exception):
+    """The batch is not in a state that allows this."""
+
+
+class Superseded(Exception):
+    """A newer incarnation of the consumer has asked since: this one is over."""
+
+
+class StorageFull(Exception):
+    """The disk has no room: nothing was kept of what was asked."""
+
+
+class StorageBroken(Exception):
+    """The store cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what waits in the queue: queued, scoring, ready, and leased batches whose training has not started."""
+
+    max_batches: int = 10_000
+    max_bytes: int = 4 * 2**30
+    max_batches_per_run: int = 10_000
+    max_deliveries: int = 5
+    max_scoring_attempts: int = 3
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A checked batch on its way in. content_hash: 32 bytes. tokens: P + C. completions: G."""
+
+    id: str
+    content_hash: bytes
+    run: str
+    epoch: int
+    policy_version: int
+    prompt_tokens: int
+    completion_tokens: int
+    completions: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Answer to an upload. created: False when the same batch was, or had been, there already."""
+
+    state: State
+    created: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One batch handed to the scorer. attempts: scoring attempts that failed before."""
+
+    id: str
+    body: bytes
+    attempts: int
+
+
+@dataclass(frozen=True)
+class LeaseRequest:
+    """Who asks for a batch, and which ones are good for it.
+
+    run: only batches of this run; without it, of any run but `except_run`. epoch, policy_version: where the consumer
+    stands; they mean nothing without a run. max_lag: batches of the run that are more than so many versions older
+    become `expired` (reason `stale`). request_id: repeating it returns the same
+    lease. incarnation: a new one ends the consumer's old leases.
+    """
+
+    consumer: str
+    incarnation: str | None = None
+    request_id: str | None = None
+    run: str | None = None
+    except_run: str | None = None
+    epoch: int | None = None
+    policy_version: int | None = None
+    max_lag: int | None = None
+    order: Order = Order.FIFO
+    lease_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The exclusive right to one batch, proved by its token. deliveries: counted losses before this one, plus one."""
+
+    id: str
+    token: str
+    lease_seconds: float
+    deliveries: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class LeaseKey:
+    id: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a batch's history. at: Unix seconds, for reading only: leases never depend on the wall clock."""
+
+    at: float
+    state: State
+    detail: str
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What is known of one batch without its payload. payload_bytes is 0 once the payload is gone."""
+
+    id: str
+    run: str
+    epoch: int
+    policy_version: int
+    state: State
+    reason: str | None
+    admitted_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    completions: int
+    payload_bytes: int
+    deliveries: int
+    scoring_attempts: int
+    consumer: str | None
+    history: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    batches: tuple[BatchInfo, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Batches of one run in one state."""
+
+    run: str
+    state: State
+    batches: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """depths: one for each run and state that has batches. oldest_age: seconds the oldest waiting batch has waited."""
+
+    depths: tuple[Depth, ...]
+    oldest_age: float | None
+
+
+class Queue(Protocol):
+    def put(self, upload: Upload) -> Admission:
+        """Admits a batch durably. Raises QueueFull, ContentConflict, StorageFull, StorageBroken."""
+        ...
+
+    def claim(self, max_tokens: int) -> list[Claim]:
+        """Takes queued batches for scoring, oldest first, as many as fit max_tokens (P + C each) but at least one."""
+        ...
+
+    def complete(self, id: str, body: bytes) -> None:
+        """Replaces the payload of a claimed batch by its scored form: it is ready. Raises KeyError, WrongState."""
+        ...
+
+    def fail(self, id: str, error: str) -> State:
+        """Notes a failed scoring: the batch is queued again, or dead once max_scoring_attempts have failed.
+
+        Raises KeyError, WrongState.
+        """
+        ...
+
+    def lease(self, request: LeaseRequest) -> Lease | None:
+        """Leases one ready batch, or None. Expires what the request shows to be stale or abandoned.
+
+        Raises Superseded.
+        """
+        ...
+
+    def ack(self, leases: Sequence[LeaseKey], checkpoint: str | None = None) -> list[Outcome]:
+        """Settles batches as done, durably."""
+        ...
+
+    def extend(self, leases: Sequence[LeaseKey], lease_seconds: float, started: bool = False) -> list[Outcome]:
+        """Gives leases lease_seconds from now; `started` says that training on them begins."""
+        ...
+
+    def release(self, leases: Sequence[LeaseKey], error: str | None = None) -> list[Outcome]:
+        """Gives batches back. With an error it counts as a delivery, without one it does not."""
+        ...
+
+    def requeue(self, id: str) -> State:
+        """Brings a dead or expired batch back, its counts at zero: ready if it was scored, queued otherwise. Durable.
+
+        Raises KeyError, QueueFull, and WrongState when it is neither or its payload was dropped.
+        """
+        ...
+
+    def drop(self, id: str) -> None:
+        """Removes a batch's payload, durably; its id stays known, as `expired` (reason `dropped`). Ends its lease.
+
+        A done batch stays done. Raises KeyError, and WrongState while the batch is being scored.
+        """
+        ...
+
+    def get(self, id: str) -> BatchInfo | None:
+        """One batch with its history."""
+        ...
+
+    def payload(self, id: str) -> bytes | None:
+        """The body of a batch as it stands (scored once it is ready); None when unknown or gone."""
+        ...
+
+    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> Page:
+        """Batches in order of admission, without their histories. Raises ValueError for a cursor it did not give."""
+        ...
+
+    def stats(self) -> Stats: ...
+
+    def check(self) -> None:
+        """Raises StorageFull or StorageBroken when the store cannot be written now."""
+        ...
+
+    def close(self) -> None: ...

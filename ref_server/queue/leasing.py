@@ -1,0 +1,207 @@
+"""Leases in SQLite: who holds which batch, until when, and what becomes of it then."""
+
+import hmac
+import secrets
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ref_server.queue.freshness import expire_useless
+from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Order, Outcome, State, Superseded
+from ref_server.queue.transaction import Transaction, Value
+
+# What comes back from a lease is first in line whatever the order.
+_ORDERS = {
+    Order.FIFO: "returned DESC, seq",
+    Order.FRESHEST: "returned DESC, policy_version DESC, seq DESC",
+}
+
+
+class _Held(NamedTuple):
+    seq: int
+    state: str
+    consumer: str | None
+    token: str | None
+    released_token: str | None
+    started: int
+    deliveries: int
+
+
+_HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
+
+
+def sweep(tx: Transaction) -> None:
+    """Takes back every lease whose time is over."""
+    for row in tx.rows(f"{_HELD} WHERE expires <= ?", tx.now):
+        _lose(tx, _Held(*row), "its time was over")
+
+
+def grant_grace(tx: Transaction) -> None:
+    """Gives every lease its full time from now: its holder could not reach a queue that was down."""
+    tx.execute("UPDATE batches SET expires = ? + lease_seconds WHERE expires IS NOT NULL", tx.now)
+
+
+def lease(tx: Transaction, request: LeaseRequest) -> Lease | None:
+    _recognise(tx, request)
+    expire_useless(tx, request)
+    seq = _find_repeated(tx, request)
+    if seq is None:
+        seq = _choose(tx, request)
+        if seq is None:
+            return None
+        _grant(tx, seq, request)
+    row = tx.one(
+        "SELECT id, token, lease_seconds, deliveries + 1, body FROM batches JOIN payloads USING (seq) WHERE seq = ?",
+        seq,
+    )
+    return Lease(*row)
+
+
+def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> list[Outcome]:
+    def settle(held: _Held) -> None:
+        tx.execute("DELETE FROM payloads WHERE seq = ?", held.seq)
+        detail = f"in checkpoint {checkpoint}" if checkpoint else ""
+        tx.move(held.seq, State.DONE, detail, payload_bytes=0, expires=None)
+
+    return [_use(tx, key, settle) for key in keys]
+
+
+def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, started: bool) -> list[Outcome]:
+    def prolong(held: _Held) -> None:
+        tx.execute(
+            "UPDATE batches SET lease_seconds = ?, expires = ?, started = max(started, ?) WHERE seq = ?",
+            lease_seconds,
+            tx.now + lease_seconds,
+            int(started),
+            held.seq,
+        )
+
+    return [_use(tx, key, prolong) for key in keys]
+
+
+def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
+    def give_back(held: _Held) -> None:
+        tx.execute("UPDATE batches SET released_token = token WHERE seq = ?", held.seq)
+        detail = f"given back by {held.consumer}"
+        if error is None:
+            _return(tx, held, detail, held.deliveries)
+        else:
+            _return_counted(tx, held, f"{detail}: {error}")
+
+    return [_use(tx, key, give_back, once_released=Outcome.ALREADY) for key in keys]
+
+
+def end(tx: Transaction, seq: int, state: State, detail: str, **columns: Value) -> None:
+    """Moves a batch on, and with it ends the lease that it may be under."""
+    for column in ("token", "consumer", "incarnation", "request_id", "expires"):
+        columns[column] = None
+    tx.move(seq, state, detail, started=0, **columns)
+
+
+def _recognise(tx: Transaction, request: LeaseRequest) -> None:
+    """Ends a consumer's other leases when a new life of it shows itself; refuses a life that a newer one has ended."""
+    consumer, incarnation = request.consumer, request.incarnation
+    if incarnation is None:
+        return
+    newest = tx.one("SELECT incarnation FROM incarnations WHERE consumer = ? ORDER BY number DESC LIMIT 1", consumer)
+    if newest == incarnation:
+        return
+    known = "SELECT 1 FROM incarnations WHERE consumer = ? AND incarnation = ?"
+    if tx.one(known, consumer, incarnation):
+        raise Superseded(f"a newer incarnation of consumer {consumer!r} has taken over from {incarnation!r}")
+    tx.execute(
+        "INSERT INTO incarnations (consumer, incarnation, seen_at) VALUES (?, ?, ?)", consumer, incarnation, tx.at
+    )
+    old = f"{_HELD} WHERE state = 'leased' AND consumer = ? AND incarnation IS NOT ?"
+    for row in tx.rows(old, consumer, incarnation):
+        _lose(tx, _Held(*row), "a new incarnation came")
+
+
+def _find_repeated(tx: Transaction, request: LeaseRequest) -> int | None:
+    """The batch that this very request has leased before: its answer may have been lost on the way."""
+    if request.request_id is None:
+        return None
+    return tx.one(
+        "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND request_id = ?",
+        request.consumer,
+        request.request_id,
+    )
+
+
+def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
+    """The first batch in the request's order: the first of the first ones of each run and epoch that it may lease from.
+
+    So an index finds it, however many batches wait, and those that the request may not lease are never walked through.
+    """
+    order = _ORDERS[request.order]
+    return tx.one(
+        f"""
+        SELECT seq FROM batches WHERE seq IN (
+            SELECT (
+                SELECT seq FROM batches
+                WHERE run = depths.run AND epoch = depths.epoch AND batches.state = 'ready' ORDER BY {order} LIMIT 1
+            )
+            FROM depths
+            WHERE state = 'ready' AND run = ifnull(?, run) AND run IS NOT ? AND epoch <= ifnull(?, epoch)
+        )
+        ORDER BY {order} LIMIT 1
+        """,
+        request.run,
+        request.except_run if request.run is None else None,
+        None if request.run is None else request.epoch,
+    )
+
+
+def _grant(tx: Transaction, seq: int, request: LeaseRequest) -> None:
+    tx.move(
+        seq,
+        State.LEASED,
+        f"to {request.consumer}",
+        token=secrets.token_urlsafe(24),
+        consumer=request.consumer,
+        incarnation=request.incarnation,
+        request_id=request.request_id,
+        lease_seconds=request.lease_seconds,
+        expires=tx.now + request.lease_seconds,
+    )
+
+
+def _use(
+    tx: Transaction, key: LeaseKey, effect: Callable[[_Held], None], once_released: Outcome = Outcome.STALE
+) -> Outcome:
+    """Applies the effect if the token still holds. once_released: the answer to a token that gave its batch back."""
+    row = tx.one(f"{_HELD} WHERE id = ?", key.id)
+    if row is None:
+        return Outcome.UNKNOWN
+    held = _Held(*row)
+    if _same(held.token, key.token):
+        if held.state == State.DONE:
+            return Outcome.ALREADY
+        effect(held)
+        return Outcome.OK
+    return once_released if _same(held.released_token, key.token) else Outcome.STALE
+
+
+def _same(known: str | None, shown: str) -> bool:
+    return known is not None and hmac.compare_digest(known.encode(), shown.encode())
+
+
+def _lose(tx: Transaction, held: _Held, why: str) -> None:
+    detail = f"lease of {held.consumer} lost: {why}"
+    if held.started:
+        _return_counted(tx, held, detail)
+    else:
+        _return(tx, held, detail, held.deliveries)
+
+
+def _return_counted(tx: Transaction, held: _Held, detail: str) -> None:
+    """Takes back a batch that may be what broke its consumer: at max_deliveries such returns it is dead."""
+    deliveries = held.deliveries + 1
+    if deliveries < tx.limits.max_deliveries:
+        _return(tx, held, detail, deliveries)
+    else:
+        reason = f"{deliveries} deliveries failed; the last: {detail}"
+        end(tx, held.seq, State.DEAD, reason, reason=reason, deliveries=deliveries)
+
+
+def _return(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
+    end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=1)

@@ -1,0 +1,146 @@
+"""The SQLite file of the embedded queue: who may hold it, how it is opened, what is in it."""
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+import apsw
+
+from ref_server.queue.interface import StorageBroken
+
+SCHEMA_VERSION = 1
+
+# Payloads live apart, so that walking through batches never reads them. `depths` counts batches as they move, so that
+# admission and statistics cost the same at any depth; the triggers below are the only code that writes it.
+_TABLES = """
+CREATE TABLE batches (
+    seq               INTEGER PRIMARY KEY,         -- order of admission
+    id                TEXT NOT NULL UNIQUE,
+    content_hash      BLOB NOT NULL,
+    run               TEXT NOT NULL,
+    epoch             INTEGER NOT NULL,
+    policy_version    INTEGER NOT NULL,
+    prompt_tokens     INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    completions       INTEGER NOT NULL,
+    payload_bytes     INTEGER NOT NULL,            -- 0 once the payload is gone
+    admitted_at       REAL NOT NULL,               -- Unix seconds
+    state             TEXT NOT NULL,
+    reason            TEXT,                        -- why it is expired or dead
+    settled_at        REAL,                        -- Unix seconds; since when it is done, expired or dead
+    scored            INTEGER NOT NULL DEFAULT 0,
+    scoring_attempts  INTEGER NOT NULL DEFAULT 0,  -- those that failed
+    deliveries        INTEGER NOT NULL DEFAULT 0,  -- that count: lost once training had started, or broken
+    returned          INTEGER NOT NULL DEFAULT 0,  -- it came back from a lease, so it is first in line
+    released_token    TEXT,                        -- the last token that gave it back, to know a repeated release
+    token             TEXT,                        -- of the lease that holds, or of the one that settled the batch
+    consumer          TEXT,
+    incarnation       TEXT,
+    request_id        TEXT,
+    lease_seconds     REAL,
+    expires           REAL,                        -- while leased; on this process's monotonic clock
+    started           INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE payloads (
+    seq  INTEGER PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE events (
+    seq    INTEGER NOT NULL REFERENCES batches ON DELETE CASCADE,
+    at     REAL NOT NULL,
+    state  TEXT NOT NULL,
+    detail TEXT NOT NULL
+) STRICT;
+
+-- At which version the weights of a run stood when a consumer first showed an epoch.
+CREATE TABLE epochs (
+    run          TEXT NOT NULL,
+    epoch        INTEGER NOT NULL,
+    fork_version INTEGER NOT NULL,
+    PRIMARY KEY (run, epoch)
+) STRICT, WITHOUT ROWID;
+
+-- Every life of every consumer, the newest last, so that a late request of an older one is known for what it is.
+CREATE TABLE incarnations (
+    number      INTEGER PRIMARY KEY,
+    consumer    TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    seen_at     REAL NOT NULL,
+    UNIQUE (consumer, incarnation)
+) STRICT;
+
+CREATE TABLE depths (
+    state         TEXT NOT NULL,
+    run           TEXT NOT NULL,
+    epoch         INTEGER NOT NULL,
+    started       INTEGER NOT NULL,
+    batches       INTEGER NOT NULL,
+    payload_bytes INTEGER NOT NULL,
+    PRIMARY KEY (state, run, epoch, started)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE probe (written_at REAL NOT NULL) STRICT;
+INSERT INTO probe VALUES (0);
+
+CREATE INDEX batches_in_state ON batches (state, seq);
+CREATE INDEX ready_fifo ON batches (run, epoch, returned DESC, seq) WHERE state = 'ready';
+CREATE INDEX ready_freshest ON batches (run, epoch, returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
+CREATE INDEX waiting_by_version ON batches (run, epoch, policy_version) WHERE state IN ('queued', 'ready');
+CREATE INDEX leases_by_expiry ON batches (expires) WHERE expires IS NOT NULL;
+CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
+CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
+CREATE INDEX events_of_batch ON events (seq);
+"""
+
+_ENTER = """
+    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.epoch, NEW.started, 1, NEW.payload_bytes)
+    ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
+"""
+_LEAVE = """
+    UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
+    WHERE state = OLD.state AND run = OLD.run AND epoch = OLD.epoch AND started = OLD.started;
+    DELETE FROM depths
+    WHERE state = OLD.state AND run = OLD.run AND epoch = OLD.epoch AND started = OLD.started AND batches = 0;
+"""
+_TRIGGERS = f"""
+CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN {_ENTER} END;
+CREATE TRIGGER batch_moves AFTER UPDATE OF state, started, payload_bytes ON batches BEGIN {_LEAVE} {_ENTER} END;
+CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN {_LEAVE} END;
+"""
+
+
+def hold(path: Path) -> IO[bytes]:
+    """The data directory's lock, held until the file that is returned is closed. Raises StorageBroken."""
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_path.open("wb")
+    except OSError as error:
+        raise StorageBroken(f"cannot write to {path.parent}: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise StorageBroken(f"another process holds {path} (it locks {lock_path}): {error}") from error
+    return lock
+
+
+def prepare(db: apsw.Connection, path: Path) -> None:
+    """Checks the file, brings it to the schema, sets what a connection forgets. Raises StorageBroken, apsw.Error."""
+    verdict = db.pragma("quick_check", 1)
+    if verdict != "ok":
+        raise StorageBroken(f"{path} is damaged: {verdict}")
+    version = db.pragma("user_version")
+    if version not in (0, SCHEMA_VERSION):
+        raise StorageBroken(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}")
+    db.set_busy_timeout(5000)  # somebody may look into the file with the sqlite3 shell
+    db.pragma("journal_mode", "WAL")
+    db.pragma("foreign_keys", True)
+    db.pragma("fullfsync", True)  # macOS: a plain fsync stops at the drive's cache
+    db.pragma("journal_size_limit", 64 * 2**20)  # a log that grew under a burst is cut back
+    if version == 0:
+        with db:
+            db.execute(_TABLES + _TRIGGERS)
+            db.pragma("user_version", SCHEMA_VERSION)

@@ -1,0 +1,189 @@
+"""The frozen reference model at work: batches in, the same batches with `ref_logps` out, on a thread of its own."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+import torch
+
+from ref_server.queue.interface import Claim, Queue
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.logprobs import LogprobForward
+
+log = structlog.get_logger()
+
+# An idle loop looks at the queue this often, in seconds, even when nobody rings.
+IDLE_SECONDS = 1.0
+
+
+class Busy(Exception):
+    """Too many direct requests wait already."""
+
+
+class Scorer:
+    """A frozen model's log-probs."""
+
+    def __init__(self, forward: LogprobForward) -> None:
+        self._forward = forward
+
+    def logps(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[np.ndarray]:
+        """Groups -> float32 (C,) each, computed in one forward."""
+        with torch.inference_mode():
+            flat = self._forward(groups, temperatures).float().cpu().numpy()
+        ends = np.cumsum([len(group.completion_ids) for group in groups])[:-1]
+        return np.split(flat, ends)
+
+
+@dataclass
+class ScoringTotals:
+    """What the loop has done since it started; seconds of working and of waiting for work."""
+
+    batches: int = 0
+    tokens: int = 0
+    errors: int = 0
+    working_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Direct:
+    """A group that somebody waits for, and where its log-probs go."""
+
+    group: TokenGroup
+    temperature: float
+    answer: Future[np.ndarray]
+
+
+class ScoringLoop:
+    """Scores direct requests first, then what is queued, several small batches to a forward.
+
+    A batch that cannot be scored goes back to the queue, or to the dead; it never stops the loop. on_ready is called
+    from the loop's thread whenever batches have become ready.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        queue: Queue,
+        *,
+        reference_version: str,
+        tokens_per_forward: int,
+        on_ready: Callable[[], None],
+        max_direct: int = 64,
+    ) -> None:
+        self._scorer = scorer
+        self._queue = queue
+        self._reference_version = reference_version
+        self._tokens_per_forward = tokens_per_forward
+        self._on_ready = on_ready
+        self._max_direct = max_direct
+        self._direct: deque[_Direct] = deque()
+        self._work = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
+        self.totals = ScoringTotals()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finishes the forward in hand and ends the thread."""
+        self._stopping = True
+        self._work.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def ring(self) -> None:
+        """Says that there is work. Call it after an upload was admitted."""
+        self._work.set()
+
+    def submit(self, group: TokenGroup, temperature: float) -> "Future[np.ndarray]":
+        """Scores a group ahead of the queue: a future of its float32 (C,) log-probs. Raises Busy."""
+        if len(self._direct) >= self._max_direct:
+            raise Busy(f"{self._max_direct} direct requests wait already")
+        request = _Direct(group, temperature, Future())
+        self._direct.append(request)
+        self._work.set()
+        return request.answer
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._work.clear()
+            if not self._step():
+                started = time.monotonic()
+                self._work.wait(IDLE_SECONDS)
+                self.totals.waiting_seconds += time.monotonic() - started
+
+    def _step(self) -> bool:
+        """Scores what waits; False when there was nothing."""
+        if self._direct:
+            self._answer(self._direct.popleft())
+            return True
+        try:
+            claims = self._queue.claim(self._tokens_per_forward)
+        except Exception as error:  # a broken store is waited for, and /readyz tells
+            log.error("the queue cannot be read", error=repr(error))
+            return False
+        if claims:
+            started = time.monotonic()
+            self._score_claims(claims)
+            self.totals.working_seconds += time.monotonic() - started
+            self._on_ready()
+        return bool(claims)
+
+    def _answer(self, request: _Direct) -> None:
+        if not request.answer.set_running_or_notify_cancel():
+            return
+        started = time.monotonic()
+        try:
+            request.answer.set_result(self._scorer.logps([request.group], [request.temperature])[0])
+        except Exception as error:  # belongs to whoever asked
+            request.answer.set_exception(error)
+        self.totals.working_seconds += time.monotonic() - started
+
+    def _score_claims(self, claims: list[Claim]) -> None:
+        """One forward for all. If it fails, one for each, so that only the batch at fault counts a failure."""
+        try:
+            self._score_together(claims)
+        except Exception as error:
+            if len(claims) == 1:
+                self._set_aside(claims[0], error)
+                return
+            for claim in claims:
+                self._score_claims([claim])
+
+    def _score_together(self, claims: list[Claim]) -> None:
+        batches = [_rollout(claim) for claim in claims]
+        logps = self._scorer.logps([batch.group for batch in batches], [batch.temperature for batch in batches])
+        scored = [
+            wire.encode(ScoredBatch(batch, ref_logps, self._reference_version))
+            for batch, ref_logps in zip(batches, logps, strict=True)
+        ]
+        for batch, body in zip(batches, scored, strict=True):
+            self._queue.complete(batch.id, body)
+            self.totals.batches += 1
+            self.totals.tokens += batch.group.tokens
+
+    def _set_aside(self, claim: Claim, error: Exception) -> None:
+        self.totals.errors += 1
+        log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
+        try:
+            self._queue.fail(claim.id, f"{type(error).__name__}: {error}"[:1000])
+        except Exception as failure:  # the store is broken: the batch is queued again when it is opened anew
+            log.error("the queue cannot be written", id=claim.id, error=repr(failure))
+
+
+def _rollout(claim: Claim) -> RolloutBatch:
+    batch = wire.decode(claim.body)
+    assert isinstance(batch, RolloutBatch), "only rollout batches are queued for scoring"
+    return batch

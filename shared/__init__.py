@@ -1,0 +1,1 @@
+"""What the reference server and the policy trainer must agree on, and nothing else."""

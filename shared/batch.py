@@ -1,0 +1,229 @@
+"""The two messages of the system: a rollout batch, and the same batch scored by the reference model.
+
+A batch is one prompt, the G completions sampled for it and their raw rewards. Rows are ragged and concatenated: C is
+the sum of the completion lengths, P the length of the prompt. Everything is checked once, when a batch is built.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+MAX_NAME_CHARACTERS = 200
+MAX_SAMPLE_BYTES = 16 * 1024
+
+
+class BatchError(ValueError):
+    """A batch breaks the contract. `field` names the tensor or metadata key, the message says what would be right."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGroup:
+    """The tokens of one group: a prompt and the completions that share it.
+
+    prompt_ids: int64 (P,), P >= 1. completion_ids: int64 (C,). completion_lengths: int64 (G,), each >= 1, sum C.
+    """
+
+    prompt_ids: Array
+    completion_ids: Array
+    completion_lengths: Array
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_ids", "completion_ids", "completion_lengths"):
+            _check_tensor(name, getattr(self, name), np.int64)
+            if not len(getattr(self, name)):
+                raise BatchError(name, "must not be empty")
+        total = len(self.completion_ids)
+        # Bounded one by one first, so that the sum cannot overflow.
+        if self.completion_lengths.min() < 1 or self.completion_lengths.max() > total:
+            raise BatchError("completion_lengths", f"must each lie in [1, {total}], the number of completion tokens")
+        if self.completion_lengths.sum() != total:
+            raise BatchError(
+                "completion_lengths",
+                f"must sum to the {total} tokens of completion_ids, got {self.completion_lengths.sum()}",
+            )
+
+    @property
+    def size(self) -> int:
+        """G, the number of completions."""
+        return len(self.completion_lengths)
+
+    @property
+    def tokens(self) -> int:
+        """P + C: the tokens a forward pass computes when the prompt is computed once."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def longest_row(self) -> int:
+        """P + the longest completion: what must fit the model's context."""
+        return len(self.prompt_ids) + int(self.completion_lengths.max())
+
+    def completions(self) -> list[Array]:
+        """The G completions as arrays of their own length."""
+        return np.split(self.completion_ids, np.cumsum(self.completion_lengths)[:-1])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepRewards:
+    """Process supervision: K_i rewards for completion i.
+
+    rewards: float32 (S,). ends: int64 (S,), the completion-relative index of each step's last token, rising within a
+    completion. counts: int64 (G,), sum S.
+    """
+
+    rewards: Array
+    ends: Array
+    counts: Array
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RolloutBatch:
+    """One prompt, its G completions and their raw rewards: what is uploaded, scored, leased and trained on.
+
+    rewards: float32 (G,), NaN where a completion could not be judged. finished: bool (G,), true where the completion
+    ended by itself. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature` under the policy
+    that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on. policy_versions: int64 (G,),
+    when completions differ in version; `policy_version` is then the oldest. sample: free JSON of the client, as text.
+    Raises BatchError for whatever breaks the contract.
+    """
+
+    id: str
+    run: str
+    epoch: int
+    policy_version: int
+    temperature: float
+    group: TokenGroup
+    rewards: Array
+    finished: Array
+    sampler_logps: Array | None = None
+    loss_mask: Array | None = None
+    policy_versions: Array | None = None
+    reward_parts: Mapping[str, Array] = field(default_factory=dict)
+    steps: StepRewards | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    task: str | None = None
+    sample: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reward_parts", MappingProxyType(dict(self.reward_parts)))
+        completions, tokens = self.group.size, len(self.group.completion_ids)
+        _check_tensor("rewards", self.rewards, np.float32, completions)
+        _check_tensor("finished", self.finished, np.bool_, completions)
+        _check_optional("sampler_logps", self.sampler_logps, np.float32, tokens)
+        _check_optional("loss_mask", self.loss_mask, np.bool_, tokens)
+        _check_optional("policy_versions", self.policy_versions, np.int64, completions)
+        for name, part in self.reward_parts.items():
+            _check_name(f"reward/{name}", name)
+            _check_tensor(f"reward/{name}", part, np.float32, completions)
+        self._check_steps()
+        self._check_metadata()
+        self._check_values()
+
+    def _check_steps(self) -> None:
+        if self.steps is None:
+            return
+        _check_tensor("step_rewards", self.steps.rewards, np.float32)
+        total = len(self.steps.rewards)
+        _check_tensor("step_ends", self.steps.ends, np.int64, total)
+        _check_tensor("step_counts", self.steps.counts, np.int64, self.group.size)
+        counts = self.steps.counts
+        if counts.min() < 0 or counts.max() > total or counts.sum() != total:
+            raise BatchError("step_counts", f"must be >= 0 and sum to the {total} steps of step_rewards")
+        if np.isinf(self.steps.rewards).any():
+            raise BatchError("step_rewards", "must not be infinite (NaN means: could not be judged)")
+        ends = np.split(self.steps.ends, np.cumsum(counts)[:-1])
+        for row, length in zip(ends, self.group.completion_lengths, strict=True):
+            # Compared, not subtracted: differences of int64 overflow.
+            if len(row) and (row[0] < 0 or row[-1] >= length or (row[1:] <= row[:-1]).any()):
+                raise BatchError("step_ends", "must rise within each completion and stay below its length")
+
+    def _check_values(self) -> None:
+        parts = {f"reward/{name}": part for name, part in self.reward_parts.items()}
+        for name, values in {"rewards": self.rewards, **parts}.items():
+            if np.isinf(values).any():
+                raise BatchError(name, "must not be infinite (NaN means: could not be judged)")
+        if self.sampler_logps is not None and not np.isfinite(self.sampler_logps).all():
+            raise BatchError("sampler_logps", "must be finite")
+        if self.policy_versions is not None and self.policy_versions.min() != self.policy_version:
+            raise BatchError("policy_versions", f"must have policy_version ({self.policy_version}) as their oldest")
+
+    def _check_metadata(self) -> None:
+        _check_id(self.id)
+        _check_name("run", self.run)
+        if self.task is not None:
+            _check_name("task", self.task)
+        for name in ("epoch", "policy_version"):
+            if not 0 <= getattr(self, name) < 2**63:
+                raise BatchError(name, f"must be an integer in [0, 2^63), got {getattr(self, name)}")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise BatchError("temperature", f"must be a finite number > 0, got {self.temperature}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise BatchError("top_p", f"must lie in (0, 1], got {self.top_p}")
+        if self.top_k is not None and not 0 <= self.top_k < 2**63:
+            raise BatchError("top_k", f"must be an integer >= 0, got {self.top_k}")
+        if self.sample is not None:
+            _check_sample(self.sample)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredBatch:
+    """A rollout batch and the reference model's log-prob of every completion token.
+
+    ref_logps: float32 (C,), of logits divided by the batch's temperature. reference_version says which weights.
+    """
+
+    rollout: RolloutBatch
+    ref_logps: Array
+    reference_version: str
+
+    def __post_init__(self) -> None:
+        _check_tensor("ref_logps", self.ref_logps, np.float32, len(self.rollout.group.completion_ids))
+        if not np.isfinite(self.ref_logps).all():
+            raise BatchError("ref_logps", "must be finite")
+        _check_name("reference_version", self.reference_version)
+
+
+def _check_tensor(name: str, value: Array, dtype: type[np.generic], length: int | None = None) -> None:
+    if value.dtype != dtype:
+        raise BatchError(name, f"must be {np.dtype(dtype).name}, got {value.dtype.name}")
+    if value.ndim != 1 or (length is not None and len(value) != length):
+        raise BatchError(name, f"must have shape ({'*' if length is None else length},), got {value.shape}")
+
+
+def _check_optional(name: str, value: Array | None, dtype: type[np.generic], length: int) -> None:
+    if value is not None:
+        _check_tensor(name, value, dtype, length)
+
+
+def _check_name(field: str, value: str) -> None:
+    if not 1 <= len(value) <= MAX_NAME_CHARACTERS or not value.isprintable():
+        raise BatchError(field, f"must be 1 to {MAX_NAME_CHARACTERS} printable characters, got {value[:40]!r}")
+
+
+def _check_sample(text: str) -> None:
+    try:
+        size = len(text.encode())
+        json.loads(text)
+    except (ValueError, RecursionError):  # lone surrogates are ValueErrors too
+        raise BatchError("sample", "must be JSON") from None
+    if size > MAX_SAMPLE_BYTES:
+        raise BatchError("sample", f"must be at most {MAX_SAMPLE_BYTES} bytes of JSON, got {size}")
+
+
+def _check_id(value: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", value) or UUID(value).version is None:
+        raise BatchError("id", f"must be a UUID (version 7) in its lower-case form, got {value[:40]!r}")

@@ -1,0 +1,61 @@
+"""Loading Hugging Face causal LMs and their tokenizers, the same way on both sides, and telling whether they match."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+
+
+def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
+    """A causal LM in evaluation mode from a directory or hub id. Code from the hub is never run.
+
+    Raises OSError or ValueError with transformers' explanation when there is no such model.
+    """
+    # transformers takes SDPA where an architecture has it; asking for it by name would refuse Mamba and Gemma 2.
+    model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
+    return model.to(torch.device(device)).eval()  # type: ignore[arg-type]
+
+
+def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the model `name`."""
+    return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """A Hugging Face model directory that any tool loads with its default attention."""
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of the token-to-id map: equal fingerprints mean that ids mean the same text."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(vocabulary.encode()).hexdigest()
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Positions the model was made for, where its configuration says so."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends a completion: the list of generation_config, else the tokenizer's own end token.
+
+    Chat models often have several. Raises ValueError when there is none, since then nothing ever ends.
+    """
+    configured: Any = model.generation_config.eos_token_id if model.generation_config else None
+    ids: Any = tokenizer.eos_token_id if configured in (None, []) else configured
+    if ids is None:
+        raise ValueError("the model has no EOS token: set eos_token_id in its generation_config.json")
+    return sorted(set(ids)) if isinstance(ids, list) else [int(ids)]
+
+
+def use_threads(threads: int | None) -> None:
+    """CPU threads of this process for tensor work; None leaves PyTorch's choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)

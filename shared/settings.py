@@ -1,0 +1,139 @@
+"""How both command lines are configured: one TOML file, then the environment, then the command line, strongest last.
+
+One pydantic model describes all three. Unknown keys and impossible values are refused with the field's name.
+"""
+
+import os
+import sys
+import tomllib
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+NESTED_DELIMITER = "__"
+
+
+def settings_config(env_prefix: str) -> SettingsConfigDict:
+    """The one configuration of every settings class."""
+    return SettingsConfigDict(
+        env_prefix=env_prefix,
+        env_nested_delimiter=NESTED_DELIMITER,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schema: type[BaseModel]) -> Settings:
+    """Reads `cls` from `--config FILE`, the environment and the arguments; exits with status 2 and a reason on errors.
+
+    schema: the model of the whole file. A command takes its own fields from a file that may hold those of others.
+    """
+    prefix = cls.model_config.get("env_prefix", "")
+    file = _config_path(arguments, prefix, prog)
+    try:
+        _refuse_unknown_environment(prefix, schema)
+        from_file = _read_file(file, cls, schema) if file else {}
+        return _with_sources(cls, arguments, prog, from_file)()
+    except ValidationError as error:
+        sys.exit(_explain(error, prog))
+    except SettingsError as error:
+        print(f"{prog}: {error}: lists and groups must be JSON there", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, ValueError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _with_sources(cls: type[Settings], arguments: list[str], prog: str, from_file: dict[str, Any]) -> type[Settings]:
+    class Loaded(cls):  # type: ignore[valid-type,misc]
+        __doc__ = cls.__doc__
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (
+                CliSettingsSource(settings_cls, cli_prog_name=prog, cli_parse_args=arguments),
+                EnvSettingsSource(settings_cls),
+                InitSettingsSource(settings_cls, from_file),
+            )
+
+    Loaded.__name__ = cls.__name__
+    return Loaded  # type: ignore[return-value]
+
+
+def _config_path(arguments: list[str], prefix: str, prog: str) -> Path | None:
+    environment = {name.upper(): value for name, value in os.environ.items()}.get(f"{prefix}CONFIG".upper())
+    parser = ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, default=Path(environment) if environment else None)
+    return parser.parse_known_args(arguments)[0].config
+
+
+def _read_file(path: Path, cls: type[BaseSettings], schema: type[BaseModel]) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    _refuse_unknown_keys(values, schema, path, "")
+    return {key: value for key, value in values.items() if key in cls.model_fields}
+
+
+def _refuse_unknown_keys(values: dict[str, Any], model: type[BaseModel], path: Path, table: str) -> None:
+    for key, value in values.items():
+        if key not in model.model_fields:
+            known = ", ".join(sorted(model.model_fields))
+            raise ValueError(f"{path}: {table}{key} is not a setting; known are {known}")
+        nested = _nested_model(model.model_fields[key])
+        if nested and isinstance(value, dict):
+            _refuse_unknown_keys(value, nested, path, f"{table}{key}.")
+
+
+def _refuse_unknown_environment(prefix: str, schema: type[BaseModel]) -> None:
+    known = {(prefix + name).upper() for name in _environment_names(schema)}
+    for name in os.environ:
+        if name.upper().startswith(prefix.upper()) and name.upper() not in known:
+            raise ValueError(f"the environment variable {name} is not a setting; see --help for those that are")
+
+
+def _environment_names(model: type[BaseModel], path: str = "") -> list[str]:
+    names = []
+    for name, info in model.model_fields.items():
+        names.append(path + name)
+        nested = _nested_model(info)
+        if nested:
+            names += _environment_names(nested, path + name + NESTED_DELIMITER)
+    return names
+
+
+def _nested_model(info: FieldInfo) -> type[BaseModel] | None:
+    kinds = (info.annotation, *get_args(info.annotation))  # also that of `Nested | None`
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _explain(error: ValidationError, prog: str) -> int:
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        got = "" if isinstance(item["input"], dict) else f", got {item['input']!r}"
+        # A check of several fields together has no place of its own: its message names them.
+        print(f"{prog}: {where}: {message}{got}" if where else f"{prog}: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,987 @@
+"""What every queue promises, whatever stores it."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ref_server.queue.interface import (
+    Admission,
+    ContentConflict,
+    Lease,
+    LeaseKey,
+    LeaseRequest,
+    Limits,
+    Order,
+    Outcome,
+    Queue,
+    QueueFull,
+    State,
+    StorageBroken,
+    Superseded,
+    Upload,
+    WrongState,
+)
+from ref_server.queue.sqlite import SqliteQueue
+
+LEASE_SECONDS = 10.0
+RETENTION = 1000.0
+Open = Callable[..., Queue]
+
+
+class Clock:
+    """Seconds that pass only when told to: the monotonic clock and, counted from elsewhere, the wall clock."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+def open_sqlite(folder: Path, clock: Clock, limits: Limits) -> Queue:
+    return SqliteQueue(
+        folder / "queue.sqlite", limits=limits, retention_seconds=RETENTION, clock=clock.monotonic, wall=clock.wall
+    )
+
+
+BACKENDS = {"sqlite": open_sqlite}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def open_queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Open]:
+    with ExitStack() as opened:
+
+        def open_with(**limits: int) -> Queue:
+            return opened.enter_context(closing(BACKENDS[request.param](tmp_path, clock, Limits(**limits))))
+
+        yield open_with
+
+
+@pytest.fixture
+def queue(open_queue: Open) -> Queue:
+    return open_queue()
+
+
+def upload(
+    id: str, *, run: str = "run", epoch: int = 0, version: int = 0, tokens: int = 10, body: bytes = b"raw"
+) -> Upload:
+    return Upload(
+        id=id,
+        content_hash=body.ljust(32, b"."),
+        run=run,
+        epoch=epoch,
+        policy_version=version,
+        prompt_tokens=4,
+        completion_tokens=tokens - 4,
+        completions=2,
+        body=body,
+    )
+
+
+def make_ready(queue: Queue, *uploads: Upload) -> None:
+    for each in uploads:
+        queue.put(each)
+    while claims := queue.claim(1_000_000):
+        for claim in claims:
+            queue.complete(claim.id, b"scored " + claim.body)
+
+
+def ask(queue: Queue, consumer: str = "trainer", **request) -> Lease | None:
+    return queue.lease(LeaseRequest(consumer, **{"lease_seconds": LEASE_SECONDS, **request}))
+
+
+def lease(queue: Queue, consumer: str = "trainer", **request) -> Lease:
+    held = ask(queue, consumer, **request)
+    assert held is not None
+    return held
+
+
+def key(held: Lease) -> LeaseKey:
+    return LeaseKey(held.id, held.token)
+
+
+def drain(queue: Queue, **request) -> list[str]:
+    """The ids in the order in which they are leased."""
+    return [held.id for held in iter(lambda: ask(queue, **request), None)]
+
+
+def state(queue: Queue, id: str) -> State:
+    info = queue.get(id)
+    assert info is not None
+    return info.state
+
+
+def reason(queue: Queue, id: str) -> str | None:
+    info = queue.get(id)
+    assert info is not None
+    return info.reason
+
+
+def lose(queue: Queue, clock: Clock, *, started: bool, **request) -> None:
+    """Leases one batch, and lets the lease run out."""
+    held = lease(queue, **request)
+    queue.extend([key(held)], LEASE_SECONDS, started=started)
+    clock.advance(LEASE_SECONDS)
+
+
+# --- admission
+
+
+def test_an_upload_is_queued(queue: Queue) -> None:
+    assert queue.put(upload("a")) == Admission(State.QUEUED, created=True)
+
+
+def test_uploading_the_same_again_tells_its_state(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    assert queue.put(upload("a")) == Admission(State.READY, created=False)
+
+
+def test_the_same_id_with_other_content_is_refused(queue: Queue) -> None:
+    queue.put(upload("a"))
+    with pytest.raises(ContentConflict):
+        queue.put(upload("a", body=b"other"))
+    assert queue.payload("a") == b"raw"
+
+
+@pytest.mark.parametrize("limits", [{"max_batches": 1}, {"max_bytes": 5}, {"max_batches_per_run": 1}])
+def test_a_full_queue_refuses_naming_the_limit(open_queue: Open, limits: dict[str, int]) -> None:
+    queue = open_queue(**limits)
+    queue.put(upload("a"))
+    [(limit, value)] = limits.items()
+    with pytest.raises(QueueFull, match=f"{limit} is {value}"):
+        queue.put(upload("b"))
+    assert queue.get("b") is None
+
+
+def test_a_full_queue_knows_what_it_has(open_queue: Open) -> None:
+    queue = open_queue(max_batches=1)
+    queue.put(upload("a"))
+    assert not queue.put(upload("a")).created
+
+
+def test_a_full_run_leaves_room_for_another(open_queue: Open) -> None:
+    queue = open_queue(max_batches_per_run=1)
+    queue.put(upload("a", run="one"))
+    assert queue.put(upload("b", run="two")).created
+
+
+def test_bytes_up_to_the_limit_fit(open_queue: Open) -> None:
+    queue = open_queue(max_bytes=6)
+    queue.put(upload("a"))
+    assert queue.put(upload("b")).created
+
+
+def test_scored_bodies_count_as_large_as_they_became(open_queue: Open) -> None:
+    queue = open_queue(max_bytes=12)
+    make_ready(queue, upload("a"))  # "scored raw" has 10 bytes
+    with pytest.raises(QueueFull):
+        queue.put(upload("b"))
+
+
+def test_scoring_and_leased_batches_count_until_training_starts(open_queue: Open) -> None:
+    queue = open_queue(max_batches=1)
+    queue.put(upload("a"))
+    [claim] = queue.claim(100)
+    with pytest.raises(QueueFull):
+        queue.put(upload("b"))
+    queue.complete(claim.id, b"scored")
+    held = lease(queue)
+    with pytest.raises(QueueFull):
+        queue.put(upload("b"))
+    queue.extend([key(held)], LEASE_SECONDS, started=True)
+    assert queue.put(upload("b")).created
+
+
+def test_a_started_batch_that_is_lost_counts_again(open_queue: Open, clock: Clock) -> None:
+    queue = open_queue(max_batches=1)
+    make_ready(queue, upload("a"))
+    lose(queue, clock, started=True)
+    with pytest.raises(QueueFull):
+        queue.put(upload("b"))
+
+
+def test_dead_and_expired_batches_leave_room(open_queue: Open) -> None:
+    queue = open_queue(max_batches=2, max_scoring_attempts=1)
+    queue.put(upload("dead"))
+    queue.claim(100)
+    queue.fail("dead", "boom")
+    queue.put(upload("expired", version=0))
+    ask(queue, run="run", policy_version=9, max_lag=1)
+    assert queue.put(upload("b")).created
+    assert queue.put(upload("c")).created
+
+
+# --- scoring
+
+
+def test_claims_come_oldest_first_up_to_the_budget(queue: Queue) -> None:
+    for id in ("a", "b", "c"):
+        queue.put(upload(id, tokens=10))
+    assert [claim.id for claim in queue.claim(20)] == ["a", "b"]
+    assert [claim.id for claim in queue.claim(20)] == ["c"]
+    assert queue.claim(20) == []
+
+
+def test_a_batch_over_the_budget_is_claimed_alone(queue: Queue) -> None:
+    queue.put(upload("a", tokens=100))
+    queue.put(upload("b"))
+    assert [claim.id for claim in queue.claim(20)] == ["a"]
+
+
+def test_a_claim_carries_the_upload(queue: Queue) -> None:
+    queue.put(upload("a", body=b"as uploaded"))
+    [claim] = queue.claim(1)
+    assert (claim.body, claim.attempts) == (b"as uploaded", 0)
+    assert state(queue, "a") is State.SCORING
+
+
+def test_a_completed_batch_is_ready_with_its_new_body(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    info = queue.get("a")
+    assert info is not None
+    assert (info.state, info.payload_bytes) == (State.READY, 10)
+    assert queue.payload("a") == lease(queue).body == b"scored raw"
+
+
+def test_a_failed_scoring_is_tried_again_and_then_dead(open_queue: Open) -> None:
+    queue = open_queue(max_scoring_attempts=2)
+    queue.put(upload("a"))
+    queue.claim(100)
+    assert queue.fail("a", "first") is State.QUEUED
+    [claim] = queue.claim(100)
+    assert claim.attempts == 1
+    assert queue.fail("a", "second") is State.DEAD
+    assert "second" in (reason(queue, "a") or "")
+    assert queue.claim(100) == []
+    assert queue.payload("a") == b"raw"
+
+
+def test_only_what_is_claimed_can_be_completed_or_fail(queue: Queue) -> None:
+    queue.put(upload("a"))
+    with pytest.raises(WrongState):
+        queue.complete("a", b"scored")
+    with pytest.raises(WrongState):
+        queue.fail("a", "boom")
+    with pytest.raises(KeyError):
+        queue.complete("nobody", b"scored")
+    assert queue.payload("a") == b"raw"
+
+
+# --- the order of leases
+
+
+def test_nothing_ready_nothing_leased(queue: Queue) -> None:
+    queue.put(upload("a"))
+    assert ask(queue) is None
+
+
+def test_fifo_is_the_order_of_admission(queue: Queue) -> None:
+    for id in ("a", "b", "c"):
+        queue.put(upload(id))
+    for claim in reversed(queue.claim(100)):
+        queue.complete(claim.id, b"scored")
+    assert drain(queue) == ["a", "b", "c"]
+
+
+def test_freshest_is_the_highest_version_then_the_newest(queue: Queue) -> None:
+    make_ready(queue, upload("a", version=2), upload("b", version=3), upload("c", version=3), upload("d", version=1))
+    assert drain(queue, order=Order.FRESHEST) == ["c", "b", "a", "d"]
+
+
+def test_orders_hold_across_runs_and_epochs(queue: Queue) -> None:
+    batches = [upload("a", run="y", version=1), upload("b", run="x", epoch=1, version=2), upload("c", run="x")]
+    make_ready(queue, *batches)
+    assert drain(queue) == ["a", "b", "c"]
+    make_ready(queue, *(replace(batch, id=f"{batch.id}2") for batch in batches))
+    assert drain(queue, order=Order.FRESHEST) == ["b2", "a2", "c2"]
+
+
+@pytest.mark.parametrize("order", Order)
+def test_returned_batches_come_first_in_the_order_they_had(queue: Queue, clock: Clock, order: Order) -> None:
+    make_ready(queue, *(upload(id, version=version) for id, version in (("a", 1), ("b", 2), ("c", 3), ("d", 4))))
+    first, second = lease(queue, order=order), lease(queue, order=order)
+    make_ready(queue, upload("newest", version=9))
+    queue.release([key(second)])
+    clock.advance(LEASE_SECONDS)
+    assert drain(queue, order=order)[:2] == [first.id, second.id]
+
+
+def test_a_lease_keeps_to_its_run(queue: Queue) -> None:
+    make_ready(queue, upload("a", run="one"), upload("b", run="two"))
+    assert drain(queue, run="two") == ["b"]
+
+
+def test_a_lease_of_any_run_can_except_one(queue: Queue) -> None:
+    make_ready(queue, upload("a", run="legacy"), upload("b", run="two"))
+    assert drain(queue, except_run="legacy") == ["b"]
+    assert drain(queue, run="legacy") == ["a"]
+
+
+def test_a_batch_is_leased_once_at_a_time(queue: Queue) -> None:
+    make_ready(queue, *(upload(str(number)) for number in range(40)))
+    leased: list[str] = []
+    threads = [
+        threading.Thread(target=lambda name=name: leased.extend(drain(queue, consumer=name))) for name in "abcdefgh"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(leased) == {str(number): 1 for number in range(40)}
+
+
+# --- leases: how they hold and end
+
+
+def test_a_lease_says_what_it_is(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue, consumer="me", lease_seconds=7.0)
+    assert (held.id, held.lease_seconds, held.deliveries, held.body) == ("a", 7.0, 1, b"scored raw")
+    info = queue.get("a")
+    assert info is not None
+    assert (info.state, info.consumer) == (State.LEASED, "me")
+
+
+def test_a_lease_holds_for_its_time(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    clock.advance(LEASE_SECONDS - 0.1)
+    assert ask(queue) is None
+    clock.advance(0.1)
+    again = lease(queue)
+    assert again.id == held.id
+    assert again.token != held.token
+
+
+def test_a_lost_lease_shows_at_once(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    lease(queue)
+    clock.advance(LEASE_SECONDS)
+    assert state(queue, "a") is State.READY
+    assert [(depth.state, depth.batches) for depth in queue.stats().depths] == [(State.READY, 1)]
+
+
+@pytest.mark.parametrize("act", ["ack", "extend", "release"])
+def test_the_token_of_a_lost_lease_is_refused_though_nobody_leased_since(queue: Queue, clock: Clock, act: str) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    clock.advance(LEASE_SECONDS)
+    arguments = {"extend": [LEASE_SECONDS]}.get(act, [])
+    assert getattr(queue, act)([key(held)], *arguments) == [Outcome.STALE]
+    assert state(queue, "a") is State.READY
+
+
+def test_extending_gives_time_from_now(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    clock.advance(LEASE_SECONDS - 1)
+    assert queue.extend([key(held)], 3.0) == [Outcome.OK]
+    clock.advance(2.9)
+    assert ask(queue) is None
+    clock.advance(0.1)
+    assert lease(queue).id == "a"
+
+
+def test_extending_again_does_not_take_back_that_training_started(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    queue.extend([key(held)], LEASE_SECONDS, started=True)
+    queue.extend([key(held)], LEASE_SECONDS)
+    clock.advance(LEASE_SECONDS)
+    assert lease(queue).deliveries == 2
+
+
+def test_a_released_batch_can_be_leased_at_once(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    assert queue.release([key(lease(queue))]) == [Outcome.OK]
+    assert lease(queue).deliveries == 1
+
+
+# --- what counts as a delivery
+
+
+def test_a_loss_before_training_started_is_no_delivery(open_queue: Open, clock: Clock) -> None:
+    queue = open_queue(max_deliveries=1)
+    make_ready(queue, upload("a"))
+    lose(queue, clock, started=False)
+    assert lease(queue).deliveries == 1
+
+
+def test_started_losses_count_until_the_batch_is_dead(open_queue: Open, clock: Clock) -> None:
+    queue = open_queue(max_deliveries=2)
+    make_ready(queue, upload("a"))
+    lose(queue, clock, started=True)
+    assert state(queue, "a") is State.READY
+    lose(queue, clock, started=True)
+    assert ask(queue) is None
+    info = queue.get("a")
+    assert info is not None
+    assert (info.state, info.deliveries) == (State.DEAD, 2)
+    assert "trainer lost" in (info.reason or "")
+    assert queue.payload("a") == b"scored raw"
+
+
+def test_having_started_is_forgotten_with_the_lease(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    lose(queue, clock, started=True)
+    lose(queue, clock, started=False)
+    assert lease(queue).deliveries == 2
+
+
+def test_a_release_with_an_error_counts_and_tells_why(open_queue: Open) -> None:
+    queue = open_queue(max_deliveries=2)
+    make_ready(queue, upload("a"))
+    queue.release([key(lease(queue))], error="first NaN")
+    assert queue.release([key(lease(queue))], error="second NaN") == [Outcome.OK]
+    assert state(queue, "a") is State.DEAD
+    assert "second NaN" in (reason(queue, "a") or "")
+
+
+def test_a_release_without_an_error_does_not_count_even_when_started(open_queue: Open) -> None:
+    queue = open_queue(max_deliveries=1)
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    queue.extend([key(held)], LEASE_SECONDS, started=True)
+    queue.release([key(held)])
+    assert lease(queue).deliveries == 1
+
+
+# --- outcomes
+
+
+def test_an_ack_settles_and_drops_the_payload(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    assert queue.ack([key(lease(queue))], checkpoint="step-7") == [Outcome.OK]
+    info = queue.get("a")
+    assert info is not None
+    assert (info.state, info.payload_bytes, info.consumer) == (State.DONE, 0, "trainer")
+    assert "step-7" in info.history[-1].detail
+    assert queue.payload("a") is None
+    assert ask(queue) is None
+
+
+def test_a_settled_batch_is_never_lost(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    queue.ack([key(lease(queue))])
+    clock.advance(LEASE_SECONDS)
+    assert state(queue, "a") is State.DONE
+
+
+def test_after_an_ack_the_same_token_has_it_already(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    queue.ack([key(held)])
+    assert queue.ack([key(held)]) == [Outcome.ALREADY]
+    assert queue.extend([key(held)], 1.0) == [Outcome.ALREADY]
+    assert queue.release([key(held)], error="late") == [Outcome.ALREADY]
+    assert state(queue, "a") is State.DONE
+
+
+def test_after_a_release_the_same_token_has_released_already_but_holds_nothing(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    queue.release([key(held)])
+    assert queue.release([key(held)], error="late") == [Outcome.ALREADY]
+    assert queue.ack([key(held)]) == [Outcome.STALE]
+    assert queue.extend([key(held)], 1.0) == [Outcome.STALE]
+    assert lease(queue).deliveries == 1
+
+
+def test_a_repeated_release_does_not_touch_the_next_lease(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    old = lease(queue)
+    queue.release([key(old)])
+    new = lease(queue)
+    assert queue.release([key(old)]) == [Outcome.ALREADY]
+    assert queue.ack([key(new)]) == [Outcome.OK]
+
+
+def test_an_old_token_is_stale_after_another_one_settled(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    old = lease(queue)
+    clock.advance(LEASE_SECONDS)
+    queue.ack([key(lease(queue))])
+    assert queue.ack([key(old)]) == [Outcome.STALE]
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "fälschlich"])
+def test_a_wrong_token_is_stale(queue: Queue, token: str) -> None:
+    make_ready(queue, upload("leased"), upload("ready"))
+    lease(queue)
+    assert queue.ack([LeaseKey("leased", token), LeaseKey("ready", token)]) == [Outcome.STALE, Outcome.STALE]
+
+
+def test_one_call_answers_each_lease_in_order(queue: Queue) -> None:
+    make_ready(queue, *(upload(str(number)) for number in range(300)))
+    keys = [key(lease(queue)) for _ in range(300)]
+    asked = [*keys, keys[0], LeaseKey("0", "wrong"), LeaseKey("nobody", "x")]
+    expected = [*[Outcome.OK] * 300, Outcome.ALREADY, Outcome.STALE, Outcome.UNKNOWN]
+    assert queue.ack(asked) == expected
+
+
+def test_no_leases_no_outcomes(queue: Queue) -> None:
+    assert queue.ack([]) == []
+
+
+# --- repeated requests and incarnations
+
+
+def test_a_repeated_request_gets_the_same_lease(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    first = lease(queue, request_id="1")
+    clock.advance(LEASE_SECONDS - 1)
+    assert lease(queue, request_id="1", lease_seconds=99.0) == first
+    assert lease(queue, request_id="2").id == "b"
+    clock.advance(1)  # the repetition gave it no new time
+    assert state(queue, "a") is State.READY
+
+
+def test_a_request_id_means_something_to_its_consumer_only(queue: Queue) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    lease(queue, consumer="one", request_id="1")
+    assert lease(queue, consumer="two", request_id="1").id == "b"
+
+
+@pytest.mark.parametrize("end", ["ack", "release"])
+def test_a_request_whose_lease_ended_leases_anew(queue: Queue, end: str) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    first = lease(queue, request_id="1")
+    getattr(queue, end)([key(first)])
+    assert lease(queue, request_id="1").token != first.token
+
+
+def test_a_new_incarnation_ends_the_old_leases_which_come_first(queue: Queue) -> None:
+    make_ready(queue, *(upload(id) for id in "abcd"))
+    old = [lease(queue, incarnation="one") for _ in range(2)]
+    anonymous = lease(queue)
+    assert lease(queue, incarnation="two", request_id="x").id == "a"
+    assert drain(queue, incarnation="two") == ["b", "c", "d"]
+    assert queue.ack([key(held) for held in (*old, anonymous)]) == [Outcome.STALE] * 3
+
+
+def test_a_new_incarnation_ends_a_repeatable_request_too(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    first = lease(queue, incarnation="one", request_id="1")
+    assert lease(queue, incarnation="two", request_id="1").token != first.token
+
+
+def test_a_new_incarnation_leaves_other_consumers_alone(queue: Queue) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    other = lease(queue, consumer="other", incarnation="one")
+    lease(queue, incarnation="two")
+    assert queue.ack([key(other)]) == [Outcome.OK]
+
+
+def test_the_same_incarnation_keeps_its_leases(queue: Queue) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    held = [lease(queue, incarnation="one") for _ in range(2)]
+    assert queue.ack([key(each) for each in held]) == [Outcome.OK] * 2
+
+
+@pytest.mark.parametrize(("started", "deliveries"), [(False, 1), (True, 2)])
+def test_ending_by_a_new_incarnation_counts_like_any_loss(queue: Queue, started: bool, deliveries: int) -> None:
+    make_ready(queue, upload("a"))
+    queue.extend([key(lease(queue, incarnation="one"))], LEASE_SECONDS, started=started)
+    assert lease(queue, incarnation="two").deliveries == deliveries
+
+
+def test_a_late_request_of_an_old_incarnation_takes_nothing(queue: Queue) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    lease(queue, incarnation="one")
+    held = lease(queue, incarnation="two")
+    with pytest.raises(Superseded):
+        ask(queue, incarnation="one")
+    assert queue.ack([key(held)]) == [Outcome.OK]
+
+
+# --- staleness and epochs
+
+
+def test_batches_older_than_the_lag_expire_as_stale(queue: Queue) -> None:
+    make_ready(queue, upload("old", version=6), upload("good", version=7))
+    queue.put(upload("old and queued", version=6))
+    assert drain(queue, run="run", policy_version=9, max_lag=2) == ["good"]
+    assert state(queue, "old") is State.EXPIRED
+    assert reason(queue, "old") == "stale"
+    assert state(queue, "old and queued") is State.EXPIRED
+    assert queue.payload("old") is not None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"policy_version": 9, "max_lag": 2},
+        {"run": "run", "policy_version": 9},
+        {"run": "run", "max_lag": 2},
+        {"run": "other", "policy_version": 9, "max_lag": 2},
+    ],
+)
+def test_nothing_is_stale_without_run_version_and_lag(queue: Queue, request_: dict) -> None:
+    make_ready(queue, upload("old", version=6))
+    ask(queue, **request_)
+    assert state(queue, "old") is not State.EXPIRED
+
+
+def test_what_others_hold_does_not_expire_under_them(queue: Queue) -> None:
+    make_ready(queue, upload("old", version=0))
+    held = lease(queue, consumer="other")
+    assert ask(queue, run="run", epoch=1, policy_version=9, max_lag=2) is None
+    assert queue.ack([key(held)]) == [Outcome.OK]
+
+
+def test_a_lost_batch_can_be_stale_when_it_comes_back(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("old", version=0))
+    lose(queue, clock, started=False)
+    assert ask(queue, run="run", policy_version=9, max_lag=2) is None
+    assert reason(queue, "old") == "stale"
+
+
+def test_older_epochs_are_good_up_to_the_fork(queue: Queue) -> None:
+    make_ready(queue, upload("before", version=4), upload("at", version=5), upload("after", version=6))
+    queue.put(upload("after and queued", version=6))
+    assert drain(queue, run="run", epoch=1, policy_version=5) == ["before", "at"]
+    for id in ("after", "after and queued"):
+        assert state(queue, id) is State.EXPIRED
+        assert reason(queue, id) == "abandoned"
+
+
+def test_the_fork_is_where_the_epoch_was_first_seen(queue: Queue) -> None:
+    ask(queue, run="run", epoch=1, policy_version=5)
+    make_ready(queue, upload("after", version=6), upload("new", epoch=1, version=6))
+    assert drain(queue, run="run", epoch=1, policy_version=8) == ["new"]
+    assert reason(queue, "after") == "abandoned"
+
+
+def test_the_earliest_fork_since_then_decides(queue: Queue) -> None:
+    """0 ran to 9, 1 left it at 8, 2 left 1 at 5: what 0 sampled at 6 is of no lineage of 2."""
+    ask(queue, run="run", epoch=1, policy_version=8)
+    make_ready(
+        queue,
+        upload("0 at 5", version=5),
+        upload("0 at 6", version=6),
+        upload("1 at 8", epoch=1, version=8),
+        upload("2 at 9", epoch=2, version=9),
+    )
+    assert drain(queue, run="run", epoch=2, policy_version=5) == ["0 at 5", "2 at 9"]
+    assert [reason(queue, id) for id in ("0 at 6", "1 at 8")] == ["abandoned"] * 2
+
+
+def test_a_later_fork_does_not_bring_back_more(queue: Queue) -> None:
+    """1 left 0 at 5 and 2 left 1 at 8: what 0 sampled at 6 is of no lineage of 2."""
+    ask(queue, run="run", epoch=1, policy_version=5)
+    make_ready(queue, upload("0 at 6", version=6), upload("1 at 7", epoch=1, version=7))
+    assert drain(queue, run="run", epoch=2, policy_version=8) == ["1 at 7"]
+    assert reason(queue, "0 at 6") == "abandoned"
+
+
+def test_newer_epochs_are_neither_leased_nor_expired(queue: Queue) -> None:
+    make_ready(queue, upload("newer", epoch=2, version=0), upload("same", epoch=1, version=9))
+    assert drain(queue, run="run", epoch=1, policy_version=9, max_lag=2) == ["same"]
+    assert state(queue, "newer") is State.READY
+
+
+def test_epochs_of_another_run_are_another_matter(queue: Queue) -> None:
+    make_ready(queue, upload("other", run="other", version=9))
+    ask(queue, run="run", epoch=1, policy_version=5)
+    assert state(queue, "other") is State.READY
+
+
+def test_an_epoch_without_a_version_abandons_nothing(queue: Queue) -> None:
+    make_ready(queue, upload("a", version=9))
+    assert drain(queue, run="run", epoch=1) == ["a"]
+
+
+# --- what an operator does
+
+
+def test_a_dead_batch_is_queued_again_from_the_start(open_queue: Open) -> None:
+    queue = open_queue(max_scoring_attempts=1)
+    queue.put(upload("a"))
+    queue.claim(100)
+    queue.fail("a", "boom")
+    assert queue.requeue("a") is State.QUEUED
+    assert reason(queue, "a") is None
+    [claim] = queue.claim(100)
+    assert claim.attempts == 0
+
+
+def test_a_scored_batch_is_not_scored_again(open_queue: Open) -> None:
+    queue = open_queue(max_deliveries=1)
+    make_ready(queue, upload("a"))
+    queue.release([key(lease(queue))], error="boom")
+    assert queue.requeue("a") is State.READY
+    assert lease(queue).deliveries == 1
+
+
+def test_requeueing_respects_the_limits(open_queue: Open) -> None:
+    queue = open_queue(max_batches=1)
+    make_ready(queue, upload("a"))
+    ask(queue, run="run", policy_version=9, max_lag=0)
+    queue.put(upload("b"))
+    with pytest.raises(QueueFull):
+        queue.requeue("a")
+    assert state(queue, "a") is State.EXPIRED
+
+
+def test_only_dead_and_expired_batches_are_requeued(queue: Queue) -> None:
+    queue.put(upload("a"))
+    with pytest.raises(WrongState):
+        queue.requeue("a")
+    with pytest.raises(KeyError):
+        queue.requeue("nobody")
+
+
+def test_a_dropped_batch_is_gone_but_known(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    held = lease(queue)
+    queue.drop("a")
+    assert reason(queue, "a") == "dropped"
+    assert queue.payload("a") is None
+    assert queue.ack([key(held)]) == [Outcome.STALE]
+    assert queue.put(upload("a")) == Admission(State.EXPIRED, created=False)
+    with pytest.raises(WrongState):
+        queue.requeue("a")
+
+
+def test_dropping_leaves_room(open_queue: Open) -> None:
+    queue = open_queue(max_batches=1)
+    queue.put(upload("a"))
+    queue.drop("a")
+    assert queue.put(upload("b")).created
+
+
+def test_what_is_done_stays_done_and_what_is_being_scored_stays(queue: Queue) -> None:
+    make_ready(queue, upload("done"))
+    queue.ack([key(lease(queue))])
+    queue.drop("done")
+    assert state(queue, "done") is State.DONE
+    queue.put(upload("scoring"))
+    queue.claim(100)
+    with pytest.raises(WrongState):
+        queue.drop("scoring")
+    with pytest.raises(KeyError):
+        queue.drop("nobody")
+
+
+# --- looking
+
+
+def test_the_history_tells_the_way_of_a_batch(queue: Queue, clock: Clock) -> None:
+    queue.put(upload("a", version=3))
+    clock.advance(1)
+    make_ready(queue)
+    queue.release([key(lease(queue))], error="boom")
+    queue.ack([key(lease(queue))])
+    info = queue.get("a")
+    assert info is not None
+    ready, leased = State.READY, State.LEASED
+    assert [event.state for event in info.history] == [
+        State.QUEUED,
+        State.SCORING,
+        ready,
+        leased,
+        ready,
+        leased,
+        State.DONE,
+    ]
+    assert "boom" in info.history[4].detail
+    assert info.history[1].at - info.history[0].at == 1
+    assert info.admitted_at == info.history[0].at
+    assert (info.policy_version, info.completions, info.prompt_tokens, info.completion_tokens) == (3, 2, 4, 6)
+
+
+def test_an_unknown_batch_is_none(queue: Queue) -> None:
+    assert queue.get("nobody") is None
+    assert queue.payload("nobody") is None
+
+
+def test_the_list_goes_page_by_page_in_order_of_admission(queue: Queue) -> None:
+    for number in range(7):
+        queue.put(upload(str(number)))
+    pages, cursor = [], None
+    while True:
+        page = queue.list(None, None, 3, cursor)
+        pages.append([info.id for info in page.batches])
+        if (cursor := page.next_cursor) is None:
+            break
+    assert pages == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+
+
+def test_a_last_page_that_is_full_has_no_next(queue: Queue) -> None:
+    queue.put(upload("a"))
+    assert queue.list(None, None, 1, None).next_cursor is None
+
+
+def test_the_list_keeps_to_a_state_and_a_run(queue: Queue) -> None:
+    make_ready(queue, upload("a", run="one"), upload("b", run="two"))
+    queue.put(upload("c", run="one"))
+    assert [info.id for info in queue.list(State.READY, None, 9, None).batches] == ["a", "b"]
+    assert [info.id for info in queue.list(None, "one", 9, None).batches] == ["a", "c"]
+    assert [info.id for info in queue.list(State.READY, "one", 9, None).batches] == ["a"]
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "-1", "f" * 40, "1 OR 1"])
+def test_a_cursor_from_elsewhere_is_refused(queue: Queue, cursor: str) -> None:
+    with pytest.raises(ValueError, match="cursor"):
+        queue.list(None, None, 3, cursor)
+
+
+def test_stats_count_batches_and_bytes_by_run_and_state(queue: Queue) -> None:
+    make_ready(queue, upload("a", run="one"), upload("b", run="one", epoch=1), upload("c", run="two"))
+    queue.ack([key(lease(queue, run="two"))])
+    queue.extend([key(lease(queue, run="one"))], LEASE_SECONDS, started=True)
+    queue.put(upload("d", run="one"))
+    depths = {(depth.run, depth.state): (depth.batches, depth.payload_bytes) for depth in queue.stats().depths}
+    assert depths == {
+        ("one", State.LEASED): (1, 10),
+        ("one", State.READY): (1, 10),
+        ("one", State.QUEUED): (1, 3),
+        ("two", State.DONE): (1, 0),
+    }
+
+
+def test_the_oldest_age_is_that_of_the_oldest_waiting_batch(queue: Queue, clock: Clock) -> None:
+    assert queue.stats().oldest_age is None
+    make_ready(queue, upload("a"))
+    clock.advance(4)
+    queue.put(upload("b"))
+    clock.advance(2)
+    assert queue.stats().oldest_age == 6
+    lease(queue)
+    assert queue.stats().oldest_age == 2
+
+
+# --- forgetting, checking, closing
+
+
+@pytest.mark.parametrize("end", [State.DONE, State.EXPIRED, State.DEAD])
+def test_a_settled_id_is_known_for_the_retention_time(open_queue: Open, clock: Clock, end: State) -> None:
+    queue = open_queue(max_deliveries=1)
+    make_ready(queue, upload("a"), upload("waits", run="other"))
+    held = lease(queue, run="run")
+    if end is State.DONE:
+        queue.ack([key(held)])
+    elif end is State.DEAD:
+        queue.release([key(held)], error="boom")
+    else:
+        queue.drop("a")
+    clock.advance(RETENTION)
+    assert queue.put(upload("a")) == Admission(end, created=False)
+    clock.advance(61)
+    assert queue.get("a") is None
+    assert queue.put(upload("a")).created
+    assert state(queue, "waits") is State.READY
+
+
+def test_a_writable_store_passes_the_check(queue: Queue) -> None:
+    queue.check()
+
+
+def test_a_closed_queue_says_so(queue: Queue) -> None:
+    queue.close()
+    queue.close()
+    with pytest.raises(StorageBroken, match="closed"):
+        queue.put(upload("a"))
+
+
+# --- any order of anything
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever is asked in whatever order, a batch has one holder, settles once, and is counted where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.folder = TemporaryDirectory()
+        self.holders: dict[str, Lease] = {}  # by batch, the lease granted last
+        self.done: set[str] = set()
+        self.count = 0
+
+    @initialize(backend=st.sampled_from(sorted(BACKENDS)))
+    def open(self, backend: str) -> None:
+        self.queue = BACKENDS[backend](Path(self.folder.name), self.clock, Limits(max_deliveries=2))
+
+    def teardown(self) -> None:
+        self.queue.close()
+        self.folder.cleanup()
+
+    @rule(version=st.integers(0, 5), epoch=st.integers(0, 2), run=st.sampled_from(["x", "y"]), scored=st.booleans())
+    def put(self, version: int, epoch: int, run: str, scored: bool) -> None:
+        self.count += 1
+        self.queue.put(upload(f"{self.count}", run=run, epoch=epoch, version=version))
+        if scored:
+            make_ready(self.queue)
+
+    @rule(
+        consumer=st.sampled_from(["one", "two"]),
+        incarnation=st.integers(0, 3),
+        where=st.sampled_from([{}, {"run": "x"}, {"run": "x", "epoch": 1, "policy_version": 3, "max_lag": 2}]),
+        order=st.sampled_from(Order),
+    )
+    def lease(self, consumer: str, incarnation: int, where: dict, order: Order) -> None:
+        try:
+            held = ask(self.queue, consumer, incarnation=str(incarnation), order=order, **where)
+        except Superseded:
+            return
+        if held is None:
+            return
+        assert held.id not in self.done
+        if (before := self.holders.get(held.id)) is not None:
+            assert self.queue.extend([key(before)], 1.0) == [Outcome.STALE]
+        self.holders[held.id] = held
+
+    @rule(data=st.data(), act=st.sampled_from(["ack", "start", "release", "fail", "drop"]))
+    def use(self, data: st.DataObject, act: str) -> None:
+        if not self.holders:
+            return
+        held = self.holders[data.draw(st.sampled_from(sorted(self.holders)))]
+        keys = [key(held)]
+        if act == "ack":
+            [outcome] = self.queue.ack(keys)
+            assert (outcome is Outcome.ALREADY) == (held.id in self.done)
+            if outcome is Outcome.OK:
+                self.done.add(held.id)
+        elif act == "start":
+            self.queue.extend(keys, LEASE_SECONDS, started=True)
+        elif act == "drop":
+            self.queue.drop(held.id)
+        else:
+            self.queue.release(keys, error="boom" if act == "fail" else None)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_SECONDS]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @invariant()
+    def each_batch_is_counted_where_it_is(self) -> None:
+        infos = self.queue.list(None, None, 10_000, None).batches
+        assert len(infos) == self.count
+        assert {info.id for info in infos if info.state is State.DONE} == self.done
+        counted = Counter((info.run, info.state) for info in infos)
+        assert counted == {(depth.run, depth.state): depth.batches for depth in self.queue.stats().depths}
+        assert sum(info.payload_bytes for info in infos) == sum(d.payload_bytes for d in self.queue.stats().depths)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,479 @@
+"""What the embedded queue promises besides: about its file, its process, and its disk."""
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from ref_server.queue.interface import (
+    LeaseKey,
+    LeaseRequest,
+    Limits,
+    Order,
+    Outcome,
+    State,
+    StorageBroken,
+    StorageFull,
+    Upload,
+    WrongState,
+)
+from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.writer import Writer
+
+ROOT = Path(__file__).parents[3]
+LEASE_SECONDS = 10.0
+
+
+def upload(id: str, body: bytes = b"raw") -> Upload:
+    return Upload(id, b"." * 32, "run", 0, 0, 4, 6, 2, body)
+
+
+def make_ready(queue: SqliteQueue, id: str) -> None:
+    queue.put(upload(id))
+    [claim] = queue.claim(1)
+    queue.complete(claim.id, b"scored")
+
+
+def lease(queue: SqliteQueue) -> LeaseKey:
+    held = queue.lease(LeaseRequest("trainer", lease_seconds=LEASE_SECONDS))
+    assert held is not None
+    return LeaseKey(held.id, held.token)
+
+
+def state(queue: SqliteQueue, id: str) -> State:
+    info = queue.get(id)
+    assert info is not None
+    return info.state
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "queue.sqlite"
+
+
+@pytest.fixture
+def connections() -> Iterator[list[apsw.Connection]]:
+    """The connections that are opened during the test."""
+    opened: list[apsw.Connection] = []
+    apsw.connection_hooks.append(opened.append)
+    yield opened
+    apsw.connection_hooks.remove(opened.append)
+
+
+class Disk(apsw.VFS):
+    """SQLite's view of the disk, which counts flushes and can fail at a write or a flush."""
+
+    def __init__(self) -> None:
+        self.flushes = 0
+        self.at_write: type[Exception] | None = None
+        self.at_flush: type[Exception] | None = None
+        super().__init__("test-disk", "unix", makedefault=True)
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "DiskFile":
+        return DiskFile(self, name, flags)
+
+
+class DiskFile(apsw.VFSFile):
+    def __init__(self, disk: Disk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        self._disk = disk
+        super().__init__("unix", name, flags)
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        if self._disk.at_write:
+            raise self._disk.at_write("as the test wants")
+        super().xWrite(data, offset)
+
+    def xSync(self, flags: int) -> None:
+        self._disk.flushes += 1
+        if self._disk.at_flush:
+            raise self._disk.at_flush("as the test wants")
+        super().xSync(flags)
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    disk.unregister()
+
+
+# --- opening
+
+
+def test_a_restart_queues_again_what_was_being_scored(path: Path) -> None:
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        queue.put(upload("a"))
+        queue.claim(1)
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        [claim] = queue.claim(1)
+        assert (claim.id, claim.attempts) == ("a", 0)
+
+
+def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
+    with closing(SqliteQueue(path, limits=Limits(), clock=lambda: 1_000_000.0)) as queue:
+        make_ready(queue, "a")
+        held = lease(queue)
+    now = 3.0
+    with closing(SqliteQueue(path, limits=Limits(), clock=lambda: now)) as queue:
+        now += LEASE_SECONDS - 0.1
+        assert queue.extend([held], LEASE_SECONDS) == [Outcome.OK]
+        now += LEASE_SECONDS
+        assert queue.ack([held]) == [Outcome.STALE]
+
+
+def test_a_restart_keeps_everything_else(path: Path) -> None:
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        make_ready(queue, "done")
+        make_ready(queue, "ready")
+        held = lease(queue)
+        queue.ack([held])
+        before = queue.list(None, None, 9, None)
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        assert queue.list(None, None, 9, None) == before
+        assert queue.payload("ready") == b"scored"
+        assert queue.ack([held]) == [Outcome.ALREADY]
+
+
+def run_python(code: str, path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+OPEN_ONCE = """
+import sys
+from pathlib import Path
+from ref_server.queue.interface import Limits
+from ref_server.queue.sqlite import SqliteQueue
+SqliteQueue(Path(sys.argv[1]), limits=Limits()).close()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(path: Path) -> None:
+    with closing(SqliteQueue(path, limits=Limits())):
+        _, error = (refused := run_python(OPEN_ONCE, path)).communicate(timeout=30)
+        assert refused.returncode != 0
+        assert f"StorageBroken: another process holds {path}" in error
+    _, error = (allowed := run_python(OPEN_ONCE, path)).communicate(timeout=30)
+    assert allowed.returncode == 0, error
+
+
+def test_a_queue_that_could_not_be_opened_holds_nothing(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database, " * 1000)
+    with pytest.raises(StorageBroken, match="not a database"):
+        SqliteQueue(path, limits=Limits())
+    path.unlink()
+    SqliteQueue(path, limits=Limits()).close()
+
+
+def test_a_damaged_file_is_refused(path: Path) -> None:
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        for number in range(50):
+            queue.put(upload(str(number), body=b"x" * 5000))
+    content = bytearray(path.read_bytes())
+    content[8192:-4096:4096] = b"\xff" * len(range(8192, len(content) - 4096, 4096))
+    path.write_bytes(content)
+    with pytest.raises(StorageBroken):
+        SqliteQueue(path, limits=Limits())
+
+
+def test_another_schema_is_refused(path: Path) -> None:
+    SqliteQueue(path, limits=Limits()).close()
+    with closing(apsw.Connection(str(path))) as db:
+        db.pragma("user_version", 99)
+    with pytest.raises(StorageBroken, match="schema version 99"):
+        SqliteQueue(path, limits=Limits())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageBroken, match="file"):
+        SqliteQueue(tmp_path / "file" / "queue.sqlite", limits=Limits())
+
+
+# --- committing
+
+
+PUT_UNTIL_KILLED = """
+import itertools, sys, threading
+from pathlib import Path
+from ref_server.queue.interface import Limits, Upload
+from ref_server.queue.sqlite import SqliteQueue
+queue = SqliteQueue(Path(sys.argv[1]), limits=Limits())
+def put(name):
+    for number in itertools.count():
+        queue.put(Upload(f"{name}{number}", b"." * 32, "run", 0, 0, 4, 6, 2, b"x" * 3000))
+        sys.stdout.write(f"{name}{number}\\n")
+        sys.stdout.flush()
+for name in "abcd":
+    threading.Thread(target=put, args=(name,)).start()
+"""
+
+
+def test_every_acknowledged_upload_survives_a_kill(path: Path) -> None:
+    with run_python(PUT_UNTIL_KILLED, path) as child:
+        assert child.stdout is not None
+        acknowledged = [child.stdout.readline() for _ in range(200)]
+        child.kill()
+        acknowledged += child.stdout.readlines()
+    ids = [line.strip() for line in acknowledged if line.endswith("\n")]
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        assert [id for id in ids if queue.payload(id) != b"x" * 3000] == []
+
+
+def test_threads_share_commits(path: Path, connections: list[apsw.Connection]) -> None:
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        commits = 0
+
+        def count() -> bool:
+            nonlocal commits
+            commits += 1
+            return False
+
+        connections[0].set_commit_hook(count)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: queue.put(upload(str(number))), range(400)))
+        assert sum(depth.batches for depth in queue.stats().depths) == 400
+        assert 0 < commits < 300
+
+
+def test_uploads_and_acks_are_flushed_before_they_return_and_leases_are_not(path: Path, disk: Disk) -> None:
+    def flushes(operation: Callable[[], object]) -> int:
+        before = disk.flushes
+        operation()
+        return disk.flushes - before
+
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        make_ready(queue, "a")
+        assert flushes(lambda: queue.put(upload("b"))) > 0
+        keys: list[LeaseKey] = []
+        assert flushes(lambda: keys.append(lease(queue))) == 0
+        assert flushes(lambda: queue.extend(keys, LEASE_SECONDS, started=True)) == 0
+        assert flushes(lambda: queue.ack(keys)) > 0
+        assert flushes(queue.check) > 0
+
+
+@contextmanager
+def kept_busy(writer: Writer) -> Iterator[None]:
+    """Until the end of the block the writer takes no more, so that what comes meanwhile is committed together."""
+    busy, go = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        busy.set()
+        go.wait(10)
+
+    thread = threading.Thread(target=lambda: writer.call(hold_up, durable=False))
+    thread.start()
+    busy.wait(10)
+    yield
+    go.set()
+    thread.join(10)
+
+
+def submit(pool: ThreadPoolExecutor, writer: Writer, *operations: Callable[[], object]) -> list[Future[object]]:
+    """Gives the operations to the writer, each from a thread of its own, in this order."""
+    calls = []
+    for count, operation in enumerate(operations, start=1):
+        calls.append(pool.submit(writer.call, operation, durable=True))
+        while writer._jobs.qsize() < count:
+            time.sleep(0.001)
+    return calls
+
+
+def call_together(writer: Writer, *operations: Callable[[], object]) -> list[object]:
+    """What each of them returned or raised."""
+    with ThreadPoolExecutor(len(operations)) as pool:
+        with kept_busy(writer):
+            calls = submit(pool, writer, *operations)
+        return [call.exception(10) or call.result() for call in calls]
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[apsw.Connection]:
+    with closing(apsw.Connection(str(tmp_path / "test.sqlite"))) as db:
+        db.execute("CREATE TABLE numbers (n)")
+        yield db
+
+
+@pytest.fixture
+def writer(db: apsw.Connection) -> Iterator[Writer]:
+    with closing(Writer(db)) as writer:
+        yield writer
+
+
+def write(db: apsw.Connection, number: int, error: Exception | None = None) -> Callable[[], int]:
+    def operation() -> int:
+        db.execute("INSERT INTO numbers VALUES (?)", (number,))
+        if error:
+            raise error
+        return number
+
+    return operation
+
+
+def written(db: apsw.Connection) -> list[int]:
+    return [number for (number,) in db.execute("SELECT n FROM numbers ORDER BY n")]
+
+
+def test_a_failing_operation_does_not_spoil_its_group(db: apsw.Connection, writer: Writer) -> None:
+    wrong = WrongState("wrong")
+    assert call_together(writer, write(db, 1), write(db, 2, wrong), write(db, 3)) == [1, wrong, 3]
+    assert written(db) == [1, 3]
+
+
+def test_an_operation_that_ends_the_transaction_fails_its_group(db: apsw.Connection, writer: Writer) -> None:
+    """As SQLite does by itself on some failures of the disk."""
+
+    def roll_back() -> None:
+        db.execute("ROLLBACK")
+        raise apsw.FullError("full")
+
+    outcomes = call_together(writer, write(db, 1), roll_back, write(db, 3))
+    assert [type(outcome) for outcome in outcomes] == [StorageFull] * 3
+    assert written(db) == []
+    assert writer.call(write(db, 4), durable=True) == 4
+    assert written(db) == [4]
+
+
+def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer: Writer) -> None:
+    vetoes = iter([False, True, False])  # the second commit is the group's
+    db.set_commit_hook(lambda: next(vetoes))
+    outcomes = call_together(writer, write(db, 1), write(db, 2))
+    assert [type(outcome) for outcome in outcomes] == [apsw.ConstraintError] * 2
+    assert writer.call(write(db, 3), durable=True) == 3
+    assert written(db) == [3]
+
+
+def test_closing_finishes_what_waits(db: apsw.Connection) -> None:
+    writer = Writer(db)
+    with ThreadPoolExecutor(2) as pool:
+        with kept_busy(writer):
+            calls = submit(pool, writer, write(db, 1), write(db, 2))
+            closer = threading.Thread(target=writer.close)
+            closer.start()
+        assert [call.result(10) for call in calls] == [1, 2]
+        closer.join(10)
+    assert not closer.is_alive()
+    assert written(db) == [1, 2]
+
+
+def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
+    now = 0.0
+    with closing(
+        SqliteQueue(path, limits=Limits(), retention_seconds=9.0, clock=lambda: now, wall=lambda: now)
+    ) as queue:
+        for id in ("done", "expired"):
+            make_ready(queue, id)
+        queue.ack([lease(queue)])
+        queue.lease(LeaseRequest("c", "life", run="run", epoch=1, policy_version=9, max_lag=1))
+        now = 100.0
+        assert queue.stats().depths == ()
+    with closing(apsw.Connection(str(path))) as db:
+        tables = ("batches", "payloads", "events", "depths", "incarnations")
+        assert [db.execute(f"SELECT count(*) FROM {table}").get for table in tables] == [0] * len(tables)
+
+
+# --- failing disks
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        ({"at_write": apsw.FullError}, StorageFull),
+        ({"at_write": apsw.IOError}, StorageBroken),
+        ({"at_flush": apsw.IOError}, StorageBroken),
+    ],
+)
+def test_a_failing_disk_is_told_and_survived(
+    path: Path, disk: Disk, failure: dict[str, type[Exception]], told: type[Exception]
+) -> None:
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        make_ready(queue, "before")
+        held = lease(queue)
+        vars(disk).update(failure)
+        with pytest.raises(told):
+            queue.put(upload("during"))
+        with pytest.raises(told):
+            queue.ack([held])
+        with pytest.raises(told):
+            queue.check()
+        assert state(queue, "before") is State.LEASED
+        vars(disk).update(at_write=None, at_flush=None)
+        assert queue.get("during") is None
+        assert queue.put(upload("during")).created
+        assert queue.ack([held]) == [Outcome.OK]
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        assert (state(queue, "before"), state(queue, "during")) == (State.DONE, State.QUEUED)
+
+
+def test_a_file_that_may_not_grow_keeps_serving_what_it_has(path: Path, connections: list[apsw.Connection]) -> None:
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        make_ready(queue, "a")
+        connections[0].pragma("max_page_count", connections[0].pragma("page_count"))
+        with pytest.raises(StorageFull):
+            queue.put(upload("big", body=b"x" * 10**6))
+        assert queue.get("big") is None
+        assert queue.ack([lease(queue)]) == [Outcome.OK]
+
+
+# --- depth
+
+
+def count_steps(db: apsw.Connection, operation: Callable[[], object]) -> int:
+    """Steps of SQLite's virtual machine that an operation takes: how much it reads, whatever the machine's speed."""
+    steps = 0
+
+    def add(event: dict) -> None:
+        nonlocal steps
+        steps += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+    db.trace_v2(apsw.SQLITE_TRACE_PROFILE, add)
+    operation()
+    db.trace_v2(0, None)
+    return steps
+
+
+def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connections: list[apsw.Connection]) -> None:
+    numbers = itertools.count()
+    keys: list[LeaseKey] = []
+
+    def make_one_of_each(queue: SqliteQueue) -> None:
+        for _ in range(3):
+            queue.put(upload(f"{next(numbers)}"))
+        for claim in queue.claim(20):
+            queue.complete(claim.id, b"scored")
+        keys.append(lease(queue))
+
+    def lease_one(order: Order) -> None:
+        request = LeaseRequest("c", "life", f"{next(numbers)}", "run", None, 0, 5, 9, order)
+        assert queue.lease(request) is not None
+
+    def steps_of_each() -> dict[str, int]:
+        operations = {
+            "put": lambda: queue.put(upload(f"{next(numbers)}")),
+            "claim": lambda: queue.claim(10),
+            "fifo": lambda: lease_one(Order.FIFO),
+            "freshest": lambda: lease_one(Order.FRESHEST),
+            "ack": lambda: queue.ack([keys.pop()]),
+            "stats": lambda: queue.stats(),
+        }
+        return {name: count_steps(connections[0], operation) for name, operation in operations.items()}
+
+    with closing(SqliteQueue(path, limits=Limits())) as queue:
+        for _ in range(5):
+            make_one_of_each(queue)
+        steps_of_each()  # the first of a consumer's life is another matter
+        shallow = steps_of_each()
+        for _ in range(200):
+            make_one_of_each(queue)
+        deep = steps_of_each()
+    assert {name: steps for name, steps in deep.items() if steps > 1.2 * shallow[name]} == {}

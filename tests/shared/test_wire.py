@@ -1,0 +1,606 @@
+"""Batches as bytes: what comes in must come out bit for bit, and no bytes at all may do anything but be refused."""
+
+import hashlib
+import json
+import math
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared import wire
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+
+ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
+Tensors = dict[str, Any]
+Metadata = dict[str, Any]
+
+
+def valid(*, scored: bool = True) -> tuple[Tensors, Metadata]:
+    """A batch written from API.md alone, with everything optional in it."""
+    tensors: Tensors = {
+        "prompt_ids": np.array([5, 6, 7], np.int64),
+        "completion_ids": np.array([1, 2, 3, 4, 5], np.int64),
+        "completion_lengths": np.array([2, 3], np.int64),
+        "rewards": np.array([0.5, np.nan], np.float32),
+        "finished": np.array([True, False]),
+        "sampler_logps": np.array([-1, -2, -3, -4, -5], np.float32),
+        "loss_mask": np.array([True, True, False, True, True]),
+        "policy_versions": np.array([7, 8], np.int64),
+        "reward/format": np.array([1, 0], np.float32),
+        "step_rewards": np.array([1, np.nan, 0], np.float32),
+        "step_ends": np.array([1, 0, 2], np.int64),
+        "step_counts": np.array([1, 2], np.int64),
+    }
+    metadata: Metadata = {
+        "format": "rollout-batch/1",
+        "id": ID,
+        "run": "a run",
+        "epoch": "2",
+        "policy_version": "7",
+        "temperature": "0.9",
+        "top_p": "0.95",
+        "top_k": "50",
+        "task": "gsm8k",
+        "sample": '{"seed": 1}',
+    }
+    if scored:
+        tensors["ref_logps"] = np.array([-1, -2, -3, -4, -6], np.float32)
+        metadata |= {"format": "scored-batch/1", "reference_version": "0"}
+    return tensors, metadata
+
+
+def raw(header: dict[str, Any] | bytes, data: bytes = b"", size: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if size is None else size).to_bytes(8, "little") + text + data
+
+
+def parts(body: bytes) -> tuple[dict[str, Any], bytes]:
+    size = int.from_bytes(body[:8], "little")
+    return json.loads(body[8 : 8 + size]), body[8 + size :]
+
+
+def refusal(body: bytes) -> BatchError:
+    """The BatchError with which both readers refuse a body."""
+    with pytest.raises(BatchError) as caught:
+        wire.decode(body)
+    str(caught.value).encode()  # can be reported as UTF-8
+    return caught.value
+
+
+# ---------------------------------------------------------------- round trips
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.isprintable)
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+rewards = floats | st.just(math.nan)
+versions = st.integers(0, 2**63 - 1)
+
+
+def arrays(elements: Any, size: int, dtype: Any) -> Any:
+    return st.lists(elements, min_size=size, max_size=size).map(lambda values: np.array(values, dtype))
+
+
+@st.composite
+def groups(draw: Any) -> TokenGroup:
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    tokens = st.integers(0, 2**40)
+    prompt = draw(st.integers(1, 6))
+    return TokenGroup(
+        draw(arrays(tokens, prompt, np.int64)),
+        draw(arrays(tokens, sum(lengths), np.int64)),
+        np.array(lengths, np.int64),
+    )
+
+
+@st.composite
+def step_rewards(draw: Any, group: TokenGroup) -> StepRewards:
+    ends = [sorted(draw(st.sets(st.integers(0, int(n) - 1), max_size=3))) for n in group.completion_lengths]
+    flat = [end for row in ends for end in row]
+    return StepRewards(
+        rewards=draw(arrays(rewards, len(flat), np.float32)),
+        ends=np.array(flat, np.int64),
+        counts=np.array([len(row) for row in ends], np.int64),
+    )
+
+
+@st.composite
+def rollouts(draw: Any) -> RolloutBatch:
+    group = draw(groups())
+    size, tokens = group.size, len(group.completion_ids)
+    policy_versions = draw(st.none() | arrays(versions, size, np.int64))
+    return RolloutBatch(
+        id=str(draw(st.uuids(version=4))),
+        run=draw(names),
+        epoch=draw(versions),
+        policy_version=draw(versions) if policy_versions is None else int(policy_versions.min()),
+        temperature=draw(st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)),
+        group=group,
+        rewards=draw(arrays(rewards, size, np.float32)),
+        finished=draw(arrays(st.booleans(), size, np.bool_)),
+        sampler_logps=draw(st.none() | arrays(floats, tokens, np.float32)),
+        loss_mask=draw(st.none() | arrays(st.booleans(), tokens, np.bool_)),
+        policy_versions=policy_versions,
+        reward_parts=draw(st.dictionaries(names, arrays(rewards, size, np.float32), max_size=3)),
+        steps=draw(st.none() | step_rewards(group)),
+        top_p=draw(st.none() | st.floats(0, 1, exclude_min=True)),
+        top_k=draw(st.none() | versions),
+        task=draw(st.none() | names),
+        sample=draw(st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3).map(json.dumps)),
+    )
+
+
+@st.composite
+def batches(draw: Any) -> RolloutBatch | ScoredBatch:
+    rollout = draw(rollouts())
+    tokens = len(rollout.group.completion_ids)
+    return draw(st.just(rollout) | st.builds(ScoredBatch, st.just(rollout), arrays(floats, tokens, np.float32), names))
+
+
+def flat(value: Any) -> Any:
+    """A batch as plain values that compare bit for bit, NaN and -0.0 included."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, RolloutBatch | ScoredBatch | TokenGroup | StepRewards):
+        return type(value), {name: flat(getattr(value, name)) for name in value.__dataclass_fields__}
+    if hasattr(value, "items"):
+        return {name: flat(item) for name, item in value.items()}
+    return type(value), repr(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches())
+def test_comes_back_bit_for_bit(batch: RolloutBatch | ScoredBatch) -> None:
+    body = wire.encode(batch)
+    again = wire.decode(body)
+    assert flat(again) == flat(batch)
+    assert wire.content_hash(wire.encode(again)) == wire.content_hash(body)
+
+
+def test_arrays_that_do_not_lie_together() -> None:
+    tensors, metadata = valid(scored=False)
+    batch = wire.decode(safetensors.numpy.save(tensors, metadata))
+    assert isinstance(batch, RolloutBatch)
+    ids = np.repeat(batch.group.completion_ids, 2)[::2]
+    strided = replace(batch, group=replace(batch.group, completion_ids=ids))
+    assert flat(wire.decode(wire.encode(strided))) == flat(batch)
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_reads_what_other_libraries_write(tmp_path: Path, scored: bool) -> None:
+    tensors, metadata = valid(scored=scored)
+    safetensors.numpy.save_file(tensors, tmp_path / "numpy", metadata)
+    by_torch = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+    safetensors.torch.save_file(by_torch, tmp_path / "torch", metadata)
+    for name in ("numpy", "torch"):
+        batch = wire.decode((tmp_path / name).read_bytes())
+        assert isinstance(batch, ScoredBatch) is scored
+        rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
+        assert (rollout.epoch, rollout.policy_version, rollout.top_k, rollout.top_p) == (2, 7, 50, 0.95)
+        assert rollout.temperature == 0.9
+        assert rollout.group.completions()[1].tolist() == [3, 4, 5]
+        assert rollout.sample == '{"seed": 1}'
+
+
+def test_others_read_what_is_written() -> None:
+    tensors, metadata = valid()
+    body = wire.encode(wire.decode(safetensors.numpy.save(tensors, metadata)))
+    read = safetensors.numpy.load(body)
+    assert {name: flat(tensor) for name, tensor in read.items()} == {n: flat(t) for n, t in tensors.items()}
+    assert parts(body)[0]["__metadata__"] == metadata
+
+
+def test_what_is_optional_may_be_absent() -> None:
+    tensors, metadata = valid(scored=False)
+    needed = ("prompt_ids", "completion_ids", "completion_lengths", "rewards", "finished")
+    keys = ("format", "id", "run", "epoch", "policy_version", "temperature")
+    body = safetensors.numpy.save({name: tensors[name] for name in needed}, {key: metadata[key] for key in keys})
+    batch = wire.decode(body)
+    assert isinstance(batch, RolloutBatch)
+    assert (batch.sampler_logps, batch.steps, batch.top_p, batch.sample) == (None, None, None, None)
+    assert batch.reward_parts == {}
+
+
+@pytest.mark.parametrize("text", ["1", "1.0", "0.7", "1e-3", "1E+2", "1.", "007"])
+def test_numbers_of_other_languages(text: str) -> None:
+    tensors, metadata = valid(scored=False)
+    batch = wire.decode(safetensors.numpy.save(tensors, metadata | {"temperature": text}))
+    assert isinstance(batch, RolloutBatch)
+    assert batch.temperature == float(text)
+
+
+def test_encode_refuses_what_decode_would() -> None:
+    tensors, metadata = valid(scored=False)
+    batch = wire.decode(safetensors.numpy.save(tensors, metadata))
+    assert isinstance(batch, RolloutBatch)
+    many = {f"{index:0200}": tensors["rewards"] for index in range(400)}
+    with pytest.raises(BatchError) as caught:
+        wire.encode(replace(batch, reward_parts=many))
+    assert caught.value.field == "header"
+
+
+# ---------------------------------------------------------------- content
+
+
+def test_content_does_not_depend_on_order() -> None:
+    tensors, metadata = valid()
+    body = safetensors.numpy.save(tensors, metadata)
+    header, data = parts(body)
+    hashes = {wire.content_hash(body)}
+    for seed in range(5):
+        shuffled, order = random.Random(seed), list(tensors)
+        shuffled.shuffle(order)
+        # Other places in the file, other order in the header, other white space, padding.
+        offset, chunks, entries = 0, [], []
+        for name in order:
+            begin, end = header[name]["data_offsets"]
+            chunks.append(data[begin:end])
+            entries.append((name, header[name] | {"data_offsets": [offset, offset + end - begin]}))
+            offset += end - begin
+        pairs = list(metadata.items())
+        shuffled.shuffle(pairs)
+        entries.insert(seed, ("__metadata__", dict(pairs)))
+        text = json.dumps(dict(entries), indent=seed or None).encode() + b" " * seed
+        other = raw(text, b"".join(chunks))
+        assert flat(wire.decode(other)) == flat(wire.decode(body))
+        hashes.add(wire.content_hash(other))
+    assert len(hashes) == 1
+
+
+def test_content_differs_when_any_byte_does() -> None:
+    tensors, metadata = valid()
+    body = safetensors.numpy.save(tensors, metadata)
+    seen = {wire.content_hash(body)}
+    header, data = parts(body)
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        seen.add(wire.content_hash(raw(header, bytes(changed))))
+    assert len(seen) == 1 + len(data)
+
+
+def test_content_differs_when_any_pair_or_tensor_does() -> None:
+    tensors, metadata = valid()
+    bodies = [safetensors.numpy.save(tensors, metadata)]
+    for key in metadata:
+        bodies.append(safetensors.numpy.save(tensors, {k: v for k, v in metadata.items() if k != key}))
+        bodies.append(safetensors.numpy.save(tensors, metadata | {key: metadata[key] + "0"}))
+    for name in tensors:
+        bodies.append(safetensors.numpy.save({k: v for k, v in tensors.items() if k != name}, metadata))
+    renamed = {("reward/other" if name == "reward/format" else name): tensor for name, tensor in tensors.items()}
+    bodies.append(safetensors.numpy.save(renamed, metadata))
+    swapped = tensors | {"rewards": tensors["reward/format"], "reward/format": tensors["rewards"]}
+    bodies.append(safetensors.numpy.save(swapped, metadata))
+    assert len({wire.content_hash(body) for body in bodies}) == len(bodies)
+
+
+def test_content_hash_refuses_what_is_no_batch() -> None:
+    with pytest.raises(BatchError):
+        wire.content_hash(b"")
+
+
+def test_content_hash_is_the_same_in_every_process_and_version() -> None:
+    """Stored hashes outlive processes and releases: a new formula would turn every repeated upload into a conflict."""
+    tensors, metadata = valid()
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(json.dumps([name, tensors[name].dtype.str, tensors[name].shape]).encode())
+        digest.update(tensors[name].tobytes())
+    assert wire.content_hash(safetensors.numpy.save(tensors, metadata)) == digest.digest()
+
+
+# ---------------------------------------------------------------- breaches
+
+
+def tensor(name: str, value: Any, dtype: Any = None) -> Callable[[Tensors, Metadata], None]:
+    def change(tensors: Tensors, _: Metadata) -> None:
+        tensors[name] = np.array(value, tensors[name].dtype if dtype is None else dtype)
+
+    return change
+
+
+def pair(name: str, value: str) -> Callable[[Tensors, Metadata], None]:
+    return lambda _, metadata: metadata.update({name: value})
+
+
+def without(name: str) -> Callable[[Tensors, Metadata], None]:
+    def change(tensors: Tensors, metadata: Metadata) -> None:
+        tensors.pop(name, None)
+        metadata.pop(name, None)
+
+    return change
+
+
+def unscored_but_for_the_version(tensors: Tensors, metadata: Metadata) -> None:
+    del tensors["ref_logps"]
+    metadata["format"] = "rollout-batch/1"
+
+
+DTYPES = [(name, tensor(name, np.zeros(tensor_value.shape), np.float64)) for name, tensor_value in valid()[0].items()]
+SHAPES = [(name, lambda tensors, _, name=name: tensors.update({name: tensors[name][None]})) for name in valid()[0]]
+MISSING = [
+    (name, without(name))
+    for name in (
+        *("prompt_ids", "completion_ids", "completion_lengths", "rewards", "finished", "ref_logps"),
+        *("step_rewards", "step_ends", "step_counts"),
+        *("format", "id", "run", "epoch", "policy_version", "temperature", "reference_version"),
+    )
+]
+SHORT = [
+    (name, tensor(name, valid()[0][name][:1]))
+    for name in ("rewards", "finished", "sampler_logps", "loss_mask", "policy_versions", "reward/format", "ref_logps")
+]
+ARABIC_ONE = "\N{ARABIC-INDIC DIGIT ONE}"
+BAD_INTEGERS = ("", "-1", "1_0", " 1", "1 ", "1\n", "+1", "1.0", "0x1", ARABIC_ONE, "1e3", "true", "9" * 19, "1" * 5000)
+BAD_NUMBERS = (
+    *("", "1_0", " 1", "1 ", "1\n", "+1", "0x1p0", ARABIC_ONE, "nan", "NaN", "inf", "Infinity", "1e999", "1e-999", "0"),
+    *("-1", "-0.0", "1,0", ".", "1e", "1e1.5", "9" * 400),
+)
+BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
+    *DTYPES,
+    *SHAPES,
+    *MISSING,
+    *SHORT,
+    ("prompt_ids", tensor("prompt_ids", [])),
+    ("completion_ids", tensor("completion_ids", [])),
+    ("completion_lengths", tensor("completion_lengths", [])),
+    ("completion_lengths", tensor("completion_lengths", [2, 2])),
+    ("completion_lengths", tensor("completion_lengths", [5, 0])),
+    ("completion_lengths", tensor("completion_lengths", [6, -1])),
+    ("completion_lengths", tensor("completion_lengths", [2**62] * 4 + [5])),
+    ("rewards", tensor("rewards", [1, np.inf])),
+    ("reward/format", tensor("reward/format", [1, -np.inf])),
+    ("reward/", lambda tensors, _: tensors.update({"reward/": tensors["rewards"]})),
+    ("reward/a\n", lambda tensors, _: tensors.update({"reward/a\n": tensors["rewards"]})),
+    ("sampler_logps", tensor("sampler_logps", [-1, -2, -3, -4, np.nan])),
+    ("sampler_logps", tensor("sampler_logps", [-1, -2, -3, -4, -np.inf])),
+    ("ref_logps", tensor("ref_logps", [-1, -2, -3, -4, np.nan])),
+    ("policy_versions", tensor("policy_versions", [8, 8])),
+    ("step_rewards", tensor("step_rewards", [1, np.inf, 0])),
+    ("step_ends", tensor("step_ends", [1, 2, 0])),
+    ("step_ends", tensor("step_ends", [2, 0, 2])),
+    ("step_ends", tensor("step_ends", [1, -1, 2])),
+    ("step_ends", tensor("step_ends", [1, 0])),
+    ("step_counts", tensor("step_counts", [1, 1])),
+    ("step_counts", tensor("step_counts", [4, -1])),
+    ("step_counts", tensor("step_counts", [3])),
+    ("unknown", lambda tensors, _: tensors.update({"unknown": tensors["rewards"]})),
+    ("unknown", pair("unknown", "x")),
+    ("format", pair("format", "rollout-batch/2")),
+    ("ref_logps", pair("format", "rollout-batch/1")),
+    ("reference_version", unscored_but_for_the_version),
+    ("reference_version", pair("reference_version", "")),
+    ("id", pair("id", "1")),
+    ("id", pair("id", ID.upper())),
+    ("run", pair("run", "")),
+    ("run", pair("run", "a\0b")),
+    ("task", pair("task", "")),
+    ("sample", pair("sample", "{")),
+    ("sample", pair("sample", '"' + "x" * 16384 + '"')),
+    ("top_p", pair("top_p", "1.5")),
+    *[(name, pair(name, text)) for name in ("epoch", "policy_version", "top_k") for text in BAD_INTEGERS],
+    *[(name, pair(name, text)) for name in ("temperature", "top_p") for text in BAD_NUMBERS],
+]
+
+
+@pytest.mark.parametrize(("field", "change"), BREACHES)
+def test_refuses_naming_the_field(field: str, change: Callable[[Tensors, Metadata], None]) -> None:
+    tensors, metadata = valid()
+    change(tensors, metadata)
+    assert refusal(safetensors.numpy.save(tensors, metadata)).field == field
+
+
+def test_refuses_a_truth_value_that_is_neither() -> None:
+    body = bytearray(safetensors.numpy.save(*valid()))
+    header, data = parts(bytes(body))
+    for name in ("finished", "loss_mask"):
+        changed = bytearray(data)
+        changed[header[name]["data_offsets"][0] + 1] = 2
+        assert refusal(raw(header, bytes(changed))).field == name
+
+
+# ---------------------------------------------------------------- bytes that lie
+
+
+def altered(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """A valid body whose header was tampered with."""
+    header, data = parts(safetensors.numpy.save(*valid()))
+    change(header)
+    return raw(header, data)
+
+
+def header_text(old: str, new: str) -> bytes:
+    header, data = parts(safetensors.numpy.save(*valid()))
+    text = json.dumps(header)
+    assert old in text
+    return raw(text.replace(old, new, 1).encode("utf-8", "surrogatepass"), data)
+
+
+PROMPT = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
+BODIES: list[tuple[str, bytes]] = [
+    ("body", b""),
+    ("body", b"{}"),
+    ("body", b"\0" * 7),
+    ("header", b"\0" * 8),
+    ("body", raw({}, size=2**64 - 1)),
+    ("body", raw({}, size=2**63)),
+    ("body", raw({}, size=3)),
+    ("header", raw(b" " * (wire.MAX_HEADER_BYTES + 1))),
+    ("header", raw(b"{}" + b" " * wire.MAX_HEADER_BYTES)),
+    ("header", raw(b"[]")),
+    ("header", raw(b"null")),
+    ("header", raw(b"1" * 10_000)),
+    ("header", raw(b"\xff\xfe{}")),
+    ("header", raw(b"{" * 1000)),
+    ("header", raw(b"[" * 60_000)),
+    ("header", raw(b'{"a":' * 10_000 + b"1" + b"}" * 10_000)),
+    ("body", raw(b'{"rewards":' + b"[" * 500 + b"]" * 500 + b"}")),
+    ("header", raw(b'{"rewards": {}, "rewards": {}}')),
+    ("header", raw(b'{"__metadata__": {"id": "1", "id": "2"}}')),
+    ("header", raw(b'{"rewards": {"dtype": "F32", "dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}')),
+    ("header", raw(b'{"\\ud800": {}}')),
+    ("header", raw(b'{"__metadata__": {"\\udfff": ""}}')),
+    ("body", header_text('"a run"', '"\ud800"')),  # not UTF-8 at all
+    ("header", header_text('"run"', '"\ud800"')),
+    ("body", header_text('"a run"', '"\\ud800"')),
+    ("body", header_text('"{\\"seed\\": 1}"', '"\\"\\ud800\\""')),
+    ("__metadata__", altered(lambda header: header.update(__metadata__=None))),
+    ("__metadata__", altered(lambda header: header.update(__metadata__=[]))),
+    ("__metadata__", altered(lambda header: header["__metadata__"].update(epoch=1))),
+    ("__metadata__", altered(lambda header: header["__metadata__"].update(run=None))),
+    ("__metadata__", altered(lambda header: header["__metadata__"].update(sample={"seed": 1}))),
+    ("format", altered(lambda header: header.pop("__metadata__"))),
+    ("body", altered(lambda header: header.update(rewards=1))),
+    ("body", altered(lambda header: header.update(rewards={}))),
+    ("body", altered(lambda header: header["rewards"].update(data_offsets=[0, 2**63]))),
+    ("body", altered(lambda header: header["rewards"].update(data_offsets=[8, 0]))),
+    ("body", altered(lambda header: header["rewards"].update(data_offsets=[-8, 0]))),
+    ("body", altered(lambda header: header["rewards"].update(data_offsets=[0]))),
+    ("body", altered(lambda header: header["rewards"].update(data_offsets=[0, 2**64]))),
+    ("body", altered(lambda header: header["rewards"].update(data_offsets=header["prompt_ids"]["data_offsets"]))),
+    ("body", altered(lambda header: header["rewards"].update(shape=[2**62]))),
+    ("body", altered(lambda header: header["rewards"].update(shape=[2**64]))),
+    ("body", altered(lambda header: header["rewards"].update(shape=[-2]))),
+    ("body", altered(lambda header: header["rewards"].update(shape=[2.0]))),
+    ("body", altered(lambda header: header["rewards"].update(shape="2"))),
+    ("body", altered(lambda header: header["rewards"].update(dtype="I99"))),
+    ("body", altered(lambda header: header["rewards"].update(dtype=1))),
+    ("rewards", altered(lambda header: header["rewards"].update(dtype="I32"))),
+    ("rewards", altered(lambda header: header["rewards"].update(shape=[1, 2]))),
+    ("rewards", altered(lambda header: header["rewards"].update(shape=[1] * 100 + [2]))),
+    ("rewards", raw({"rewards": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}, b"1234")),
+    ("rewards", raw({"rewards": {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}})),
+    ("body", raw({"rewards": {"dtype": "F32", "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]}})),
+    ("body", raw({"prompt_ids": PROMPT}, b"\0" * 23)),
+    ("body", raw({"prompt_ids": PROMPT}, b"\0" * 25)),
+    ("format", raw({"prompt_ids": PROMPT}, b"\0" * 24)),
+    ("body", safetensors.numpy.save(*valid()) + b"\0"),
+    ("body", raw(json.dumps({"prompt_ids": PROMPT}).encode("utf-16"), b"\0" * 24)),
+]
+
+
+@pytest.mark.parametrize(("field", "body"), BODIES)
+def test_refuses_bytes_that_lie(field: str, body: bytes) -> None:
+    assert refusal(body).field == field
+    if field != "format":  # a plain safetensors file without metadata has a content, but is no batch
+        with pytest.raises(BatchError):
+            wire.content_hash(body)
+
+
+def outcome(body: bytes) -> None:
+    """Decodes or is refused; anything else is an error."""
+    try:
+        wire.decode(body)
+    except BatchError as error:
+        str(error).encode()
+        error.field.encode()
+
+
+def test_every_truncation_is_refused() -> None:
+    body = safetensors.numpy.save(*valid())
+    for length in range(len(body)):
+        refusal(body[:length])
+
+
+@pytest.mark.parametrize("flip", [1, 2, 4, 8, 16, 32, 64, 128, 255])
+def test_flipping_any_byte_decodes_or_is_refused(flip: int) -> None:
+    body = safetensors.numpy.save(*valid())
+    for place in range(len(body)):
+        changed = bytearray(body)
+        changed[place] ^= flip
+        outcome(bytes(changed))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_refused(data: bytes, framed: bool) -> None:
+    outcome(raw(data) if framed else data)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["F32", "I64"]),
+    lambda children: (
+        st.lists(children, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "x"]), children)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["__metadata__", "rewards", "prompt_ids", "reward/x", "zzz"]), values, max_size=3)
+)
+def test_any_header_is_refused(header: dict[str, Any]) -> None:
+    outcome(raw(header, b"\0" * 16))
+
+
+def test_nothing_is_allocated_by_a_claimed_length() -> None:
+    lengths = valid()
+    lengths[0]["completion_lengths"] = np.array([2**62, 2**62], np.int64)
+    counts = valid()
+    counts[0]["step_counts"] = np.array([2**62, 3], np.int64)
+    bodies = [body for _, body in BODIES]
+    bodies += [safetensors.numpy.save(*lengths), safetensors.numpy.save(*counts)]
+    with pytest.raises(BatchError):  # warm up, so that caches are not counted
+        wire.decode(bodies[-1])
+    tracemalloc.start()
+    try:
+        for body in bodies:
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            refusal(body)
+            assert tracemalloc.get_traced_memory()[1] - before < 64 * len(body) + 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_body_is_held_at_most_thrice() -> None:
+    tensors, metadata = valid(scored=False)
+    size = 500_000
+    tensors = {name: tensors[name] for name in ("prompt_ids", "rewards", "finished")}
+    tensors |= {
+        "completion_ids": np.arange(2 * size, dtype=np.int64),
+        "completion_lengths": np.array([size, size], np.int64),
+    }
+    body = safetensors.numpy.save(tensors, metadata)
+    tracemalloc.start()
+    try:
+        wire.decode(body)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_hostile_group_takes_no_time() -> None:
+    """A body may hold as many rows as tokens."""
+    tensors, metadata = valid(scored=False)
+    size = 100_000
+    ones = np.ones(size, np.int64)
+    body = safetensors.numpy.save(
+        {
+            "prompt_ids": tensors["prompt_ids"],
+            "completion_ids": ones,
+            "completion_lengths": ones,
+            "rewards": np.zeros(size, np.float32),
+            "finished": np.ones(size, bool),
+            "step_rewards": np.zeros(size, np.float32),
+            "step_ends": np.zeros(size, np.int64),
+            "step_counts": ones,
+        },
+        metadata,
+    )
+    start = time.perf_counter()
+    wire.decode(body)
+    assert time.perf_counter() - start < 5
