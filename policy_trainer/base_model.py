@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from policy_trainer.prompts import PromptEncoder
 from policy_trainer.config import DataConfig
+from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import TAGS
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.interface import Problem
@@ -141,4 +141,6 @@ def _loss(model: PreTrainedModel, examples: Sequence[tuple[list[int], list[int]]
         end = len(prompt) + len(completion)
         ids[row, :end] = torch.tensor([*prompt, *completion])
         labels[row, len(prompt) : end] = torch.tensor(completion)
-    return model(input_ids=ids, attention_mask=(torch.arange(width) < (ids != 0).sum(1, keepdim=True)).long(), labels=labels).loss
+    return model(
+        input_ids=ids, attention_mask=(torch.arange(width) < (ids != 0).sum(1, keepdim=True)).long(), labels=labels
+    ).loss

@@ -21,6 +21,7 @@ OnWait = Callable[[str, float], None]
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
+_MAX_BACKOFF_SECONDS = 2.0
 
 
 class RefServerError(Exception):
@@ -62,6 +63,7 @@ class RefServerClient:
     """A connection to one reference server. Safe to share between threads."""
 
     def __init__(self, url: str, *, on_wait: OnWait) -> None:
+        stamina.instrumentation.set_on_retry_hooks(())  # on_wait tells of retries, in its own words
         self._url = url
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS))
         self._on_wait = on_wait
@@ -136,7 +138,7 @@ class RefServerClient:
             self._on_wait(reason, time.monotonic() - started)
             return _retry_after(error)
 
-        for attempt in stamina.retry_context(on=again, attempts=None, timeout=None, wait_max=5.0, wait_jitter=0.3):
+        for attempt in stamina.retry_context(on=again, attempts=None, timeout=None, wait_max=_MAX_BACKOFF_SECONDS):
             with attempt:
                 response = self._http.request(method, path, **content)
                 if response.status_code == 429 or response.status_code >= 500:

@@ -71,7 +71,11 @@ class Learner:
         self._steps = steps
         self._micro_batch_tokens = micro_batch_tokens
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=optimizer.lr, betas=optimizer.betas, weight_decay=optimizer.weight_decay, foreach=True
+            model.parameters(),
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+            foreach=True,
         )
 
     def step(self, batches: Sequence[ScoredBatch], *, step: int) -> StepStats:
@@ -87,7 +91,9 @@ class Learner:
         for micro_batch in _by_tokens(groups, self._micro_batch_tokens):
             sums += self._accumulate(micro_batch, completions)
         loss, kl, clipped, tokens = sums.tolist()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._schedule.clip_norm)) if groups else 0.0
+        norm = (
+            float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._schedule.clip_norm)) if groups else 0.0
+        )
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         # Without groups momentum alone would still move the weights.
         if groups and not not_finite:

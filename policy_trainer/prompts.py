@@ -27,7 +27,9 @@ class PromptEncoder:
         """Raises PromptTooLong, or ValueError where the model and the data do not go together."""
         ids = self._encode_messages(problem) if problem.messages else self._encode_text(problem.prompt)
         if len(ids) > self._data.max_prompt_tokens:
-            raise PromptTooLong(f"a prompt has {len(ids)} tokens; data.max_prompt_tokens is {self._data.max_prompt_tokens}")
+            raise PromptTooLong(
+                f"a prompt has {len(ids)} tokens; data.max_prompt_tokens is {self._data.max_prompt_tokens}"
+            )
         return ids
 
     def _encode_messages(self, problem: Problem) -> list[int]:
@@ -36,7 +38,9 @@ class PromptEncoder:
         messages = [dict(message) for message in problem.messages]
         if self._data.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._data.system_prompt})
-        ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        ids = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
         return [int(token) for token in ids]  # type: ignore[arg-type]
 
     def _encode_text(self, prompt: str) -> list[int]:

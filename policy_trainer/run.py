@@ -61,9 +61,7 @@ def train(config: TrainConfig, console: Console) -> TrainResult:
             pass
         finally:
             display.stop()
-    return TrainResult(
-        state.step >= config.steps, state.step, state.training_seconds, state.batches, state.best_step
-    )
+    return TrainResult(state.step >= config.steps, state.step, state.training_seconds, state.batches, state.best_step)
 
 
 def _run(

@@ -195,7 +195,8 @@ class Trainer:
         if time.monotonic() - self._depth_at > _DEPTH_SECONDS:
             states = self._parts.client.queue()["runs"].get(self._config.run, {})
             self._depth = {
-                state: states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready", "expired", "dead")
+                state: states.get(state, {}).get("batches", 0)
+                for state in ("queued", "scoring", "ready", "expired", "dead")
             }
             self._depth_at = time.monotonic()
         return self._depth

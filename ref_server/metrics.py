@@ -41,9 +41,7 @@ class Metrics(Collector):
         yield CounterMetricFamily("tandem_scored_batches", "Batches scored.", value=totals.batches)
         yield CounterMetricFamily("tandem_scored_tokens", "Tokens of scored batches.", value=totals.tokens)
         yield CounterMetricFamily("tandem_scoring_errors", "Batches that could not be scored.", value=totals.errors)
-        yield CounterMetricFamily(
-            "tandem_scoring_working_seconds", "Time spent scoring.", value=totals.working_seconds
-        )
+        yield CounterMetricFamily("tandem_scoring_working_seconds", "Time spent scoring.", value=totals.working_seconds)
         yield CounterMetricFamily(
             "tandem_scoring_waiting_seconds", "Time spent waiting for batches.", value=totals.waiting_seconds
         )

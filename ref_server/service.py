@@ -203,7 +203,10 @@ class Service:
         sampler, reference = rows(rollout.sampler_logps), rows(ref_logps)
         return {
             "id": id,
-            "prompt": {"text": self.tokenizer.decode(rollout.group.prompt_ids.tolist()), "ids": rollout.group.prompt_ids.tolist()},
+            "prompt": {
+                "text": self.tokenizer.decode(rollout.group.prompt_ids.tolist()),
+                "ids": rollout.group.prompt_ids.tolist(),
+            },
             "rows": [
                 {
                     "text": self.tokenizer.decode(ids.tolist()),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 
@@ -17,6 +18,7 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
     Raises OSError or ValueError with transformers' explanation when there is no such model.
     """
     # transformers takes SDPA where an architecture has it; asking for it by name would refuse Mamba and Gemma 2.
+    transformers_logging.disable_progress_bar()  # it would tear a live display; downloads keep theirs
     model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
     return model.to(torch.device(device)).eval()  # type: ignore[arg-type]
 
@@ -28,6 +30,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """A Hugging Face model directory that any tool loads with its default attention."""
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

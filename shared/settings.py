@@ -90,8 +90,8 @@ def _config_path(arguments: list[str], prefix: str, prog: str) -> Path | None:
 
 def _read_file(path: Path, cls: type[BaseSettings], schema: type[BaseModel]) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(path.read_bytes().decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     _refuse_unknown_keys(values, schema, path, "")
     return {key: value for key, value in values.items() if key in cls.model_fields}

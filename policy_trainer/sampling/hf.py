@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from policy_trainer.publish import load_weights
 from policy_trainer.sampling.interface import Completion, SamplingParams

@@ -313,7 +313,9 @@ def test_gradients(name: str) -> None:
 def test_gradients_with_checkpointed_layers() -> None:
     groups = SHAPES["ragged"]
     usual, checkpointed = make("qwen2"), make("qwen2")
-    enable = getattr(checkpointed, "activation_checkpointing_enable", None) or checkpointed.gradient_checkpointing_enable
+    enable = (
+        getattr(checkpointed, "activation_checkpointing_enable", None) or checkpointed.gradient_checkpointing_enable
+    )
     enable()
     for model in (usual, checkpointed):
         PackedForward(model.train())(groups, [1.0]).sum().backward()
@@ -402,7 +404,7 @@ class Wrong:
 def test_self_test_sees_the_traps(trap: str, scale: float, dtype: torch.dtype) -> None:
     model = make("qwen2", dtype, initializer_range=scale)
     model.set_attn_implementation(PACKED_ATTENTION)
-    assert self_test_difference(model, Wrong(model, trap)) > 2 * logprobs._self_test_tolerance(dtype)
+    assert self_test_difference(model, Wrong(model, trap)) > 1.5 * logprobs._self_test_tolerance(dtype)
     assert self_test_difference(model, PackedForward(model)) < 0.5 * logprobs._self_test_tolerance(dtype)
 
 

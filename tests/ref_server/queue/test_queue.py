@@ -326,6 +326,12 @@ def test_returned_batches_come_first_in_the_order_they_had(queue: Queue, clock: 
     assert drain(queue, order=order)[:2] == [first.id, second.id]
 
 
+def test_a_returned_batch_comes_before_older_ones_that_never_left(queue: Queue) -> None:
+    make_ready(queue, upload("a"), upload("b"))
+    queue.release([key(lease(queue, order=Order.FRESHEST))])
+    assert drain(queue) == ["b", "a"]
+
+
 def test_a_lease_keeps_to_its_run(queue: Queue) -> None:
     make_ready(queue, upload("a", run="one"), upload("b", run="two"))
     assert drain(queue, run="two") == ["b"]
@@ -371,6 +377,15 @@ def test_a_lease_holds_for_its_time(queue: Queue, clock: Clock) -> None:
     again = lease(queue)
     assert again.id == held.id
     assert again.token != held.token
+
+
+def test_the_consumer_says_for_how_long(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    lease(queue, lease_seconds=3.0)
+    clock.advance(2.9)
+    assert state(queue, "a") is State.LEASED
+    clock.advance(0.1)
+    assert state(queue, "a") is State.READY
 
 
 def test_a_lost_lease_shows_at_once(queue: Queue, clock: Clock) -> None:
@@ -706,6 +721,11 @@ def test_epochs_of_another_run_are_another_matter(queue: Queue) -> None:
     assert state(queue, "other") is State.READY
 
 
+def test_an_epoch_without_a_run_means_nothing(queue: Queue) -> None:
+    make_ready(queue, upload("older", version=9), upload("newer", epoch=2))
+    assert drain(queue, epoch=1, policy_version=5) == ["older", "newer"]
+
+
 def test_an_epoch_without_a_version_abandons_nothing(queue: Queue) -> None:
     make_ready(queue, upload("a", version=9))
     assert drain(queue, run="run", epoch=1) == ["a"]
@@ -731,6 +751,14 @@ def test_a_scored_batch_is_not_scored_again(open_queue: Open) -> None:
     queue.release([key(lease(queue))], error="boom")
     assert queue.requeue("a") is State.READY
     assert lease(queue).deliveries == 1
+
+
+def test_a_requeued_batch_is_no_longer_settled(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    ask(queue, run="run", policy_version=9, max_lag=0)
+    queue.requeue("a")
+    clock.advance(RETENTION + 61)
+    assert state(queue, "a") is State.READY
 
 
 def test_requeueing_respects_the_limits(open_queue: Open) -> None:

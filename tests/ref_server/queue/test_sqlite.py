@@ -119,14 +119,15 @@ def test_a_restart_queues_again_what_was_being_scored(path: Path) -> None:
 
 def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
     with closing(SqliteQueue(path, limits=Limits(), clock=lambda: 1_000_000.0)) as queue:
-        make_ready(queue, "a")
-        held = lease(queue)
+        for id in ("a", "b"):
+            make_ready(queue, id)
+        held = [lease(queue), lease(queue)]
     now = 3.0
     with closing(SqliteQueue(path, limits=Limits(), clock=lambda: now)) as queue:
         now += LEASE_SECONDS - 0.1
-        assert queue.extend([held], LEASE_SECONDS) == [Outcome.OK]
-        now += LEASE_SECONDS
-        assert queue.ack([held]) == [Outcome.STALE]
+        assert queue.ack(held[:1]) == [Outcome.OK]
+        now += 0.1
+        assert queue.ack(held[1:]) == [Outcome.STALE]
 
 
 def test_a_restart_keeps_everything_else(path: Path) -> None:

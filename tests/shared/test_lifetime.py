@@ -1,0 +1,98 @@
+"""Real processes: a child that was asked to ends with its parent, however that one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.lifetime import PARENT_VARIABLE, child_environment
+
+ROOT = str(Path(__file__).parents[2])
+CHILD = """
+import time
+from shared.lifetime import end_with_parent
+end_with_parent()
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import os, subprocess, sys, time
+from shared.lifetime import child_environment
+environment = child_environment() if sys.argv[1] == "tied" else None
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=environment, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def start(how: str, child: str = CHILD) -> tuple["subprocess.Popen[str]", int]:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, how, child],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    assert parent.stdout
+    return parent, int(parent.stdout.readline())
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"  # what nobody reaped has ended, too
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_child_ends_with_its_parent(number: signal.Signals) -> None:
+    parent, child = start("tied")
+    with parent:
+        try:
+            time.sleep(0.7)
+            assert alive(child)  # not before
+            parent.send_signal(number)
+            parent.wait(5)
+            assert ends_within(child, 3)
+        finally:
+            parent.kill()
+
+
+def test_child_that_was_not_asked_lives_on() -> None:
+    parent, child = start("free")
+    with parent:
+        try:
+            parent.kill()
+            parent.wait(5)
+            assert not ends_within(child, 1.5)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_child_whose_parent_is_gone_already_ends_at_once() -> None:
+    environment = {**os.environ, "PYTHONPATH": ROOT, PARENT_VARIABLE: "999999999"}
+    with subprocess.Popen([sys.executable, "-c", CHILD], env=environment, stdout=subprocess.DEVNULL) as child:
+        try:
+            assert child.wait(5) == -signal.SIGTERM
+        finally:
+            child.kill()
+
+
+def test_grandchildren_are_not_tied_to_their_grandparent() -> None:
+    script = (
+        "import os; from shared.lifetime import *; end_with_parent(); assert PARENT_VARIABLE not in os.environ; "
+        "assert child_environment()[PARENT_VARIABLE] == str(os.getpid())"
+    )
+    subprocess.run([sys.executable, "-c", script], env=child_environment() | {"PYTHONPATH": ROOT}, check=True)

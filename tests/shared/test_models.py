@@ -1,0 +1,167 @@
+"""Loading models and tokenizers, and telling whether two tokenizers mean the same by an id."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    MambaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from shared.models import context_length, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+
+
+def byte_tokenizer(*, merges: int = 0, end: str | None = "<eos>", shift: int = 0) -> PreTrainedTokenizerFast:
+    """One token a byte, `merges` merged pairs, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = alphabet[shift:] + alphabet[:shift]
+    pairs = [(alphabet[index], alphabet[index]) for index in range(merges)]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *("".join(pair) for pair in pairs)])}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
+
+
+def tiny(config: Any = None) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config or Qwen2Config(**SIZES))
+
+
+def test_fingerprint_survives_saving(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(str(tmp_path))
+    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(byte_tokenizer())
+    text = "länger 🦜\n"
+    assert again.decode(again.encode(text)) == text
+
+
+def test_fingerprint_is_that_of_the_vocabulary() -> None:
+    added = byte_tokenizer()
+    added.add_tokens(["<think>"])
+    prints = {
+        tokenizer_fingerprint(tokenizer)
+        for tokenizer in (
+            byte_tokenizer(),
+            byte_tokenizer(merges=3),
+            byte_tokenizer(shift=1),
+            byte_tokenizer(end="<end>"),
+            byte_tokenizer(end=None),
+            added,
+        )
+    }
+    assert len(prints) == 6
+
+
+@pytest.mark.parametrize(
+    ("configured", "end", "ids"),
+    [
+        (7, "<eos>", [7]),
+        ([9, 3], "<eos>", [3, 9]),
+        ([3, 3], "<eos>", [3]),
+        (0, "<eos>", [0]),
+        (None, "<eos>", [256]),
+        ([], "<eos>", [256]),
+        (7, None, [7]),
+    ],
+)
+def test_eos_ids(configured: Any, end: str | None, ids: list[int]) -> None:
+    model = tiny()
+    model.generation_config.eos_token_id = configured  # type: ignore[union-attr]
+    assert eos_token_ids(model, byte_tokenizer(end=end)) == ids
+
+
+def test_eos_ids_without_a_generation_config() -> None:
+    model = tiny()
+    model.generation_config = None  # type: ignore[assignment]
+    assert eos_token_ids(model, byte_tokenizer()) == [256]
+
+
+@pytest.mark.parametrize("configured", [None, []])
+def test_a_model_that_never_ends_is_refused(configured: Any) -> None:
+    model = tiny()
+    model.generation_config.eos_token_id = configured  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"eos_token_id in its generation_config\.json"):
+        eos_token_ids(model, byte_tokenizer(end=None))
+
+
+def test_eos_ids_of_a_saved_chat_model(tmp_path: Path) -> None:
+    model = tiny()
+    model.generation_config.eos_token_id = [11, 5]  # type: ignore[union-attr]
+    model.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), revision=None, device="cpu", dtype="auto")
+    assert eos_token_ids(loaded, byte_tokenizer()) == [5, 11]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(**SIZES),
+        Gemma2Config(**SIZES),
+        MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1, state_size=4),
+    ],
+)
+def test_loads_every_architecture(tmp_path: Path, config: Any) -> None:
+    saved = tiny(config)
+    saved.save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), revision=None, device="cpu", dtype="float32")
+    assert not model.training
+    assert model.device.type == "cpu"
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name))
+
+
+def test_loads_in_the_dtype_asked_for(tmp_path: Path) -> None:
+    tiny().to(dtype=torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[call-arg]
+    load = {
+        dtype: load_model(str(tmp_path), revision=None, device="cpu", dtype=dtype).dtype
+        for dtype in ("auto", "float32", "bfloat16", "float16")
+    }
+    assert load == {
+        "auto": torch.bfloat16,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((OSError, ValueError)):
+        load_model(str(tmp_path / "empty"), revision=None, device="cpu", dtype="auto")
+
+
+def test_context_length() -> None:
+    assert context_length(tiny()) == 128
+    assert context_length(tiny(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=64))) == 64
+    assert context_length(tiny(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2))) is None
+
+
+def test_threads() -> None:
+    use_threads(None)
+    assert torch.get_num_threads() == 1
+    use_threads(2)
+    assert torch.get_num_threads() == 2
+    use_threads(1)
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,291 @@
+"""File < environment < command line, and whatever is unknown or impossible is refused by name."""
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, CliVariadicArg
+
+from shared.settings import load_settings, settings_config
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class Loss(Section):
+    """The loss."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far a ratio may go, 20 % by default."""
+    kind: Literal["clip", "reinforce"] = "clip"
+    """Which surrogate."""
+    drop_groups: bool = True
+    """Leave out groups without a signal."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Two numbers."""
+
+
+class Lax(BaseModel):
+    """A group that forgot to forbid what it does not know."""
+
+    depth: int = 1
+
+
+class Serve(BaseSettings):
+    """Serve things."""
+
+    model_config = settings_config("TANDEM_TEST_")
+
+    config: Path | None = None
+    """TOML file."""
+    model: str = Field(min_length=1)
+    """The model to serve."""
+    port: int = Field(8400, ge=1, le=65535)
+    """Where to listen."""
+    data_dir: Path = Path(".tandem")
+    """Where state lives."""
+    legacy: bool = False
+    """Speak the old protocol too."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads."""
+    rewards: list[str] = ["accuracy"]
+    """Rewards."""
+    tasks: CliVariadicArg[list[str]] = []
+    """Tasks."""
+    loss: Loss = Loss()
+    lax: Lax | None = None
+
+    @model_validator(mode="after")
+    def _ports(self) -> "Serve":
+        if self.legacy and self.port == 1:
+            raise ValueError("port: must not be 1 with --legacy")
+        return self
+
+
+class Whole(Serve):
+    """What one file holds for several commands."""
+
+    other: int = 1
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("TANDEM_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def load(*arguments: str) -> Serve:
+    return load_settings(Serve, list(arguments), prog="serve", schema=Whole)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Standard error of a refusal."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        load(*arguments)
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "Traceback" not in output.err
+    return output.err
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return str(path)
+
+
+FILE = 'model = "file"\nport = 1000\n[loss]\nclip = 0.1\nkind = "reinforce"\n'
+
+
+def test_defaults() -> None:
+    settings = load("--model", "m")
+    assert isinstance(settings, Serve)
+    assert (settings.port, settings.loss, settings.rewards) == (8400, Loss(), ["accuracy"])
+
+
+def test_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, FILE)
+    settings = load("--config", file)
+    assert (settings.model, settings.port, settings.loss.clip, settings.loss.kind) == ("file", 1000, 0.1, "reinforce")
+    assert settings.config == Path(file)
+    monkeypatch.setenv("TANDEM_TEST_PORT", "2000")
+    monkeypatch.setenv("TANDEM_TEST_LOSS__CLIP", "0.3")
+    monkeypatch.setenv("TANDEM_TEST_LOSS__DROP_GROUPS", "false")
+    settings = load(f"--config={file}")
+    assert (settings.port, settings.loss.clip, settings.loss.drop_groups) == (2000, 0.3, False)
+    settings = load("--config", file, "--port", "3000", "--loss.clip", "0.5", "--loss.drop-groups", "--model=m")
+    assert (settings.model, settings.port, settings.loss.clip) == ("m", 3000, 0.5)
+    # What the stronger sources leave alone comes from the weaker, field by field.
+    assert (settings.loss.kind, settings.loss.drop_groups, settings.loss.betas) == ("reinforce", True, (0.9, 0.999))
+
+
+def test_every_kind_of_value_by_the_command_line() -> None:
+    arguments = "--model m --data-dir d --legacy --threads 2 --rewards a --rewards b --loss.betas 0.5,0.6 --tasks c d"
+    settings = load(*arguments.split(), "--loss.kind", "reinforce", "--no-loss.drop-groups")
+    assert (settings.data_dir, settings.legacy, settings.threads) == (Path("d"), True, 2)
+    assert (settings.rewards, settings.loss.betas, settings.tasks) == (["a", "b"], (0.5, 0.6), ["c", "d"])
+    assert (settings.loss.kind, settings.loss.drop_groups) == ("reinforce", False)
+    assert load("--model", "m", "--rewards", "a,b", "--no-legacy").rewards == ["a", "b"]
+
+
+def test_every_kind_of_value_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MODEL": "m",
+        "DATA_DIR": "d",
+        "LEGACY": "true",
+        "THREADS": "2",
+        "REWARDS": '["a", "b"]',
+        "LOSS__BETAS": "[0.5, 0.6]",
+        "LAX__DEPTH": "3",
+    }.items():
+        monkeypatch.setenv(f"TANDEM_TEST_{name}", value)
+    monkeypatch.setenv("tandem_test_loss__kind", "reinforce")
+    settings = load()
+    assert (settings.model, settings.data_dir, settings.legacy, settings.threads) == ("m", Path("d"), True, 2)
+    assert (settings.rewards, settings.loss.betas, settings.loss.kind) == (["a", "b"], (0.5, 0.6), "reinforce")
+    assert settings.lax == Lax(depth=3)
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST_CONFIG", write(tmp_path, FILE))
+    assert load().port == 1000
+    other = tmp_path / "other.toml"
+    other.write_text('model = "other"')
+    assert load("--config", str(other)).model == "other"
+
+
+def test_a_command_takes_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST_OTHER", "2")
+    assert load("--config", write(tmp_path, "other = 3\n" + FILE)).model == "file"
+
+
+def test_unknown_keys_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "--config", write(tmp_path, 'model = "m"\nprot = 1\n'))
+    assert "prot" in error
+    assert "port" in error  # what is known
+    error = refused(capsys, "--config", write(tmp_path, 'model = "m"\n[loss]\nclp = 1\n'))
+    assert "loss.clp" in error
+    assert "clip" in error
+    assert "lax.dpth" in refused(capsys, "--config", write(tmp_path, 'model = "m"\n[lax]\ndpth = 1\n'))
+
+
+@pytest.mark.parametrize(
+    "name", ["TANDEM_TEST_PROT", "TANDEM_TEST_LOSS__CLP", "TANDEM_TEST_LOSS_CLIP", "tandem_test_x"]
+)
+def test_unknown_variables(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(name, "1")
+    assert name in refused(capsys, "--model", "m")
+
+
+@pytest.mark.parametrize(
+    "option", ["--prot", "--loss.clp", "--por", "--data_dir", "--loss.drop_groups", "--other", "--conf"]
+)
+def test_unknown_options(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert option in refused(capsys, "--model", "m", option, "1")
+
+
+def test_unknown_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "word" in refused(capsys, "--model", "m", "word")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "right"),
+    [
+        ("", "model", "required"),
+        ("--model=", "model", "at least 1 character"),
+        ("--model m --port x", "port", "valid integer"),
+        ("--model m --port 0", "port", "greater than or equal to 1"),
+        ("--model m --port 65536", "port", "less than or equal to 65535"),
+        ("--model m --loss.clip 1.3", "loss.clip", "less than 1"),
+        ("--model m --loss.kind ppo", "loss.kind", "'clip' or 'reinforce'"),
+        ("--model m --loss.betas 1", "loss.betas", "required"),
+        ("--model m --threads 0", "threads", "greater than or equal to 1"),
+    ],
+)
+def test_impossible_options(arguments: str, field: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, *arguments.split())
+    assert error.startswith(f"serve: {field}")
+    assert right in error
+
+
+def test_impossible_values_say_what_was_got(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "got '1.3'" in refused(capsys, "--model", "m", "--loss.clip", "1.3")
+
+
+def test_every_impossible_value_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "--model", "m", "--loss.clip", "1.3", "--port", "0")
+    assert len(error.splitlines()) == 2
+
+
+def test_checks_of_several_fields_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "--model", "m", "--legacy", "--port", "1") == "serve: port: must not be 1 with --legacy\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [("PORT", "x", "port"), ("LOSS__CLIP", "2", "loss.clip"), ("REWARDS", "a", "rewards"), ("LOSS", "a", "loss")],
+)
+def test_impossible_variables(
+    name: str, value: str, field: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"TANDEM_TEST_{name}", value)
+    error = refused(capsys, "--model", "m")
+    assert field in error
+    if name in ("REWARDS", "LOSS"):
+        assert "JSON" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('model = "m"\nport = "x"', "port"),
+        ('model = "m"\n[loss]\nclip = 2', "loss.clip"),
+        ('model = "m"\nloss = 3', "loss"),
+        ('model = "m', "TOML"),
+        ('model = "m"\nmodel = "n"', "TOML"),
+    ],
+)
+def test_impossible_files(text: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert field in refused(capsys, "--config", write(tmp_path, text))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "missing.toml" in refused(capsys, "--config", str(tmp_path / "missing.toml"))
+    assert str(tmp_path) in refused(capsys, "--config", str(tmp_path))
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    assert "binary.toml" in refused(capsys, "--config", str(binary))
+    assert "--config" in refused(capsys, "--config")
+
+
+def test_help_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("--help")
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("usage: serve")
+    listed = text[text.index(" options: ") :]
+    for option, description, default in [
+        ("--config", "TOML file.", "None"),
+        ("--model", "The model to serve.", "required"),
+        ("--port", "Where to listen.", "default: 8400"),
+        ("--data-dir", "Where state lives.", "default: .tandem"),
+        ("--legacy", "Speak the old protocol too.", "default: False"),
+        ("--threads", "CPU threads.", "default: None"),
+        ("--rewards", "Rewards.", "default: ['accuracy']"),
+        ("--loss.clip", "How far a ratio may go, 20 % by default.", "default: 0.2"),
+        ("--loss.kind", "Which surrogate.", "default: clip"),
+        ("--loss.drop-groups", "Leave out groups without a signal.", "default: True"),
+        ("--loss.betas", "Two numbers.", "default: (0.9, 0.999)"),
+    ]:
+        entry = listed[re.search(rf" {option}[ ,]", listed).start() :].partition(")")[0]  # type: ignore[union-attr]
+        assert description in entry, option
+        assert default.rstrip(")") in entry, option
