@@ -83,8 +83,8 @@ def make_model(seed: int) -> PreTrainedModel:
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         initializer_range=0.05,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=SPECIAL_TOKENS.index("<|pad|>"),
+        eos_token_id=SPECIAL_TOKENS.index("<|end|>"),
         bos_token_id=None,
     )
     return Qwen2ForCausalLM(config)
@@ -136,11 +136,11 @@ def work(problem: Problem) -> str:
 def _loss(model: PreTrainedModel, examples: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
     width = max(len(prompt) + len(completion) for prompt, completion in examples)
     ids = torch.zeros(len(examples), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
     labels = torch.full_like(ids, -100)
     for row, (prompt, completion) in enumerate(examples):
         end = len(prompt) + len(completion)
         ids[row, :end] = torch.tensor([*prompt, *completion])
         labels[row, len(prompt) : end] = torch.tensor(completion)
-    return model(
-        input_ids=ids, attention_mask=(torch.arange(width) < (ids != 0).sum(1, keepdim=True)).long(), labels=labels
-    ).loss
+        mask[row, :end] = 1
+    return model(input_ids=ids, attention_mask=mask, labels=labels).loss

@@ -31,7 +31,7 @@ class DataConfig(Section):
     """jsonl: how an answer is compared: as text, as a number, or as mathematics by math-verify."""
     system_prompt: str | None = None
     """Put before every prompt that has no system message of its own."""
-    max_prompt_tokens: int = Field(1024, ge=1)
+    max_prompt_tokens: int = Field(default=1024, ge=1)
     """Prompts with more tokens are too long."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""
@@ -40,17 +40,17 @@ class DataConfig(Section):
 class SamplingConfig(Section):
     """How completions are sampled."""
 
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Completions for each prompt: G."""
-    prompts_per_round: int = Field(8, ge=1)
+    prompts_per_round: int = Field(default=8, ge=1)
     """Prompts that a worker samples together."""
-    max_new_tokens: int = Field(512, ge=1)
+    max_new_tokens: int = Field(default=512, ge=1)
     """Completions are cut off here."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Logits are divided by it, in sampling, scoring and training alike."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; 1 is off. The learner does not renormalise: below 1 the ratio is biased."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
     stop: list[str] = []
     """Texts that end a completion besides the model's EOS tokens."""
@@ -70,11 +70,11 @@ class SamplingConfig(Section):
 class LossConfig(Section):
     """The GRPO loss."""
 
-    clip: float = Field(0.2, gt=0, lt=1)
+    clip: float = Field(default=0.2, gt=0, lt=1)
     """Ratios are clipped to [1 - clip, 1 + clip]."""
-    beta: float = Field(0.04, ge=0)
+    beta: float = Field(default=0.04, ge=0)
     """Weight of the KL penalty to the reference."""
-    advantage_eps: float = Field(1e-4, gt=0)
+    advantage_eps: float = Field(default=1e-4, gt=0)
     """Added to the standard deviation of a group's rewards."""
     drop_zero_variance: bool = True
     """Leave out groups whose rewards are all equal: they have no advantage and would feel the KL penalty only."""
@@ -83,17 +83,17 @@ class LossConfig(Section):
 class OptimizerConfig(Section):
     """AdamW: a linear warm-up, then a linear decay over the run."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Steps until the peak."""
-    final_lr_fraction: float = Field(1.0, ge=0, le=1)
+    final_lr_fraction: float = Field(default=1.0, ge=0, le=1)
     """The learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's betas."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
-    clip_norm: float = Field(1.0, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
 
     @model_validator(mode="after")
@@ -106,20 +106,20 @@ class OptimizerConfig(Section):
 class CheckpointConfig(Section):
     """When the run can be resumed from, and what is kept."""
 
-    every: int = Field(50, ge=1)
+    every: int = Field(default=50, ge=1)
     """Steps between checkpoints. Trained batches are acknowledged once a checkpoint holds their effect."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept, beside the best one."""
 
 
 class EvaluationConfig(Section):
     """Accuracy on held-out problems."""
 
-    every: int = Field(50, ge=0)
+    every: int = Field(default=50, ge=0)
     """Steps between evaluations while training; 0 evaluates only at the end."""
-    problems: int = Field(128, ge=1)
+    problems: int = Field(default=128, ge=1)
     """Held-out problems of one evaluation."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Problems that are answered together."""
 
 
@@ -138,9 +138,9 @@ class CommonConfig(BaseSettings):
     """Where the model runs: cpu, cuda:0, …"""
     dtype: Dtype = "float32"
     """Precision of the weights."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads of this process; PyTorch's choice when not given."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Decides which problems are drawn and which tokens are sampled."""
     task: Literal["arithmetic", "jsonl"] = "arithmetic"
     """Where prompts come from and how an answer is judged."""
@@ -183,9 +183,9 @@ class RunConfig(CommonConfig):
 class RolloutConfig(RunConfig):
     """Sample completions with the run's published weights, judge them, and upload them to the reference server."""
 
-    worker: int = Field(0, ge=0)
+    worker: int = Field(default=0, ge=0)
     """Which worker this is: worker k of n takes the problems that are k modulo n."""
-    workers: int = Field(1, ge=1)
+    workers: int = Field(default=1, ge=1)
     """How many workers there are in all."""
 
     @model_validator(mode="after")
@@ -202,19 +202,19 @@ class TrainConfig(RunConfig):
     """inline starts a rollout worker as a process of its own; external leaves sampling to `policy-trainer rollout`."""
     resume: bool = False
     """Continue from the newest checkpoint in run_dir."""
-    steps: int = Field(100, ge=1)
+    steps: int = Field(default=100, ge=1)
     """Training steps of the whole run."""
-    groups_per_step: int = Field(8, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
     """Groups (prompts) in one training step."""
-    micro_batch_tokens: int = Field(16_384, ge=1)
+    micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens of one forward and backward, at most, unless one group alone has more."""
-    publish_every: int = Field(1, ge=1)
+    publish_every: int = Field(default=1, ge=1)
     """Steps between publications of the weights to the workers."""
-    max_lag: int | None = Field(None, ge=0)
+    max_lag: int | None = Field(default=None, ge=0)
     """Batches sampled by weights more than so many steps old expire untrained; any age is trained when not given."""
-    lease_seconds: float = Field(120, gt=1)
+    lease_seconds: float = Field(default=120, gt=1)
     """How long a batch stays leased without a sign of life of this trainer."""
-    max_bad_steps: int = Field(3, ge=1)
+    max_bad_steps: int = Field(default=3, ge=1)
     """Stop after so many steps in a row with a loss or gradient that is not finite."""
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -235,11 +235,11 @@ class DemoConfig(BaseSettings):
 
     config: Path | None = None
     """TOML file with any of these settings."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Decides the base model, the problems and the sampling."""
     run_dir: Path = Path("runs/demo")
     """Everything the demo leaves."""
-    steps: int = Field(160, ge=1)
+    steps: int = Field(default=160, ge=1)
     """Training steps."""
     resume: bool = False
     """Continue an interrupted demo from its newest checkpoint."""

@@ -221,6 +221,5 @@ def _print_summary(summary: dict[str, Any], directory: RunDirectory, console: Co
     kl = summary["kl_at_step_0"]
     verdict = "as it must be" if kl < MAX_KL_AT_STEP_0 else "WRONG: policy and reference must agree before training"
     console.print(f"KL to the reference at step 0: {kl:.1e}, {verdict}", highlight=False)
-    console.print(
-        f"see {directory.root}: summary.json, curves.png, transcripts.md, metrics.jsonl, model/", highlight=False
-    )
+    left = "summary.json, curves.png, transcripts.md, metrics.jsonl, model/"
+    console.print(f"see {directory.root}: {left}", highlight=False)

@@ -71,11 +71,7 @@ class Learner:
         self._steps = steps
         self._micro_batch_tokens = micro_batch_tokens
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            weight_decay=optimizer.weight_decay,
-            foreach=True,
+            model.parameters(), betas=optimizer.betas, weight_decay=optimizer.weight_decay, foreach=True
         )
 
     def step(self, batches: Sequence[ScoredBatch], *, step: int) -> StepStats:
@@ -91,9 +87,7 @@ class Learner:
         for micro_batch in _by_tokens(groups, self._micro_batch_tokens):
             sums += self._accumulate(micro_batch, completions)
         loss, kl, clipped, tokens = sums.tolist()
-        norm = (
-            float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._schedule.clip_norm)) if groups else 0.0
-        )
+        norm = self._clip_gradients() if groups else 0.0
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         # Without groups momentum alone would still move the weights.
         if groups and not not_finite:
@@ -102,6 +96,10 @@ class Learner:
             self.optimizer.step()
         count = max(tokens, 1.0)
         return StepStats(loss, kl / count, clipped / count, norm, lr, len(groups), int(tokens), not_finite)
+
+    def _clip_gradients(self) -> float:
+        """The norm that the gradients had before they were scaled down."""
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._schedule.clip_norm))
 
     def kl(self, batches: Sequence[ScoredBatch]) -> float:
         """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained."""

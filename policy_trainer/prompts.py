@@ -26,10 +26,9 @@ class PromptEncoder:
     def encode(self, problem: Problem) -> list[int]:
         """Raises PromptTooLong, or ValueError where the model and the data do not go together."""
         ids = self._encode_messages(problem) if problem.messages else self._encode_text(problem.prompt)
-        if len(ids) > self._data.max_prompt_tokens:
-            raise PromptTooLong(
-                f"a prompt has {len(ids)} tokens; data.max_prompt_tokens is {self._data.max_prompt_tokens}"
-            )
+        limit = self._data.max_prompt_tokens
+        if len(ids) > limit:
+            raise PromptTooLong(f"a prompt has {len(ids)} tokens; data.max_prompt_tokens is {limit}")
         return ids
 
     def _encode_messages(self, problem: Problem) -> list[int]:
@@ -38,10 +37,9 @@ class PromptEncoder:
         messages = [dict(message) for message in problem.messages]
         if self._data.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._data.system_prompt})
-        ids = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        return [int(token) for token in ids]  # type: ignore[arg-type]
+        # As text first: the template writes the special tokens itself, so none are added.
+        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self._tokenizer.encode(str(text), add_special_tokens=False)
 
     def _encode_text(self, prompt: str) -> list[int]:
         if self._data.system_prompt:
@@ -51,7 +49,7 @@ class PromptEncoder:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """rewards: float32 (G,) weighted totals, NaN where one of the parts could not be judged. parts: float32 (G,) each."""
+    """rewards: float32 (G,) weighted totals, NaN where a part could not be judged. parts: float32 (G,) each."""
 
     rewards: np.ndarray
     parts: dict[str, np.ndarray]

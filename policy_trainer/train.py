@@ -26,6 +26,7 @@ from shared.models import save_model
 
 # The queue's depth is asked for at most this often, in seconds.
 _DEPTH_SECONDS = 1.0
+_DEPTH_STATES = ("queued", "scoring", "ready", "expired", "dead")
 
 
 @dataclass(frozen=True)
@@ -194,10 +195,7 @@ class Trainer:
         """Batches of this run by state, at most a second old."""
         if time.monotonic() - self._depth_at > _DEPTH_SECONDS:
             states = self._parts.client.queue()["runs"].get(self._config.run, {})
-            self._depth = {
-                state: states.get(state, {}).get("batches", 0)
-                for state in ("queued", "scoring", "ready", "expired", "dead")
-            }
+            self._depth = {state: states.get(state, {}).get("batches", 0) for state in _DEPTH_STATES}
             self._depth_at = time.monotonic()
         return self._depth
 

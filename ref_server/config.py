@@ -15,15 +15,15 @@ class QueueConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    max_batches: int = Field(10_000, ge=1)
+    max_batches: int = Field(default=10_000, ge=1)
     """Batches that may wait in all runs together."""
-    max_batches_per_run: int = Field(10_000, ge=1)
+    max_batches_per_run: int = Field(default=10_000, ge=1)
     """Batches that may wait in one run."""
-    max_mib: int = Field(4096, ge=1)
+    max_mib: int = Field(default=4096, ge=1)
     """MiB of payload that may wait in all."""
-    max_deliveries: int = Field(5, ge=1)
+    max_deliveries: int = Field(default=5, ge=1)
     """A batch whose training was begun and lost so many times is set aside as dead."""
-    retention_days: float = Field(30, gt=0)
+    retention_days: float = Field(default=30, gt=0)
     """How long the id of a settled batch is remembered, so that uploading it again is harmless."""
 
 
@@ -42,21 +42,21 @@ class ServeConfig(BaseSettings):
     """Where the model runs: cpu, cuda:0, …"""
     dtype: Dtype = "auto"
     """Precision of the weights; auto takes what the model was saved in."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads for scoring; PyTorch's choice when not given."""
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs --insecure."""
-    port: int = Field(8400, ge=1, le=65535)
+    port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
     insecure: bool = False
     """Listen beyond loopback although anyone who reaches the port can then read and write the queue."""
     data_dir: Path = Path(".tandem")
     """Where the queue is kept. A restart from the same folder finds it."""
-    max_batch_tokens: int = Field(131_072, ge=2)
+    max_batch_tokens: int = Field(default=131_072, ge=2)
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
-    max_body_mib: int = Field(64, ge=1)
+    max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
-    scoring_tokens: int = Field(16_384, ge=1)
+    scoring_tokens: int = Field(default=16_384, ge=1)
     """Tokens of several small batches that are scored in one forward."""
     queue: QueueConfig = QueueConfig()
 

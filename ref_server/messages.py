@@ -22,7 +22,7 @@ class LogprobsRequest(Request):
     prompt_ids: TokenIds | None = None
     prompt: str | None = None
     completions: list[TokenIds] | list[str] = Field(min_length=1)
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _one_form(self) -> "LogprobsRequest":
@@ -41,7 +41,7 @@ class LeaseBody(Request):
     policy_version: Version | None = None
     max_lag: Version | None = None
     order: Order = Order.FIFO
-    wait_seconds: float = Field(20, ge=0, le=300)
+    wait_seconds: float = Field(default=20, ge=0, le=300)
     lease_seconds: Seconds = 120
 
     @model_validator(mode="after")
@@ -69,7 +69,7 @@ class LeasesBody(Request):
 
 
 class AckBody(LeasesBody):
-    checkpoint: str | None = Field(None, max_length=1000)
+    checkpoint: str | None = Field(default=None, max_length=1000)
 
 
 class ExtendBody(LeasesBody):
@@ -78,7 +78,7 @@ class ExtendBody(LeasesBody):
 
 
 class ReleaseBody(LeasesBody):
-    error: str | None = Field(None, max_length=10_000)
+    error: str | None = Field(default=None, max_length=10_000)
 
 
 class Logprobs(BaseModel):

@@ -104,7 +104,8 @@ class PlainForward:
             for completion in group.completions()
         ]
         logps: list[Tensor | None] = [None] * len(rows)
-        for indexes in _micro_batches([len(ids) for _, ids, _ in rows]):
+        limit = 1 if _rope_depends_on_length(self._model) else PLAIN_ROW_TOKENS
+        for indexes in _micro_batches([len(ids) for _, ids, _ in rows], limit):
             for index, row in zip(indexes, self._rows([rows[i] for i in indexes]), strict=True):
                 logps[index] = row
         return torch.cat([row for row in logps if row is not None])
@@ -228,7 +229,15 @@ def _can_pack(model: PreTrainedModel) -> bool:
         if name in ("sliding_window", "attention_chunk_size") or "softcap" in name or "soft_cap" in name
     ]
     attends = getattr(model, "_supports_sdpa", False) and set(layers) == {"full_attention"}
-    return attends and not any(bounds) and model.get_output_embeddings() is not None
+    whole = attends and not any(bounds) and not _rope_depends_on_length(model)
+    return whole and model.get_output_embeddings() is not None
+
+
+def _rope_depends_on_length(model: PreTrainedModel) -> bool:
+    """Whether the longest row of a forward sets the rotary frequencies of all, so that rows must go one by one."""
+    rope: dict[str, Any] = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each layer type
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
 
 def _self_test_tolerance(dtype: torch.dtype) -> float:
@@ -279,12 +288,12 @@ def _target_logps(logits: Tensor, targets: Tensor, temperature: float | Tensor) 
     return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=1)
 
 
-def _micro_batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Row indexes sorted by length, cut so that a padded micro-batch holds at most PLAIN_ROW_TOKENS tokens."""
+def _micro_batches(lengths: list[int], limit: int) -> Iterator[list[int]]:
+    """Row indexes sorted by length, cut so that a padded micro-batch holds at most `limit` tokens or one row."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Sorted upwards: the newest row is the longest and sets the padding of all.
-        if batch and (len(batch) + 1) * lengths[index] > PLAIN_ROW_TOKENS:
+        if batch and (len(batch) + 1) * lengths[index] > limit:
             yield batch
             batch = []
         batch.append(index)

@@ -19,9 +19,18 @@ class Problem:
 
 
 class Task(Protocol):
-    name: str
-    compare: Comparison
-    default_rewards: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def compare(self) -> Comparison:
+        """Whether an answer is right, 1 or 0; NaN when the gold answer cannot be judged."""
+        ...
+
+    @property
+    def default_rewards(self) -> tuple[str, ...]:
+        """Names of the rewards that are taken when the configuration names none."""
+        ...
 
     def problem(self, index: int) -> Problem:
         """The training problem of this index: a pure function of the task's seed and the index."""

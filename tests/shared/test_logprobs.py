@@ -230,6 +230,23 @@ def test_a_window_longer_than_the_self_test_is_seen() -> None:
         assert choose_forward(make(name, sliding_window=200)).name == "plain"
 
 
+ROPES: dict[str, dict[str, Any]] = {
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 8.0},
+    "dynamic": {"factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_long_row_leaves_the_frequencies_of_others_alone(rope: str) -> None:
+    """These ropes stretch once a forward holds a row beyond the original context, and stretch it for every row."""
+    parameters = {"rope_type": rope, "rope_theta": 10_000.0, "original_max_position_embeddings": 32, **ROPES[rope]}
+    model = make("phi3" if rope == "longrope" else "llama", rope_parameters=parameters, max_position_embeddings=32)
+    forward = choose_forward(model)
+    groups = [group(8, [10, 5]), group(20, [40, 1]), group(3, [2])]
+    with torch.no_grad():
+        assert (forward(groups, mixed(groups)) - expected(model, groups, mixed(groups))).abs().max() < 2e-5
+
+
 def test_plain_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     model, groups = make("qwen2"), SHAPES["many groups"]
     want = expected(model, groups, mixed(groups))
@@ -237,7 +254,7 @@ def test_plain_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(logprobs, "PLAIN_ROW_TOKENS", tokens)
         assert (PlainForward(model)(groups, mixed(groups)) - want).abs().max() < 2e-5
         lengths = [13, 2, 9, 9, 1, 30]
-        batches = list(logprobs._micro_batches(lengths))
+        batches = list(logprobs._micro_batches(lengths, tokens))
         assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
         for batch in batches:
             assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= tokens
