@@ -66,7 +66,7 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _demo(arguments: list[str]) -> int:
-    config = load_settings(DemoConfig, arguments, prog="policy-trainer demo", schema=DemoConfig)
+    config = load_settings(DemoConfig, arguments, prog="policy-trainer demo", schema=FileSchema)
     from policy_trainer.demo import demo
 
     return demo(config, Console())

@@ -30,7 +30,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=child_environment(),
+                env=_environment(),
                 start_new_session=True,
             )
 
@@ -58,3 +58,9 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Without settings: a child is told everything by its arguments, and the environment would overrule its file."""
+    prefixes = ("POLICY_TRAINER_", "REF_SERVER_")
+    return {name: value for name, value in child_environment().items() if not name.startswith(prefixes)}

@@ -150,6 +150,7 @@ class Trainer:
             "epoch": state.epoch,
             **batch,
             **asdict(stats),
+            "batch_ids": [lease.id for lease in leased],
             "groups_left_out": len(leased) - stats.groups,
             "training_seconds": working,
             "waiting_seconds": waiting,

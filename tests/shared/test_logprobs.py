@@ -28,6 +28,7 @@ from transformers import (
     NanoChatConfig,
     Olmo2Config,
     Phi3Config,
+    PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -230,17 +231,26 @@ def test_a_window_longer_than_the_self_test_is_seen() -> None:
         assert choose_forward(make(name, sliding_window=200)).name == "plain"
 
 
-ROPES: dict[str, dict[str, Any]] = {
-    "longrope": {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 8.0},
-    "dynamic": {"factor": 4.0},
+# Both stretch beyond 32 positions.
+LONG = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
+ROPES: dict[str, PretrainedConfig] = {
+    "longrope": Phi3Config(
+        **COMMON,
+        original_max_position_embeddings=32,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, **LONG},
+    ),
+    "dynamic": LlamaConfig(
+        **common(max_position_embeddings=32),
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    ),
 }
 
 
 @pytest.mark.parametrize("rope", ROPES)
 def test_a_long_row_leaves_the_frequencies_of_others_alone(rope: str) -> None:
     """These ropes stretch once a forward holds a row beyond the original context, and stretch it for every row."""
-    parameters = {"rope_type": rope, "rope_theta": 10_000.0, "original_max_position_embeddings": 32, **ROPES[rope]}
-    model = make("phi3" if rope == "longrope" else "llama", rope_parameters=parameters, max_position_embeddings=32)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(ROPES[rope]).eval()
     forward = choose_forward(model)
     groups = [group(8, [10, 5]), group(20, [40, 1]), group(3, [2])]
     with torch.no_grad():

@@ -1,0 +1,50 @@
+"""Models to train, and processes that end with their test."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.base_model import make_model, make_tokenizer, warm_up
+from shared.models import save_model, use_threads
+from tests.integration.processes import Process
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Process], Process]]:
+    """Registers processes to be killed, with whatever they have started, when the test ends."""
+    started: list[Process] = []
+
+    def register(process: Process) -> Process:
+        started.append(process)
+        return process
+
+    yield register
+    for process in started:
+        try:
+            os.killpg(process.popen.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        finally:
+            process.popen.wait()
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's architecture with random weights."""
+    directory = tmp_path_factory.mktemp("models") / "random"
+    save_model(make_model(0), make_tokenizer(), directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's base model: middling at arithmetic."""
+    use_threads(2)
+    directory = tmp_path_factory.mktemp("models") / "base"
+    model, tokenizer = make_model(0), make_tokenizer()
+    warm_up(model, tokenizer, 0, lambda done, total: None)
+    save_model(model, tokenizer, directory)
+    return directory

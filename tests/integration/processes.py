@@ -1,0 +1,114 @@
+"""Real processes over real sockets."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PATIENCE = 90.0
+
+
+class Process:
+    """A command of ours, its output in a file, killed when the test ends."""
+
+    def __init__(self, module: str, *arguments: str, log: Path) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        try:
+            return self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self.output()}") from None
+
+
+class Server(Process):
+    """A reference server on a port of its own; start it again with the same data."""
+
+    def __init__(self, model: Path, directory: Path, port: int | None = None, *options: str) -> None:
+        self.model, self.directory, self.options = model, directory, options
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(
+            "ref_server", "serve", "--model", str(model), "--port", str(self.port), "--threads", "1",
+            "--data-dir", str(directory / "server"), *options, log=directory / "server.log",
+        )  # fmt: skip
+
+    def until_ready(self) -> "Server":
+        until(lambda: self._answers(), "the server to be ready", self)
+        return self
+
+    def again(self) -> "Server":
+        return Server(self.model, self.directory, self.port, *self.options)
+
+    def get(self, path: str, **params: Any) -> Any:
+        return httpx.get(self.url + path, params=params).raise_for_status().json()
+
+    def batches(self, **params: Any) -> list[dict[str, Any]]:
+        found, cursor = [], None
+        while True:
+            page = self.get("/v1/batches", limit=1000, **params, **({"cursor": cursor} if cursor else {}))
+            found += page["batches"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(self.url + "/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def until(condition: Callable[[], Any], what: str, process: Process | None = None, seconds: float = PATIENCE) -> Any:
+    """Waits for a condition, and fails with the process's output when it does not come."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s for {what}" + (f":\n{process.output()}" if process else ""))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The step records of metrics.jsonl."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """Processes whose command line names the run's directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(run_dir).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has just ended
+    return found

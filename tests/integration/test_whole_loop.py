@@ -1,0 +1,199 @@
+"""The three processes together: the reward rises, and nothing is lost when one of them is killed."""
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from policy_trainer.base_model import make_tokenizer
+from shared.models import save_model
+from tests.integration.processes import Process, Server, processes_of, steps_of, until
+
+QUICK = (
+    "--threads", "1", "--sampling.group-size", "4", "--sampling.prompts-per-round", "4", "--groups-per-step", "4",
+    "--sampling.max-new-tokens", "12", "--evaluation.problems", "16", "--evaluation.every", "0",
+    # A random model is right or wrong everywhere alike: groups without variance must train, if only on the KL.
+    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-4", "--checkpoint.every", "5",
+)  # fmt: skip
+
+
+def train(model: Path, server: Server, run_dir: Path, *options: str) -> Process:
+    return Process(
+        "policy_trainer", "train", "--model", str(model), "--server", server.url, "--run-dir", str(run_dir), *options,
+        log=run_dir.parent / f"{run_dir.name}.log",
+    )  # fmt: skip
+
+
+def pages_of(server: Server, run: str) -> Counter[str]:
+    return Counter(batch["state"] for batch in server.batches(run=run))
+
+
+def assert_trained_exactly_once(server: Server, run_dir: Path) -> None:
+    """What the weights contain, by the run's own record, is what the server has as done, each batch once."""
+    trained = [id for record in steps_of(run_dir) for id in record["batch_ids"]]
+    assert len(trained) == len(set(trained)), "a batch was trained twice"
+    done = {batch["id"] for batch in server.batches(run=run_dir.name, state="done")}
+    assert set(trained) == done
+    assert not server.batches(run=run_dir.name, state="dead")
+
+
+def test_reward_rises(base_model, tmp_path, start):
+    server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "32"))
+    run_dir = tmp_path / "rises"
+    trainer = start(
+        train(
+            base_model, server, run_dir, "--threads", "1", "--steps", "40", "--sampling.prompts-per-round", "16",
+            "--groups-per-step", "16", "--sampling.max-new-tokens", "40", "--publish-every", "4",
+            "--optimizer.lr", "3e-4", "--optimizer.warmup-steps", "10", "--checkpoint.every", "20",
+            "--evaluation.every", "20", "--evaluation.problems", "128",
+        )
+    )  # fmt: skip
+    assert trainer.wait(180) == 0, trainer.output()
+    steps = steps_of(run_dir)
+    assert [record["step"] for record in steps] == list(range(1, 41))
+    assert steps[0]["kl_at_step_0"] < 1e-9
+    first, last = (sum(record["reward"] for record in part) / 5 for part in (steps[:5], steps[-5:]))
+    assert last > first + 0.3, (first, last)
+    assert_trained_exactly_once(server, run_dir)
+    AutoModelForCausalLM.from_pretrained(run_dir / "model")
+    AutoTokenizer.from_pretrained(run_dir / "model")
+    # The same weights on the server's side: its log-probs are those the sampler had captured.
+    evaluation = Process(
+        "policy_trainer", "eval", "--model", str(run_dir / "model"), "--config", str(run_dir / "config.toml"),
+        "--evaluation.problems", "128", log=tmp_path / "eval.log",
+    )  # fmt: skip
+    assert start(evaluation).wait() == 0, evaluation.output()
+    output = evaluation.output()
+    measured = json.loads(output[output.index("{") : output.rindex("}") + 1])["evaluations"][0]
+    assert measured["low"] < measured["accuracy"] < measured["high"]
+    assert measured["accuracy"] > 0.5
+    assert not processes_of(run_dir)
+
+
+def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
+    run_dir = tmp_path / "killed"
+    for after in (8, 13):
+        resume = ("--resume",) if run_dir.exists() else ()
+        trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "20", *resume))
+        until(lambda after=after: len(steps_of(run_dir)) >= after, f"step {after}", trainer)
+        trainer.kill()
+        until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "20", "--resume"))
+    assert trainer.wait() == 0, trainer.output()
+    steps = steps_of(run_dir)
+    assert [record["step"] for record in steps] == list(range(1, 21))
+    assert steps[-1]["epoch"] == 2
+    assert_trained_exactly_once(server, run_dir)
+    # Each problem was drawn once: the worker's memory survived two deaths.
+    indexes = [server.get(f"/v1/batches/{batch['id']}") for batch in server.batches(run="killed")]
+    assert len({info["id"] for info in indexes}) == len(indexes)
+
+
+def test_server_restarts_in_the_middle(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+    run_dir = tmp_path / "restarted"
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "15"))
+    until(lambda: len(steps_of(run_dir)) >= 4, "step 4", trainer)
+    server.kill()
+    until(lambda: "does not answer" in trainer.output(), "the trainer to say what it waits for", trainer)
+    server = start(server.again())
+    assert trainer.wait() == 0, trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+
+
+def test_dead_worker_is_named_and_replaced(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+    run_dir = tmp_path / "worker"
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "25"))
+    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", trainer)
+    children = Path(f"/proc/{trainer.popen.pid}/task/{trainer.popen.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert trainer.wait() == 0, trainer.output()
+    assert "the rollout worker died with status -9; its last words" in trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+
+
+def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+    run_dir = tmp_path / "interrupted"
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "1000"))
+    until(lambda: len(steps_of(run_dir)) >= 7, "step 7", trainer)
+    trainer.popen.send_signal(signal.SIGINT)
+    assert trainer.wait(30) == 130, trainer.output()
+    assert "--resume" in trainer.output()
+    assert not processes_of(run_dir)
+    done = len(steps_of(run_dir))
+    resumed = start(train(random_model, server, run_dir, *QUICK, "--steps", str(done + 3), "--resume"))
+    assert resumed.wait() == 0, resumed.output()
+    assert [record["step"] for record in steps_of(run_dir)] == list(range(1, done + 4))
+    assert_trained_exactly_once(server, run_dir)
+
+
+def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, start):
+    run_dir = tmp_path / "external"
+    server = Server(random_model, tmp_path)  # still loading: trainer and worker come first
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "3", "--rollout", "external"))
+    start(server)
+    until(lambda: "policy-trainer rollout --config" in trainer.output(), "the trainer to say what it needs", trainer)
+    workers = [
+        start(
+            Process(
+                "policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), "--worker", str(k),
+                "--workers", "2", log=tmp_path / f"worker-{k}.log",
+            )
+        )
+        for k in (0, 1)
+    ]  # fmt: skip
+    assert trainer.wait() == 0, trainer.output()
+    for worker in workers:
+        assert worker.wait(30) == 0, worker.output()
+        assert "the run is finished" in worker.output()
+    assert_trained_exactly_once(server, run_dir)
+
+
+def test_model_that_is_not_the_references_is_refused(random_model, tmp_path, start):
+    other = tmp_path / "other"
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<extra>"])
+    save_model(tiny_llama(len(tokenizer)), tokenizer, other)
+    server = start(Server(random_model, tmp_path))
+    trainer = start(train(other, server, tmp_path / "refused", *QUICK))
+    assert trainer.wait() == 2
+    assert "vocabulary of 266 tokens" in trainer.output()
+    assert "Traceback" not in trainer.output()
+
+
+def tiny_llama(vocabulary: int) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            max_position_embeddings=256, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["prompt", "messages"])
+def test_own_data_with_another_architecture(tmp_path, start, form):
+    model = tmp_path / "llama"
+    tokenizer = make_tokenizer()
+    save_model(tiny_llama(len(tokenizer)), tokenizer, model)
+    data = tmp_path / "own.jsonl"
+    questions = [f"What is {i} doubled?" for i in range(30)] + ["too long " * 40]
+    prompts = [{"prompt": q} if form == "prompt" else {"messages": [{"role": "user", "content": q}]} for q in questions]
+    data.write_text("".join(json.dumps({**p, "answer": 2 * i}) + "\n" for i, p in enumerate(prompts)))
+    server = start(Server(model, tmp_path))
+    run_dir = tmp_path / "own"
+    trainer = start(
+        train(
+            model, server, run_dir, *QUICK, "--steps", "9", "--task", "jsonl", "--data.path", str(data),
+            "--data.answer-rule", "number", "--data.max-prompt-tokens", "64", "--sampling.stop", "</answer>",
+        )
+    )  # fmt: skip
+    assert trainer.wait() == 0, trainer.output()
+    # 27 problems are trained on, one of them too long: nine steps of four go past it.
+    assert steps_of(run_dir)[-1]["dropped_prompts"] >= 1
