@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, CliVariadicArg
 
 from policy_trainer.sampling.interface import SamplingParams
 from shared.models import Dtype
@@ -52,7 +52,7 @@ class SamplingConfig(Section):
     """Nucleus sampling; 1 is off. The learner does not renormalise: below 1 the ratio is biased."""
     top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
-    stop: list[str] = []
+    stop: CliVariadicArg[list[str]] = []
     """Texts that end a completion besides the model's EOS tokens."""
 
     def params(self, *, group_size: int | None = None, temperature: float | None = None) -> SamplingParams:
@@ -144,9 +144,9 @@ class CommonConfig(BaseSettings):
     """Decides which problems are drawn and which tokens are sampled."""
     task: Literal["arithmetic", "jsonl"] = "arithmetic"
     """Where prompts come from and how an answer is judged."""
-    rewards: list[str] = []
+    rewards: CliVariadicArg[list[str]] = []
     """Reward functions by name: accuracy, format, tags. Each task has its own default."""
-    reward_weights: list[float] = []
+    reward_weights: CliVariadicArg[list[float]] = []
     """The weight of each reward in the total; 1 each when not given."""
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()

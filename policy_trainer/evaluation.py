@@ -129,4 +129,5 @@ def wilson_interval(successes: float, count: int) -> tuple[float, float]:
     share, z2 = successes / count, _Z * _Z
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     spread = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    return max(0.0, centre - spread), min(1.0, centre + spread)
+    # At 0 and 1 rounding would put the share itself outside.
+    return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))

@@ -41,6 +41,7 @@ from ref_server.queue.interface import (
     State,
     StorageBroken,
     StorageFull,
+    Superseded,
 )
 from ref_server.scoring import Busy
 from ref_server.service import Service, TooLarge, group_of
@@ -215,7 +216,7 @@ def _add_queue(app: FastAPI, service: Service) -> None:
 def _add_leases(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/batches/lease", response_class=Response,
-        responses={200: {"content": _SAFETENSORS}, 204: {"description": "none came in time"}, **_errors(503)},
+        responses={200: {"content": _SAFETENSORS}, 204: {"description": "none came in time"}, **_errors(409, 503)},
     )  # fmt: skip
     async def lease(body: LeaseBody, request: Request) -> Response:
         """Leases one scored batch; waits up to wait_seconds for one."""
@@ -286,6 +287,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
         TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
         ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
+        Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
         QueueFull: lambda error: Problem(
             429, "queue_full", str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))}
         ),

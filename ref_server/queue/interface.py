@@ -112,8 +112,8 @@ class LeaseRequest:
 
     run: only batches of this run; without it, of any run but `except_run`. epoch, policy_version: where the consumer
     stands; they mean nothing without a run. max_lag: batches of the run that are more than so many versions older
-    become `expired` (reason `stale`). request_id: repeating it returns the same
-    lease. incarnation: a new one ends the consumer's old leases.
+    become `expired` (reason `stale`). request_id: repeating it returns the same lease. incarnation: a new one ends the
+    consumer's old leases.
     """
 
     consumer: str

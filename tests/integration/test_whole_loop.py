@@ -69,8 +69,7 @@ def test_reward_rises(base_model, tmp_path, start):
     assert start(evaluation).wait() == 0, evaluation.output()
     output = evaluation.output()
     measured = json.loads(output[output.index("{") : output.rindex("}") + 1])["evaluations"][0]
-    assert measured["low"] < measured["accuracy"] < measured["high"]
-    assert measured["accuracy"] > 0.5
+    assert 0.5 < measured["low"] < measured["accuracy"] <= measured["high"] <= 1
     assert not processes_of(run_dir)
 
 
@@ -183,17 +182,17 @@ def test_own_data_with_another_architecture(tmp_path, start, form):
     tokenizer = make_tokenizer()
     save_model(tiny_llama(len(tokenizer)), tokenizer, model)
     data = tmp_path / "own.jsonl"
-    questions = [f"What is {i} doubled?" for i in range(30)] + ["too long " * 40]
+    questions = ["too long " * 40 if i == 5 else f"What is {i} doubled?" for i in range(30)]
     prompts = [{"prompt": q} if form == "prompt" else {"messages": [{"role": "user", "content": q}]} for q in questions]
     data.write_text("".join(json.dumps({**p, "answer": 2 * i}) + "\n" for i, p in enumerate(prompts)))
     server = start(Server(model, tmp_path))
     run_dir = tmp_path / "own"
     trainer = start(
         train(
-            model, server, run_dir, *QUICK, "--steps", "9", "--task", "jsonl", "--data.path", str(data),
+            model, server, run_dir, *QUICK, "--steps", "8", "--task", "jsonl", "--data.path", str(data),
             "--data.answer-rule", "number", "--data.max-prompt-tokens", "64", "--sampling.stop", "</answer>",
         )
     )  # fmt: skip
     assert trainer.wait() == 0, trainer.output()
-    # 27 problems are trained on, one of them too long: nine steps of four go past it.
+    # 27 problems are not held out, one of them too long: eight steps of four go past it.
     assert steps_of(run_dir)[-1]["dropped_prompts"] >= 1

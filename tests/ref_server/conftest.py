@@ -1,0 +1,138 @@
+"""A real server on a free port, in a thread of the test's process, with the demo's tiny random model behind it."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from uuid6 import uuid7
+
+from policy_trainer.base_model import make_model, make_tokenizer
+from ref_server.app import create_app
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import Limits, Queue
+from ref_server.queue.sqlite import SqliteQueue
+from ref_server.service import Service
+from shared.batch import RolloutBatch, TokenGroup
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model() -> PreTrainedModel:
+    return make_model(0).eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def naive_logps() -> Callable[[TokenGroup, float], np.ndarray]:
+    """(C,) float64 log-probs from a copy of the same model in float64, row by row and token by token."""
+    reference = make_model(0).double().eval()
+    reference.set_attn_implementation("eager")
+
+    def logps(group: TokenGroup, temperature: float) -> np.ndarray:
+        values = []
+        for completion in group.completions():
+            row = torch.tensor(np.concatenate([group.prompt_ids, completion]))
+            with torch.no_grad():
+                logits = reference(input_ids=row[None], use_cache=False).logits[0] / temperature
+            prompt = len(group.prompt_ids)
+            for position in range(prompt, len(row)):
+                before = logits[position - 1]
+                values.append(float(before[row[position]] - before.exp().sum().log()))
+        return np.array(values)
+
+    return logps
+
+
+@pytest.fixture(scope="session")
+def rollout() -> Callable[..., RolloutBatch]:
+    """Makes a valid batch of random tokens; keywords replace its fields, `prompt` and `lengths` set its shape."""
+    generator = np.random.default_rng(1)
+
+    def make(prompt: int = 5, lengths: tuple[int, ...] = (4, 1, 7), **fields: Any) -> RolloutBatch:
+        ids = generator.integers(0, 260, size=prompt + sum(lengths))
+        defaults = {
+            "id": str(uuid7()),
+            "run": "test",
+            "epoch": 0,
+            "policy_version": 0,
+            "temperature": 1.0,
+            "group": TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths)),
+            "rewards": generator.normal(size=len(lengths)).astype(np.float32),
+            "finished": np.ones(len(lengths), dtype=np.bool_),
+        }
+        return RolloutBatch(**(defaults | fields))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_service(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Service]:
+    """Builds a service; `queue` wraps the real queue, other keywords are settings."""
+
+    def make(*, queue: Callable[[Queue], Queue] = lambda queue: queue, **settings: Any) -> Service:
+        data_dir: Path = tmp_path_factory.mktemp("data")
+
+        def open_queue(limits: Limits, retention_seconds: float) -> Queue:
+            return queue(SqliteQueue(data_dir / "queue.sqlite", limits=limits, retention_seconds=retention_seconds))
+
+        return Service(model, tokenizer, open_queue, ServeConfig(model="tiny", data_dir=data_dir, **settings))
+
+    return make
+
+
+@contextmanager
+def _serve(service: Service) -> Iterator[httpx.Client]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, timeout_graceful_shutdown=5))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            with httpx.Client(base_url=url, timeout=20) as client:
+                yield client
+        finally:
+            service.drain()
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[Service], AbstractContextManager[httpx.Client]]:
+    """Serves a service over a real socket while its block runs."""
+    return _serve
+
+
+@pytest.fixture(scope="module")
+def service(make_service: Callable[..., Service]) -> Service:
+    """The service behind `http`."""
+    return make_service(max_body_mib=1, max_batch_tokens=1000)
+
+
+@pytest.fixture(scope="module")
+def http(service: Service, serve: Callable[[Service], AbstractContextManager[httpx.Client]]) -> Iterator[httpx.Client]:
+    """A client of one server for the whole module: tests keep apart by naming runs of their own."""
+    with serve(service) as client:
+        yield client

@@ -1,0 +1,358 @@
+"""Every route but leasing, over real sockets: statuses, headers, the shape of errors, and the order of checks."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from uuid6 import uuid7
+
+from ref_server.service import Service
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+
+Rollout = Callable[..., RolloutBatch]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+
+
+def upload(http: httpx.Client, body: bytes) -> httpx.Response:
+    return http.post("/v1/batches", content=body, headers=SAFETENSORS)
+
+
+def lease(http: httpx.Client, run: str, **fields: Any) -> httpx.Response:
+    return http.post("/v1/batches/lease", json={"consumer": "test", "run": run, "wait_seconds": 10, **fields})
+
+
+def error(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a response, after checking what every error has."""
+    assert response.status_code == status, response.text
+    (detail,) = response.json().values()
+    assert set(detail) - {"field"} == {"code", "message", "request_id"}
+    assert all(isinstance(value, str) and value for value in detail.values())
+    assert detail["request_id"] == response.headers["X-Request-Id"]
+    return detail
+
+
+# Health and description
+
+
+def test_health_and_model(http: httpx.Client) -> None:
+    assert http.get("/livez").text == "ok"
+    ready = http.get("/readyz")
+    assert (ready.status_code, ready.text) == (200, "ok")
+    model = http.get("/v1/model").json()
+    assert model["context_length"] == 256
+    assert model["max_batch_tokens"] == 1000
+    assert model["reference_version"] == 0
+    assert model["dtype"] == "float32"
+    assert len(model["tokenizer_fingerprint"]) == 64
+
+
+def test_openapi_documents_what_every_route_answers(http: httpx.Client) -> None:
+    schema = http.get("/openapi.json").json()
+    routes = {
+        (method, path): route["responses"] for path, methods in schema["paths"].items() for method, route in methods.items()
+    }
+    for responses in routes.values():
+        assert any(status.startswith("2") for status in responses)
+        assert {"403", "422"} <= set(responses)
+    assert {"200", "201", "409", "413", "415", "429", "503", "507"} <= set(routes["post", "/v1/batches"])
+    assert {"200", "204", "409", "503"} <= set(routes["post", "/v1/batches/lease"])
+    assert {"429", "503"} <= set(routes["post", "/v1/logprobs"])
+    assert "503" in routes["get", "/readyz"]
+    assert "404" in routes["get", "/v1/batches/{id}"]
+    content = schema["paths"]["/v1/batches"]["post"]["requestBody"]["content"]
+    assert set(content) == {wire.CONTENT_TYPE}
+
+
+def test_every_reference_of_the_openapi_page_resolves(http: httpx.Client) -> None:
+    schema = http.get("/openapi.json").json()
+
+    def references(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            yield from (value for key, value in node.items() if key == "$ref")
+            node = list(node.values())
+        if isinstance(node, list):
+            for child in node:
+                yield from references(child)
+
+    for reference in set(references(schema)):
+        target = schema
+        for part in reference.removeprefix("#/").split("/"):
+            target = target[part]
+
+
+def test_unknown_routes_and_methods(http: httpx.Client) -> None:
+    assert error(http.get("/v2"), 404)["code"] == "not_found"
+    refused = http.put("/livez")
+    assert error(refused, 405)["code"] == "method_not_allowed"
+    assert refused.headers["Allow"] == "GET"
+
+
+def test_metrics_follow_a_batch(http: httpx.Client, rollout: Rollout) -> None:
+    def samples() -> dict[tuple[str, str, str], float]:
+        answer = http.get("/metrics")
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        return {
+            (sample.name, sample.labels.get("run", ""), sample.labels.get("state", "")): sample.value
+            for family in text_string_to_metric_families(answer.text)
+            for sample in family.samples
+        }
+
+    run = 'metrics "and" \\'
+    before = samples()
+    batch = rollout(run=run)
+    assert upload(http, wire.encode(batch)).status_code == 201
+    assert lease(http, run).status_code == 200
+    after = samples()
+    assert after["tandem_batches", run, "leased"] == 1
+    assert after["tandem_batch_bytes", run, "leased"] > 0
+    assert after["tandem_scored_batches_total", "", ""] == before["tandem_scored_batches_total", "", ""] + 1
+    tokens = after["tandem_scored_tokens_total", "", ""] - before["tandem_scored_tokens_total", "", ""]
+    assert tokens == batch.group.tokens
+
+
+# Uploads
+
+
+def test_upload_once_again_and_with_other_content(http: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout(run="again", task="sums", sample='{"answer": 3}')
+    body = wire.encode(batch)
+    first = upload(http, body)
+    assert first.status_code == 201
+    assert first.json()["id"] == batch.id
+    assert first.headers["Location"] == f"/v1/batches/{batch.id}"
+    assert http.get(first.headers["Location"]).status_code == 200
+
+    again = upload(http, body)
+    assert (again.status_code, again.json()["id"]) == (200, batch.id)
+    assert again.headers["Location"] == first.headers["Location"]
+    assert upload(http, reordered(body)).status_code == 200
+
+    conflict = upload(http, wire.encode(replace(batch, task="products")))
+    assert error(conflict, 409)["field"] == "id"
+
+
+def test_an_id_is_known_after_its_batch_was_acked(http: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout(run="settled")
+    upload(http, wire.encode(batch))
+    leased = lease(http, "settled")
+    keys = [{"id": batch.id, "token": leased.headers["Lease-Token"]}]
+    assert http.post("/v1/leases/ack", json={"leases": keys}).status_code == 200
+    again = upload(http, wire.encode(batch))
+    assert (again.status_code, again.json()["state"]) == (200, "done")
+
+
+def test_a_scored_batch_is_refused(http: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout()
+    scored = ScoredBatch(batch, np.zeros(len(batch.group.completion_ids), dtype=np.float32), "0")
+    assert error(upload(http, wire.encode(scored)), 422)["field"] == "format"
+
+
+def test_looking_at_batches(http: httpx.Client, rollout: Rollout, naive_logps: Callable[..., np.ndarray]) -> None:
+    rewards = np.array([1.0, np.nan], dtype=np.float32)
+    batches = [
+        rollout(run="look", lengths=(3, 2), rewards=rewards, reward_parts={"format": rewards}, sampler_logps=None)
+        for _ in range(3)
+    ]
+    for batch in batches:
+        upload(http, wire.encode(batch))
+    assert lease(http, "look").status_code == 200
+    ids = [batch.id for batch in batches]
+
+    page = http.get("/v1/batches", params={"run": "look", "limit": 2}).json()
+    assert [batch["id"] for batch in page["batches"]] == ids[:2]
+    rest = http.get("/v1/batches", params={"run": "look", "limit": 2, "cursor": page["next_cursor"]}).json()
+    assert [batch["id"] for batch in rest["batches"]] == ids[2:]
+    assert rest["next_cursor"] is None
+    leased = http.get("/v1/batches", params={"run": "look", "state": "leased"}).json()["batches"]
+    assert [batch["id"] for batch in leased] == ids[:1]
+
+    info = http.get(f"/v1/batches/{ids[0]}").json()
+    assert [event["state"] for event in info["history"]] == ["queued", "scoring", "ready", "leased"]
+    assert (info["prompt_tokens"], info["completion_tokens"], info["completions"]) == (5, 5, 2)
+
+    tokens = http.get(f"/v1/batches/{ids[0]}/tokens").json()
+    assert [row["reward"] for row in tokens["rows"]] == [1.0, None]
+    assert [row["rewards"] for row in tokens["rows"]] == [{"format": 1.0}, {"format": None}]
+    assert [len(row["tokens"]) for row in tokens["rows"]] == [3, 2]
+    logps = np.concatenate([row["ref_logps"] for row in tokens["rows"]])
+    np.testing.assert_allclose(logps, naive_logps(batches[0].group, 1.0), atol=2e-5)
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=1001", "state=nowhere", "cursor=..", "cursor="])
+def test_bad_queries(http: httpx.Client, query: str) -> None:
+    assert error(http.get(f"/v1/batches?{query}"), 422)["field"] == query.partition("=")[0]
+
+
+@pytest.mark.parametrize("path", ["", "/tokens"])
+@pytest.mark.parametrize("id", [str(uuid7()), "lease", "%00", "%ff", "a" * 3000, "'; DROP TABLE batches"])
+def test_batches_that_are_not_there(http: httpx.Client, id: str, path: str) -> None:
+    assert error(http.get(f"/v1/batches/{id}{path}"), 404)["code"] == "not_found"
+
+
+def test_the_queue_counts(http: httpx.Client, rollout: Rollout) -> None:
+    upload(http, wire.encode(rollout(run="counted")))
+    lease(http, "counted")
+    queue = http.get("/v1/queue").json()
+    assert queue["runs"]["counted"]["leased"]["batches"] == 1
+    assert set(queue["states"]) == {"queued", "scoring", "ready", "leased", "done", "expired", "dead"}
+    assert queue["states"]["leased"]["batches"] >= 1
+    assert queue["scoring"]["tokens_per_second"] > 0
+    assert queue["limits"]["max_deliveries"] == 5
+
+
+def test_a_full_queue_says_when_to_come_again(make_service: Callable[..., Service], serve: Serve, rollout: Rollout) -> None:
+    service = make_service(queue={}, **{})
+    service.close()
+    service = make_service()
+    with serve(service) as http:
+        assert http.get("/livez").status_code == 200
+
+
+# The order of checks
+
+
+def big_chunks() -> Iterator[bytes]:
+    for _ in range(40):
+        yield bytes(65536)
+
+
+def test_checks_come_in_the_order_of_the_contract(http: httpx.Client, rollout: Rollout) -> None:
+    foreign = {"Origin": "http://evil.example"}
+    json_type = {"Content-Type": "application/json"}
+    large = bytes(2**20 + 1)
+
+    def status(content: Any, headers: dict[str, str]) -> int:
+        response = http.post("/v1/batches", content=content, headers=headers)
+        error(response, response.status_code)
+        return response.status_code
+
+    assert status(large, foreign | json_type) == 403
+    assert status(large, json_type) == 415
+    assert status(large, {}) == 415
+    assert status(large, SAFETENSORS) == 413
+    assert status(bytes(2**20), SAFETENSORS) == 422
+
+
+def test_a_chunked_body_is_refused_as_it_grows(http: httpx.Client) -> None:
+    detail = error(http.post("/v1/batches", content=big_chunks(), headers=SAFETENSORS), 413)
+    assert detail["field"] == "body"
+    refused = http.post("/v1/batches/lease", content=big_chunks(), headers={"Content-Type": "application/json"})
+    assert error(refused, 413)["code"] == "too_large"
+
+
+def group(prompt: list[int], completions: list[list[int]]) -> TokenGroup:
+    lengths = np.array([len(row) for row in completions])
+    return TokenGroup(np.array(prompt), np.concatenate(completions).astype(np.int64), lengths)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "status", "field"),
+    [
+        (group([-1], [[1]]), 422, "prompt_ids"),
+        (group([1], [[10_000]]), 422, "completion_ids"),
+        (group([1], [[2**62]] * 1001), 422, "completion_ids"),  # the vocabulary before the length
+        (group([1], [[1]] * 1000), 413, "completion_ids"),
+        (group([1], [[1] * 256]), 413, "completion_lengths"),
+        (group([1] * 256, [[1]]), 413, "completion_lengths"),
+    ],
+)
+def test_tokens_must_fit_the_model(
+    http: httpx.Client, rollout: Rollout, tokens: TokenGroup, status: int, field: str
+) -> None:
+    batch = rollout(lengths=tuple(tokens.completion_lengths), group=tokens, run="misfits")
+    assert error(upload(http, wire.encode(batch)), status)["field"] == field
+    assert http.get("/v1/batches", params={"run": "misfits"}).json()["batches"] == []
+
+
+def test_the_longest_row_that_fits(http: httpx.Client, rollout: Rollout) -> None:
+    assert upload(http, wire.encode(rollout(run="longest", prompt=200, lengths=(56, 1)))).status_code == 201
+    assert lease(http, "longest").status_code == 200
+
+
+# Bad bodies
+
+
+def parts(body: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    size = int.from_bytes(body[:8], "little")
+    return json.loads(body[8 : 8 + size])["__metadata__"], safetensors.numpy.load(body)
+
+
+def reordered(body: bytes) -> bytes:
+    """The same content with its metadata the other way round."""
+    size = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + size])
+    header["__metadata__"] = dict(reversed(header["__metadata__"].items()))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + body[8 + size :]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"temperature": "0"}, "temperature"),
+        ({"temperature": "nan"}, "temperature"),
+        ({"id": "not-a-uuid"}, "id"),
+        ({"epoch": "-1"}, "epoch"),
+        ({"run": ""}, "run"),
+        ({"run": "\ud800"}, "header"),
+        ({"sample": "{"}, "sample"),
+        ({"surprise": "1"}, "surprise"),
+        ({"format": "rollout-batch/2"}, "format"),
+    ],
+)
+def test_bad_metadata_is_named(http: httpx.Client, rollout: Rollout, changes: dict[str, str], field: str) -> None:
+    metadata, tensors = parts(wire.encode(rollout()))
+    header: dict[str, Any] = {"__metadata__": metadata | changes}
+    data = b""
+    names = {np.dtype(np.int64): "I64", np.dtype(np.float32): "F32", np.dtype(np.bool_): "BOOL"}
+    for name, tensor in tensors.items():
+        offsets = [len(data), len(data) + tensor.nbytes]
+        header[name] = {"dtype": names[tensor.dtype], "shape": tensor.shape, "data_offsets": offsets}
+        data += tensor.tobytes()
+    text = json.dumps(header).encode()
+    named = error(upload(http, len(text).to_bytes(8, "little") + text + data), 422)["field"]
+    assert named == field or "\ud800" in changes.values()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_mutated_bodies_are_never_the_servers_fault(http: httpx.Client, rollout: Rollout, data: st.DataObject) -> None:
+    body = bytearray(wire.encode(rollout(run="mutated", top_p=0.9, sample='{"a": [1]}')))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body)))
+        kind = data.draw(st.sampled_from(["set", "insert", "delete", "cut", "digit"]))
+        if kind == "set" and at < len(body):
+            body[at] = data.draw(st.integers(0, 255))
+        elif kind == "digit" and at < len(body):
+            body[at] = data.draw(st.sampled_from(b"0123456789-.eE\"{}[],:"))
+        elif kind == "insert":
+            body[at:at] = data.draw(st.binary(max_size=9))
+        elif kind == "delete":
+            del body[at : at + data.draw(st.integers(1, 9))]
+        elif kind == "cut":
+            del body[at:]
+        else:
+            continue
+    response = upload(http, bytes(body))
+    assert response.status_code in (200, 201, 409, 413, 422), response.text
+    if response.status_code > 201:
+        error(response, response.status_code)
+
+
+def test_the_server_lives_on(http: httpx.Client, rollout: Rollout) -> None:
+    """After all of the above."""
+    assert http.get("/readyz").status_code == 200
+    upload(http, wire.encode(rollout(run="lives")))
+    assert lease(http, "lives").status_code == 200
