@@ -7,13 +7,14 @@ from torch import Tensor
 def group_advantages(rewards: Tensor, *, eps: float = 1e-4) -> Tensor:
     """(G,) raw rewards of one group -> (G,) advantages (r - mean) / (std + eps), float32 or wider.
 
-    std is unbiased. A NaN reward takes no part in the statistics and gets 0; so does a group of one.
+    std is unbiased. A NaN reward takes no part in the statistics and gets 0; so does every reward of a group in which
+    none differ, a group of one among them: the mean of equal numbers is rounded, and eps would magnify that.
     DeepSeekMath, outcome supervision (arXiv 2402.03300, 4.1.2).
     """
     rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
-    judged = ~rewards.isnan()
-    if judged.sum() < 2:
+    if not has_variance(rewards):
         return torch.zeros_like(rewards)
+    judged = ~rewards.isnan()
     known = rewards[judged]
     advantages = (rewards - known.mean()) / (known.std() + eps)
     return torch.where(judged, advantages, 0.0)

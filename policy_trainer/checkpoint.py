@@ -58,19 +58,34 @@ class Checkpoints:
     ) -> Path:
         """Returns once the checkpoint survives a power cut."""
         target = self._path(state.step)
+        if (target / _STATE).exists():
+            # The same step has the same weights. Only the state has moved on, and in place nothing is ever missing.
+            write_json(target / _STATE, asdict(state), durable=True)
+            _sync(target)
+        else:
+            self._write(target, state, model, tokenizer, optimizer)
+        self._remove_old(state)
+        return target
+
+    def _write(
+        self,
+        target: Path,
+        state: TrainState,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        optimizer: Optimizer,
+    ) -> None:
+        for leftover in self._directory.glob(".tmp-*"):
+            shutil.rmtree(leftover)
         temporary = self._directory / f".tmp-{state.step:08d}"
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_model(model, tokenizer, temporary)
         torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, temporary / _OPTIMIZER)
         write_json(temporary / _STATE, asdict(state))
         for file in (*temporary.iterdir(), temporary):
             _sync(file)
-        shutil.rmtree(target, ignore_errors=True)  # of an abandoned lineage, when a run went back and came here again
         temporary.rename(target)
         _sync(self._directory)
-        self._remove_old(state)
-        return target
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from."""

@@ -67,7 +67,6 @@ class RefServerClient:
         self._url = url
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS))
         self._on_wait = on_wait
-        self.waited_seconds = 0.0
 
     def close(self) -> None:
         self._http.close()
@@ -127,14 +126,11 @@ class RefServerClient:
     def _request(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Repeats a request until it is answered by something other than an overload or an outage."""
         started = time.monotonic()
-        waited = False
 
         def again(error: Exception) -> bool | float:
-            nonlocal waited
             reason = self._outage(error)
             if reason is None:
                 return False
-            waited = True
             self._on_wait(reason, time.monotonic() - started)
             return _retry_after(error)
 
@@ -145,8 +141,6 @@ class RefServerClient:
                     response.raise_for_status()
                 if response.is_error:
                     raise _refusal(response)
-                if waited:
-                    self.waited_seconds += time.monotonic() - started
                 return response
         raise AssertionError("the attempts are endless")
 
@@ -154,6 +148,8 @@ class RefServerClient:
         """What to tell of an error that passes by itself; None for one that does not."""
         if isinstance(error, httpx.HTTPStatusError):
             return f"the reference server at {self._url} says: {_refusal(error.response)}"
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return None  # the URL is at fault, and stays so
         if isinstance(error, httpx.TransportError):
             return f"the reference server at {self._url} does not answer ({error})"
         return None

@@ -4,20 +4,22 @@ One TOML file serves every command: each takes its own fields from it.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, CliVariadicArg
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliVariadicArg, SettingsConfigDict
 
 from policy_trainer.sampling.interface import SamplingParams
 from shared.models import Dtype
 from shared.settings import settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
+# Infinity passes every lower bound, and no number here has a use for it.
+_SETTINGS = SettingsConfigDict(**settings_config(ENV_PREFIX), allow_inf_nan=False)
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -52,7 +54,7 @@ class SamplingConfig(Section):
     """Nucleus sampling; 1 is off. The learner does not renormalise: below 1 the ratio is biased."""
     top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
-    stop: CliVariadicArg[list[str]] = []
+    stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = []
     """Texts that end a completion besides the model's EOS tokens."""
 
     def params(self, *, group_size: int | None = None, temperature: float | None = None) -> SamplingParams:
@@ -126,7 +128,7 @@ class EvaluationConfig(Section):
 class CommonConfig(BaseSettings):
     """Settings of every command that answers problems with a model."""
 
-    model_config = settings_config(ENV_PREFIX)
+    model_config = _SETTINGS
 
     config: Path | None = None
     """TOML file with any of these settings; a run's own is RUN_DIR/config.toml."""
@@ -172,6 +174,13 @@ class RunConfig(CommonConfig):
     """The name of the run on the server; the name of run_dir when not given."""
     server: str = "http://127.0.0.1:8400"
     """URL of the reference server."""
+
+    @field_validator("server")
+    @classmethod
+    def _server_is_a_url(cls, server: str) -> str:
+        if not server.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return server
 
     @model_validator(mode="after")
     def _name_the_run(self) -> "RunConfig":
@@ -231,7 +240,7 @@ class EvalConfig(CommonConfig):
 class DemoConfig(BaseSettings):
     """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
 
-    model_config = settings_config(ENV_PREFIX)
+    model_config = _SETTINGS
 
     config: Path | None = None
     """TOML file with any of these settings."""

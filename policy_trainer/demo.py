@@ -38,8 +38,8 @@ HELD_OUT_PROBLEMS = 512
 TRANSCRIPTS = 20
 # KL of a model to itself, computed by the same code on both sides in float32.
 MAX_KL_AT_STEP_0 = 1e-9
-# Groups that may wait in the server: two training steps, so that no batch grows old.
-QUEUE_BATCHES = 32
+# Groups that may wait in the server: three training steps, so that nobody waits long and no batch grows old.
+QUEUE_BATCHES = 48
 SAMPLING = SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40)
 
 

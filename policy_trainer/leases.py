@@ -43,7 +43,9 @@ class Ledger:
 class LeaseFeed:
     """Leases batches on a thread of its own, up to `ahead` before they are asked for, and sends heartbeats on another.
 
-    A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped.
+    A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped. One
+    that was trained in this life comes again when its lease was lost, as by a suspended machine: it waits for the next
+    checkpoint under its new lease.
     """
 
     def __init__(self, client: RefServerClient, terms: LeaseTerms, ledger: Ledger, *, ahead: int, version: int) -> None:
@@ -80,6 +82,8 @@ class LeaseFeed:
                     on_idle(time.monotonic() - idle_since)
                     continue
                 idle_since = time.monotonic()
+                if self._superseded(leased):
+                    continue
                 if self._too_old(leased):
                     self._give_back([leased])
                     continue
@@ -93,21 +97,17 @@ class LeaseFeed:
 
     def trained(self, leased: Sequence[Leased]) -> None:
         """Says that the weights now hold the effect of these."""
-        self._ledger.add(lease.id for lease in leased)
         with self._lock:
+            self._ledger.add(lease.id for lease in leased)
             self._trained.update({lease.id: lease for lease in leased})
 
     def settle(self, checkpoint: Path) -> None:
         """Acks what a durable checkpoint holds. What is answered leaves the ledger."""
         with self._lock:
             trained = list(self._trained.values())
-        outcomes = self._client.ack(trained, checkpoint.name)
-        # A stale token stays in the ledger: its batch comes again, and is then acked untrained.
-        self._ledger.remove(id for id, outcome in outcomes.items() if outcome != "stale")
+        self._ack(trained, checkpoint.name)
         with self._lock:
-            for id in outcomes:
-                self._trained.pop(id, None)
-                self._held.pop(id, None)
+            self._forget(trained)
 
     def close(self) -> None:
         """Ends both threads and gives back what was not trained. What was trained and not settled stays leased."""
@@ -117,6 +117,27 @@ class LeaseFeed:
         with self._lock:
             unused = [lease for id, lease in self._held.items() if id not in self._trained]
         self._give_back(unused)
+
+    def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
+        outcomes = self._client.ack(leases, checkpoint)
+        # With a stale token the id stays in the ledger: its batch comes again, and is then acked untrained.
+        self._ledger.remove(id for id, outcome in outcomes.items() if outcome != "stale")
+
+    def _forget(self, leases: Iterable[Leased]) -> None:
+        """These leases, but not a newer one of the same batch. Under the lock."""
+        for lease in leases:
+            for known in (self._held, self._trained):
+                if known.get(lease.id) is lease:
+                    del known[lease.id]
+
+    def _superseded(self, leased: Leased) -> bool:
+        """Whether, while it waited here, the lease was lost or its batch trained under an earlier one."""
+        with self._lock:
+            held = self._held.get(leased.id) is leased
+            trained = leased.id in self._trained
+            if held and trained:
+                self._trained[leased.id] = leased
+            return trained or not held
 
     def _next(self) -> Leased | None:
         if self._failure:
@@ -132,18 +153,16 @@ class LeaseFeed:
 
     def _start(self, taken: list[Leased]) -> list[Leased]:
         """Those that are still ours: a trainer that slept past its leases finds out here, before it trains."""
+        with self._lock:  # a batch that was lost and came again stands here twice, once in vain
+            taken = [lease for lease in taken if self._held.get(lease.id) is lease]
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
-        kept = [lease for lease in taken if outcomes[lease.id] == "ok"]
         with self._lock:
-            for lease in taken:
-                if outcomes[lease.id] != "ok":
-                    self._held.pop(lease.id, None)
-        return kept
+            self._forget(lease for lease in taken if outcomes[lease.id] != "ok")
+        return [lease for lease in taken if outcomes[lease.id] == "ok"]
 
     def _give_back(self, leases: Sequence[Leased]) -> None:
         with self._lock:
-            for lease in leases:
-                self._held.pop(lease.id, None)
+            self._forget(leases)
         self._client.release(leases)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -155,15 +174,20 @@ class LeaseFeed:
     def _fetch(self) -> None:
         while not self._stop.is_set():
             leased = self._client.lease(self._terms, policy_version=self._version, wait_seconds=_POLL_SECONDS)
-            if leased is None:
-                continue
-            if leased.id in self._ledger:
-                self._client.ack([leased], "the checkpoint resumed from")
-                self._ledger.remove([leased.id])
-                continue
-            with self._lock:
+            if leased is not None:
+                self._receive(leased)
+
+    def _receive(self, leased: Leased) -> None:
+        with self._lock:
+            trained_here, trained = leased.id in self._trained, leased.id in self._ledger
+            if trained_here:
+                self._trained[leased.id] = leased
+            if trained_here or not trained:
                 self._held[leased.id] = leased
+        if not trained:
             self._offer(leased)
+        elif not trained_here:
+            self._ack([leased], "the checkpoint resumed from")
 
     def _offer(self, leased: Leased) -> None:
         while not self._stop.is_set():
@@ -177,9 +201,10 @@ class LeaseFeed:
             with self._lock:
                 held = list(self._held.values())
             outcomes = self._client.extend(held, self._terms.lease_seconds)
-            lost = [id for id, outcome in outcomes.items() if outcome in ("stale", "unknown")]
+            lost = [lease for lease in held if outcomes[lease.id] in ("stale", "unknown")]
             if lost:
                 log.warning("leases were lost: this process was stopped for too long", batches=len(lost))
             with self._lock:
-                for id in lost:
-                    self._held.pop(id, None)
+                for lease in lost:
+                    if self._held.get(lease.id) is lease:
+                        del self._held[lease.id]

@@ -46,9 +46,11 @@ def token_loss(
 def k3(log_ratio: Tensor) -> Tensor:
     """exp(x) - x - 1 for x = ref_logps - logps: unbiased and never negative (Schulman, Approximating KL Divergence).
 
-    Through expm1, since the plain form loses all digits near 0.
+    Through expm1, since the plain form loses all digits near 0. Both terms are clamped: with the second one alone left
+    to grow, the gradient beyond the clamp would drive the policy away from the reference.
     """
-    return log_ratio.clamp(max=_MAX_EXPONENT).expm1() - log_ratio
+    x = log_ratio.clamp(max=_MAX_EXPONENT)
+    return x.expm1() - x
 
 
 def sequence_mean_weights(lengths: Tensor, mask: Tensor, trains: Tensor, *, completions: int) -> Tensor:

@@ -18,7 +18,7 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_without_nan(dict(record))) + "\n")
+        self._file.write(json.dumps(_without_nan(record)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -40,7 +40,9 @@ def truncate_metrics(path: Path, step: int) -> None:
     """Drops what an abandoned lineage wrote beyond the step that is resumed from."""
     if path.exists():
         kept = [record for record in read_metrics(path) if record["step"] <= step]
-        path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        temporary.replace(path)
 
 
 def batch_metrics(leased: Sequence[Leased], version: int) -> dict[str, Any]:
@@ -100,6 +102,8 @@ def _mean(values: np.ndarray) -> float:
     return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else math.nan
 
 
-def _without_nan(record: dict[str, Any]) -> dict[str, Any]:
+def _without_nan(value: Any) -> Any:
     """JSON has no NaN: null says the same."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    if isinstance(value, Mapping):
+        return {name: _without_nan(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

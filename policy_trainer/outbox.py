@@ -5,7 +5,6 @@ under the same id. A restart neither skips a problem nor samples one twice.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from policy_trainer.publish import write_json
@@ -20,8 +19,10 @@ class Outbox:
         self._worker = worker
         self._workers = workers
         directory.mkdir(parents=True, exist_ok=True)
-        cursor = directory / "cursor.json"
-        known = json.loads(cursor.read_text())["next_index"] if cursor.exists() else start
+        self._cursor = directory / "cursor.json"
+        if not self._cursor.exists():  # kept at once: by the next restart the trainer may be elsewhere
+            write_json(self._cursor, {"next_index": start})
+        known = json.loads(self._cursor.read_text())["next_index"]
         newest = max((self._index(path) for path in self._pending()), default=-1)
         self._next = self._own(max(known, newest + 1))
 
@@ -35,20 +36,19 @@ class Outbox:
         self._next += self._workers
         return index
 
-    def add(self, index: int, body: bytes) -> None:
-        """Keeps an encoded batch until it is delivered."""
+    def add(self, index: int, body: bytes) -> Path:
+        """Keeps an encoded batch until it is delivered; where it is kept."""
         temporary = self._directory / f".{index}.tmp"
         temporary.write_bytes(body)
-        temporary.replace(self._directory / f"{index:012d}.safetensors")
+        return temporary.replace(self._directory / f"{index:012d}.safetensors")
 
-    def undelivered(self) -> Iterator[tuple[Path, bytes]]:
-        """What waits, in the order in which it was drawn."""
-        for path in sorted(self._pending()):
-            yield path, path.read_bytes()
+    def undelivered(self) -> list[tuple[Path, bytes]]:
+        """What is here, in the order in which it was drawn."""
+        return [(path, path.read_bytes()) for path in sorted(self._pending())]
 
     def delivered(self, path: Path) -> None:
         """The server has admitted it: the cursor moves past it, then the copy goes."""
-        write_json(self._directory / "cursor.json", {"next_index": self._index(path) + self._workers})
+        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
         path.unlink()
 
     def _own(self, index: int) -> int:

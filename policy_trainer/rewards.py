@@ -6,21 +6,26 @@ What the completion causes gets the failing score; NaN only says that the gold a
 import math
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 
 Reward = Callable[[str, str], float]
 Comparison = Callable[[str, str], float]
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_SEAM = re.compile(r"</think>\s*<answer>")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{1,100})?")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Longer answers are wrong: nothing that is asked for has so many characters, and parsing must stay quick.
 MAX_ANSWER_CHARACTERS = 1000
+# Of one parse or one comparison by math-verify, which some short answers would keep busy for ever.
+_MATH_SECONDS = 2
 
 
 def parse_answer(completion: str) -> str | None:
     """The text in the last answer tags, or None. A completion without tags has no answer."""
-    answers = _ANSWER.findall(completion)
+    # Without what follows the last closing tag: unclosed tags would each be searched to the end, in quadratic time.
+    closed, tag, _ = completion.rpartition("</answer>")
+    answers = _ANSWER.findall(closed + tag)
     return answers[-1].strip() if answers else None
 
 
@@ -41,10 +46,10 @@ def equal_math(answer: str, gold: str) -> float:
     """1.0 when math-verify finds the answer equal; NaN when it cannot parse the gold answer."""
     from math_verify import parse, verify  # slow to import, and most tasks do without
 
-    expected = parse(gold)
+    expected = parse(gold, parsing_timeout=_MATH_SECONDS)
     if not expected:
         return math.nan
-    return float(verify(expected, parse(answer)))
+    return float(verify(expected, parse(answer, parsing_timeout=_MATH_SECONDS), timeout_seconds=_MATH_SECONDS))
 
 
 COMPARISONS: Mapping[str, Comparison] = {"exact": equal_text, "number": equal_number, "math": equal_math}
@@ -63,8 +68,15 @@ def accuracy(compare: Comparison) -> Reward:
 
 
 def format_reward(completion: str, gold: str) -> float:
-    """1 for `<think>…</think> <answer>…</answer>` and nothing else, else 0. Open-R1's format reward."""
-    return float(_FORMAT.fullmatch(completion) is not None)
+    """1 for `<think>…</think> <answer>…</answer>` and nothing else but a last newline, else 0. Open-R1's format reward.
+
+    It is `^<think>.*?</think>\\s*<answer>.*?</answer>$` (DOTALL) in linear time: the first seam leaves most room for
+    the end, so that no other need be tried.
+    """
+    text = completion.removesuffix("\n")
+    seam = _SEAM.search(text, len("<think>"))
+    whole = text.startswith("<think>") and seam is not None and text.endswith("</answer>", seam.end())
+    return float(whole)
 
 
 def tags_reward(completion: str, gold: str) -> float:
@@ -77,14 +89,18 @@ def tags_reward(completion: str, gold: str) -> float:
 
 
 def choose_rewards(names: list[str], compare: Comparison) -> dict[str, Reward]:
-    """Reward functions by name; ValueError for a name that is none."""
+    """Reward functions by name; ValueError for a name that is none, or stands twice."""
     known: dict[str, Reward] = {"accuracy": accuracy(compare), "format": format_reward, "tags": tags_reward}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"rewards: {unknown[0]!r} is none of {', '.join(known)}")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:  # its weight would be lost
+        raise ValueError(f"rewards: {twice[0]!r} stands twice")
     return {name: known[name] for name in names}
 
 
-def _parse_number(text: str) -> float | None:
+def _parse_number(text: str) -> Decimal | None:
     cleaned = text.strip().removeprefix("$").removesuffix(".")
-    return float(cleaned.replace(",", "")) if _NUMBER.fullmatch(cleaned) else None
+    # Exactly: as floats, long numbers would equal their neighbours, and the longest ones each other.
+    return Decimal(cleaned.replace(",", "")) if _NUMBER.fullmatch(cleaned) else None

@@ -11,6 +11,7 @@ from uuid6 import uuid7
 
 from policy_trainer.client import RefServerClient
 from policy_trainer.config import RolloutConfig
+from policy_trainer.delivery import Delivery
 from policy_trainer.matching import check_models_match
 from policy_trainer.outbox import Outbox
 from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
@@ -77,6 +78,7 @@ class RolloutWorker:
         self._weights = config.run_dir / "weights"
         self._loaded: Publication | None = None
         self._dropped = 0
+        self._blocked = 0.0
         self._params = config.sampling.params()
 
     def run(self) -> None:
@@ -87,31 +89,26 @@ class RolloutWorker:
             directory, worker=self._config.worker, workers=self._config.workers, start=publication.next_index
         )
         log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
+        delivery = Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)
         while True:
-            waited = self._client.waited_seconds
-            self._deliver(outbox)
-            self._sample_round(outbox, self._follow(), waited=self._client.waited_seconds - waited)
+            self._sample_round(outbox, self._follow(), delivery)
 
-    def _sample_round(self, outbox: Outbox, publication: Publication, *, waited: float) -> None:
-        """Fills the outbox with the next prompts_per_round groups. The sample says what they cost, in seconds."""
-        started = time.monotonic()
+    def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery) -> None:
+        """Sends the next prompts_per_round groups on their way. Each batch says what it cost, in seconds."""
+        began = time.monotonic()
         drawn = self._draw(outbox)
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         completions = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         cost = {
             "worker": self._config.worker,
-            "sampling_seconds": (time.monotonic() - started) / len(drawn),
-            "waiting_seconds": waited / len(drawn),
+            "sampling_seconds": (time.monotonic() - began) / len(drawn),
+            "waiting_seconds": (delivery.blocked_seconds - self._blocked) / len(drawn),
             "dropped_prompts": self._dropped,
         }
+        self._blocked = delivery.blocked_seconds
         for item, group in zip(drawn, completions, strict=True):
             batch = self._batch(publication, item, group, json.dumps({"index": item.index, **cost}))
-            outbox.add(item.index, wire.encode(batch))
-
-    def _deliver(self, outbox: Outbox) -> None:
-        for path, body in outbox.undelivered():
-            self._client.upload(body)
-            outbox.delivered(path)
+            delivery.send(item.index, wire.encode(batch))
 
     def _follow(self) -> Publication:
         """The newest published weights, taken up; waits for the first."""

@@ -1,11 +1,15 @@
 """The command `ref-server`."""
 
 import signal
+import socket
 import sys
+from pathlib import Path
 from types import FrameType
 
 import structlog
 import uvicorn
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
@@ -28,12 +32,22 @@ commands:
 """
 
 
+# What loading a model raises when it is not there, not a model, or damaged, or when there is no such device. A PyTorch
+# without CUDA asserts.
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
+
+
 class Server(uvicorn.Server):
-    """uvicorn, but the first signal also sends the long polls home, so that it need not wait for them."""
+    """uvicorn, but it says when it serves, and the first signal also sends the long polls home instead of waiting."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        log.info("serving", url=f"http://{host}:{self.config.port}", data_dir=str(self._service.config.data_dir))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.drain()
@@ -46,13 +60,10 @@ def serve(arguments: list[str]) -> int:
     end_with_parent()
     use_threads(config.threads)
     try:
-        log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
-        model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
-    except (OSError, ValueError, RuntimeError) as error:
+        model, tokenizer = _load(config)
+    except _LOADING_ERRORS as error:
         log.error("the model cannot be loaded", model=config.model, error=str(error))
         return 1
-    config.data_dir.mkdir(parents=True, exist_ok=True)
     try:
         service = Service(
             model,
@@ -65,7 +76,9 @@ def serve(arguments: list[str]) -> int:
     except StorageBroken as error:
         log.error("the queue cannot be opened", data_dir=str(config.data_dir), error=str(error))
         return 1
-    log.info("serving", url=f"http://{config.host}:{config.port}", data_dir=str(config.data_dir))
+    except RuntimeError as error:
+        log.error("the model cannot be served", model=config.model, error=str(error))
+        return 1
     server = Server(
         uvicorn.Config(
             create_app(service),
@@ -74,11 +87,21 @@ def serve(arguments: list[str]) -> int:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=10,
+            timeout_keep_alive=60,  # longer than clients keep a connection, so that none is closed under a request
         ),
         service,
     )
     server.run()
     return 0 if server.started else 1
+
+
+def _load(config: ServeConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+    # transformers would take a path for a hub id and speak of repositories.
+    if config.model.startswith(("/", ".", "~")) and not Path(config.model).is_dir():
+        raise OSError("there is no such directory")
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    return model, load_tokenizer(config.model, revision=config.revision)
 
 
 def main() -> None:

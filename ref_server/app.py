@@ -16,8 +16,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from ref_server.guard import Guard
+from ref_server.guard import BodyTooLarge, Guard, media_type
 from ref_server.messages import (
     AckBody,
     Admitted,
@@ -123,18 +124,13 @@ def _add_scoring(app: FastAPI, service: Service) -> None:
     async def logprobs(request: Request) -> Any:
         """Scores now, ahead of the queue; nothing is kept."""
         body = await request.body()
-        if request.headers["content-type"].startswith(wire.CONTENT_TYPE):
+        if media_type(request.headers) == wire.CONTENT_TYPE:
             batch = await run_in_threadpool(service.read_rollout, body)
             ref_logps = await _score(batch.group, batch.temperature)
             scored = ScoredBatch(batch, ref_logps, str(service.model.reference_version))
-            return Response(wire.encode(scored), media_type=wire.CONTENT_TYPE)
+            return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
         group, temperature = await run_in_threadpool(_group, body)
-        rows = np.split(await _score(group, temperature), np.cumsum(group.completion_lengths)[:-1])
-        return Logprobs(
-            logprobs=[row.tolist() for row in rows],
-            tokens=[service.token_texts(ids.tolist()) for ids in group.completions()],
-            reference_version=service.model.reference_version,
-        )
+        return await run_in_threadpool(_answer, group, await _score(group, temperature))
 
     def _group(body: bytes) -> tuple[TokenGroup, float]:
         asked = LogprobsRequest.model_validate_json(body)
@@ -145,10 +141,22 @@ def _add_scoring(app: FastAPI, service: Service) -> None:
         service.check_tokens(group)
         return group, asked.temperature
 
+    def _answer(group: TokenGroup, logps: np.ndarray) -> Response:
+        rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
+        answer = Logprobs(
+            logprobs=[row.tolist() for row in rows],
+            tokens=[service.token_texts(ids.tolist()) for ids in group.completions()],
+            reference_version=service.model.reference_version,
+        )
+        return Response(answer.model_dump_json(), media_type="application/json")
+
     async def _score(group: TokenGroup, temperature: float) -> np.ndarray:
         if service.draining or not service.scoring.alive:
             raise Problem(503, "not_ready", service.not_ready_reason() or "shutting down", headers={"Retry-After": "1"})
-        return await asyncio.wrap_future(service.scoring.submit(group, temperature))
+        logps = await asyncio.wrap_future(service.scoring.submit(group, temperature))
+        if not np.isfinite(logps).all():
+            raise BatchError("temperature", f"of {temperature} gives log-probs that are not finite")
+        return logps
 
 
 def _add_queue(app: FastAPI, service: Service) -> None:
@@ -282,6 +290,13 @@ def _add_error_handlers(app: FastAPI) -> None:
     def answer(request: Request, problem: Problem) -> JSONResponse:
         return JSONResponse(problem.body(request.state.request_id), problem.status, headers=problem.headers)
 
+    def answer_bug(request: Request, _: Exception) -> JSONResponse:
+        # Starlette answers these outside of the guard, which names the request on all other answers, and raises the
+        # error again, whereupon uvicorn closes the connection.
+        headers = {"X-Request-Id": request.state.request_id, "Connection": "close"}
+        message = "a bug of the server; its log has the traceback"
+        return answer(request, Problem(500, "internal", message, headers=headers))
+
     translations: dict[type[Exception], Callable[[Any], Problem]] = {
         Problem: lambda error: error,
         BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
@@ -296,19 +311,27 @@ def _add_error_handlers(app: FastAPI) -> None:
         StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
         RequestValidationError: lambda error: _invalid(error.errors()),
         ValidationError: lambda error: _invalid(error.errors()),
-        HTTPException: lambda error: Problem(error.status_code, _CODES.get(error.status_code, "error"), error.detail),
-        Exception: lambda _: Problem(500, "internal", "a bug of the server; its log has the traceback"),
+        ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
+        BodyTooLarge: lambda error: Problem(413, "too_large", error.detail, "body"),
+        HTTPException: _http_problem,
     }
     for kind, translate in translations.items():
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
+    app.add_exception_handler(Exception, answer_bug)
 
 
-_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+def _http_problem(error: HTTPException) -> Problem:
+    if error.status_code == 400:  # FastAPI's answer to a body that is not even text, or too deep
+        return Problem(422, "invalid_request", "the body must be JSON")
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
+    return Problem(error.status_code, code, error.detail, headers=dict(error.headers or {}))
 
 
 def _invalid(errors: Any) -> Problem:
     """The first thing that pydantic found wrong."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
+    # Only what the client named: not where FastAPI found it, nor which type of a union pydantic tried.
+    names = [str(part) for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
+    where = ".".join(names) if first["type"] != "json_invalid" else ""
     message = str(first["msg"]).removeprefix("Value error, ")
     return Problem(422, "invalid_request", f"{where}: {message}" if where else message, where or None)

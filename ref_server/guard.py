@@ -1,5 +1,6 @@
 """What is refused before a route sees it: foreign web pages, unexpected bodies, bodies that are too large."""
 
+import re
 from typing import Any
 from uuid import uuid4
 
@@ -68,21 +69,22 @@ class Guard:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """403, then 415, then 413."""
-        host = headers.get("host", "")
+        host = headers.get("host", "").lower()
         if self._local_only and not is_loopback(_host_name(host)):
             raise Problem(403, "forbidden", f"Host {host!r} is not this server; use 127.0.0.1 or localhost", "Host")
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and origin.lower().partition("://")[2] != host:
             raise Problem(403, "forbidden", f"a page of {origin} may not use this server", "Origin")
         allowed = CONTENT_TYPES.get(scope["path"])
         if allowed and scope["method"] in ("POST", "PUT"):
-            given = headers.get("content-type", "").partition(";")[0].strip().lower()
+            given = media_type(headers)
             if given not in allowed:
                 raise Problem(
                     415, "unsupported_media_type", f"must be {' or '.join(allowed)}, got {given!r}", "Content-Type"
                 )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._max_body_bytes:
+        # Twenty digits are more than any body has, and int() would refuse some thousand.
+        if not re.fullmatch("[0-9]{1,20}", length) or int(length) > self._max_body_bytes:
             raise Problem(413, "too_large", f"must be at most {self._max_body_bytes} bytes, got {length}", "body")
 
     def _bounded(self, receive: Receive) -> Receive:
@@ -97,6 +99,11 @@ class Guard:
             return message
 
         return bounded
+
+
+def media_type(headers: Headers) -> str:
+    """What the body is said to be, without parameters, in lower case."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _host_name(host: str) -> str:

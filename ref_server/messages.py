@@ -9,7 +9,7 @@ from ref_server.queue.interface import LeaseKey, LeaseRequest, Order, Outcome, S
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**63)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
 
 
 class Request(BaseModel):

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import structlog
 import torch
 
-from ref_server.queue.interface import Claim, Queue
+from ref_server.queue.interface import Claim, Queue, StorageBroken, StorageFull
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward
@@ -60,11 +61,20 @@ class _Direct:
     answer: Future[np.ndarray]
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """What became of a claimed batch, and how the queue is told."""
+
+    id: str
+    tell: Callable[[], object]
+
+
 class ScoringLoop:
     """Scores direct requests first, then what is queued, several small batches to a forward.
 
-    A batch that cannot be scored goes back to the queue, or to the dead; it never stops the loop. on_ready is called
-    from the loop's thread whenever batches have become ready.
+    A batch that cannot be scored goes back to the queue, or to the dead; it never stops the loop. What a full or broken
+    store does not take is kept and offered again, while direct requests go on. on_ready is called from the loop's
+    thread whenever batches have become ready.
     """
 
     def __init__(
@@ -84,6 +94,7 @@ class ScoringLoop:
         self._on_ready = on_ready
         self._max_direct = max_direct
         self._direct: deque[_Direct] = deque()
+        self._unsaved: deque[_Verdict] = deque()
         self._work = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
@@ -130,16 +141,32 @@ class ScoringLoop:
             self._answer(self._direct.popleft())
             return True
         try:
+            self._save()
             claims = self._queue.claim(self._tokens_per_forward)
-        except Exception as error:  # a broken store is waited for, and /readyz tells
-            log.error("the queue cannot be read", error=repr(error))
-            return False
-        if claims:
             started = time.monotonic()
             self._score_claims(claims)
             self.totals.working_seconds += time.monotonic() - started
-            self._on_ready()
+            self._save()
+        except Exception as error:  # a full or broken store is waited for, and /readyz tells
+            log.error("the queue cannot be used", error=repr(error))
+            return False
         return bool(claims)
+
+    def _save(self) -> None:
+        """Tells the queue what became of claimed batches. Raises StorageFull, StorageBroken: what is left waits."""
+        saved = False
+        while self._unsaved:
+            verdict = self._unsaved[0]
+            try:
+                verdict.tell()
+            except (StorageFull, StorageBroken):
+                raise
+            except Exception as error:  # dropped meanwhile, say: not a reason to keep others waiting
+                log.error("the queue does not take back a batch", id=verdict.id, exc_info=error)
+            self._unsaved.popleft()
+            saved = True
+        if saved:
+            self._on_ready()
 
     def _answer(self, request: _Direct) -> None:
         if not request.answer.set_running_or_notify_cancel():
@@ -153,6 +180,8 @@ class ScoringLoop:
 
     def _score_claims(self, claims: list[Claim]) -> None:
         """One forward for all. If it fails, one for each, so that only the batch at fault counts a failure."""
+        if not claims:
+            return
         try:
             self._score_together(claims)
         except Exception as error:
@@ -170,17 +199,15 @@ class ScoringLoop:
             for batch, ref_logps in zip(batches, logps, strict=True)
         ]
         for batch, body in zip(batches, scored, strict=True):
-            self._queue.complete(batch.id, body)
+            self._unsaved.append(_Verdict(batch.id, partial(self._queue.complete, batch.id, body)))
             self.totals.batches += 1
             self.totals.tokens += batch.group.tokens
 
     def _set_aside(self, claim: Claim, error: Exception) -> None:
         self.totals.errors += 1
         log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
-        try:
-            self._queue.fail(claim.id, f"{type(error).__name__}: {error}"[:1000])
-        except Exception as failure:  # the store is broken: the batch is queued again when it is opened anew
-            log.error("the queue cannot be written", id=claim.id, error=repr(failure))
+        reason = f"{type(error).__name__}: {error}"[:1000]
+        self._unsaved.append(_Verdict(claim.id, partial(self._queue.fail, claim.id, reason)))
 
 
 def _rollout(claim: Claim) -> RolloutBatch:

@@ -21,9 +21,9 @@ class Jsonl:
 
     def __init__(self, path: Path, held_out_path: Path | None, compare: Comparison, seed: int) -> None:
         self.compare = compare
-        problems = read_problems(path)
+        problems = read_problems(path, "data.path")
         if held_out_path:
-            self._train, self._held_out = problems, read_problems(held_out_path)
+            self._train, self._held_out = problems, read_problems(held_out_path, "data.held_out_path")
         else:
             self._train = [problem for i, problem in enumerate(problems) if i % HELD_OUT_EVERY]
             self._held_out = problems[::HELD_OUT_EVERY]
@@ -39,31 +39,41 @@ class Jsonl:
         return self._held_out
 
 
-def read_problems(path: Path) -> list[Problem]:
-    """All problems of a file, in order; blank lines are skipped."""
+def read_problems(path: Path, setting: str) -> list[Problem]:
+    """All problems of a file, in order; blank lines are skipped. setting: the field to name in errors."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: it also splits at characters that JSON allows within a text, such as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"data.path: {path} cannot be read as UTF-8 text: {error}") from None
+        raise ValueError(f"{setting}: {path} cannot be read as UTF-8 text: {error}") from None
     problems = [_problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not problems:
-        raise ValueError(f"data.path: {path} has no problems")
+        raise ValueError(f"{setting}: {path} has no problems")
     return problems
 
 
 def _problem(line: str, where: str) -> Problem:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: is not JSON: {error}") from None
     if not isinstance(record, dict) or "answer" not in record or ("prompt" in record) == ("messages" in record):
         raise ValueError(f'{where}: must be {{"prompt": …, "answer": …}} or {{"messages": […], "answer": …}}')
-    answer = str(record["answer"])
+    answer = _answer(record["answer"], where)
     if "prompt" in record:
         if not isinstance(record["prompt"], str) or not record["prompt"]:
             raise ValueError(f"{where}: prompt must be a text that is not empty")
         return Problem(answer=answer, prompt=record["prompt"])
-    return Problem(answer=answer, messages=tuple(_message(message, where) for message in record["messages"]))
+    messages = record["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{where}: messages must be a list that is not empty")
+    return Problem(answer=answer, messages=tuple(_message(message, where) for message in messages))
+
+
+def _answer(answer: Any, where: str) -> str:
+    if answer == "" or isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise ValueError(f"{where}: answer must be a number or a text that is not empty")
+    return str(answer)
 
 
 def _message(message: Any, where: str) -> dict[str, str]:

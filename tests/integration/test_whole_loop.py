@@ -196,3 +196,24 @@ def test_own_data_with_another_architecture(tmp_path, start, form):
     assert trainer.wait() == 0, trainer.output()
     # 27 problems are not held out, one of them too long: eight steps of four go past it.
     assert steps_of(run_dir)[-1]["dropped_prompts"] >= 1
+
+
+def test_loss_that_stays_not_finite_stops_the_run(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+    run_dir = tmp_path / "broken"
+    # The first step throws the weights far away; they are not published, so that the worker goes on sampling.
+    trainer = start(
+        train(
+            random_model, server, run_dir, *QUICK, "--steps", "50", "--optimizer.lr", "1e30",
+            "--publish-every", "100", "--checkpoint.every", "100", "--max-bad-steps", "3",
+        )
+    )  # fmt: skip
+    assert trainer.wait() == 1, trainer.output()
+    assert "3 steps in a row had a loss or gradient that is not finite" in trainer.output()
+    assert "Traceback" not in trainer.output()
+    bad = [record["step"] for record in steps_of(run_dir) if record["not_finite"]]
+    assert len(bad) == 3
+    saved = {path.stem for path in (run_dir / "bad_batches").glob("*.safetensors")}
+    assert saved == set(steps_of(run_dir)[-1]["batch_ids"])
+    assert not (run_dir / "checkpoints").exists(), "a state that cannot go on must not be resumed from"
+    assert not processes_of(run_dir)

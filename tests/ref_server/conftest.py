@@ -87,13 +87,13 @@ def rollout() -> Callable[..., RolloutBatch]:
 def make_service(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Service]:
-    """Builds a service; `queue` wraps the real queue, other keywords are settings."""
+    """Builds a service; `wrap` puts something around its queue, other keywords are settings."""
 
-    def make(*, queue: Callable[[Queue], Queue] = lambda queue: queue, **settings: Any) -> Service:
+    def make(*, wrap: Callable[[Queue], Any] = lambda queue: queue, **settings: Any) -> Service:
         data_dir: Path = tmp_path_factory.mktemp("data")
 
         def open_queue(limits: Limits, retention_seconds: float) -> Queue:
-            return queue(SqliteQueue(data_dir / "queue.sqlite", limits=limits, retention_seconds=retention_seconds))
+            return wrap(SqliteQueue(data_dir / "queue.sqlite", limits=limits, retention_seconds=retention_seconds))
 
         return Service(model, tokenizer, open_queue, ServeConfig(model="tiny", data_dir=data_dir, **settings))
 
@@ -102,7 +102,9 @@ def make_service(
 
 @contextmanager
 def _serve(service: Service) -> Iterator[httpx.Client]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    # The protocol is named, or asyncio would not turn off Nagle's algorithm and every answer would take 40 ms.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, args=([listener],))

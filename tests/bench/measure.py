@@ -1,0 +1,73 @@
+"""Time and memory of two sides of a comparison, taken so that a noisy machine disturbs both alike."""
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from shared.batch import TokenGroup
+
+# One prompt's completions as a sampler leaves them: most end well before the length limit.
+LENGTHS = (400, 233, 167, 130, 102, 78, 55, 35)
+VOCABULARY = 32_000
+
+
+def model_25m() -> PreTrainedModel:
+    """25.6M parameters in the body's and the head's products, random, float32."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=384,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        intermediate_size=1024,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def random_group(prompt: int, lengths: Sequence[int], vocabulary: int, seed: int) -> TokenGroup:
+    ids = np.random.default_rng(seed).integers(0, vocabulary, size=prompt + sum(lengths))
+    return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths))
+
+
+def median_seconds(sides: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """Runs the sides in turns, each once beforehand, so that what else the machine does falls on both."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for repetition in range(repetitions + 1):
+        for name, side in sides.items():
+            started = time.perf_counter()
+            side()
+            if repetition:
+                times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What `function` returns in a fresh process with one thread."""
+    with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (1,)) as pool:
+        return pool.apply(function, arguments)
+
+
+def peak_mib(work: Callable[[], object]) -> float:
+    """MiB by which the process's memory rises at most during `work`. Only for a process that has done nothing else."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)

@@ -1,0 +1,156 @@
+"""What HTTP and the queue cost: batches through a real reference server against scoring the same in this process.
+
+One thread uploads as a worker would, another leases and acks as a trainer would; the server scores one batch a forward,
+as this process does, so that what is left is the way there and back.
+"""
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import numpy as np
+import torch
+from uuid6 import uuid7
+
+from policy_trainer.base_model import make_tokenizer
+from ref_server.scoring import Scorer
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.logprobs import choose_forward
+from shared.models import save_model
+from tests.bench import measure
+
+BATCHES = 6
+REPETITIONS = 3
+PROMPT = 64
+
+
+def make_batch(seed: int) -> RolloutBatch:
+    group = measure.random_group(PROMPT, measure.LENGTHS, measure.VOCABULARY, seed)
+    return RolloutBatch(
+        id=str(uuid7()),
+        run="bench",
+        epoch=0,
+        policy_version=0,
+        temperature=1.0,
+        group=group,
+        rewards=np.zeros(group.size, dtype=np.float32),
+        finished=np.ones(group.size, dtype=np.bool_),
+        sampler_logps=np.zeros(len(group.completion_ids), dtype=np.float32),
+    )
+
+
+@contextmanager
+def serving(model_dir: Path, data_dir: Path, tokens: int) -> Iterator[tuple[int, httpx.Client]]:
+    """A server process that scores one batch of so many tokens a forward: its pid and a client of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options = ["--threads", "1", "--port", str(port), "--data-dir", str(data_dir), "--scoring-tokens", str(tokens)]
+    command = [sys.executable, "-m", "ref_server", "serve", "--model", str(model_dir), *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+            while not _answers(http):
+                assert process.poll() is None, "the server did not start"
+                time.sleep(0.1)
+            yield process.pid, http
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def through_server(http: httpx.Client, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
+    """Uploads, leases and acks all: the scores by id."""
+    with ThreadPoolExecutor(1) as worker:
+        uploads = worker.submit(upload, http, batches)
+        scores = dict(lease(http) for _ in batches)
+        uploads.result()
+    return scores
+
+
+def upload(http: httpx.Client, batches: list[RolloutBatch]) -> None:
+    for batch in batches:
+        headers = {"Content-Type": wire.CONTENT_TYPE}
+        http.post("/v1/batches", content=wire.encode(batch), headers=headers).raise_for_status()
+
+
+def lease(http: httpx.Client) -> tuple[str, np.ndarray]:
+    answer = http.post("/v1/batches/lease", json={"consumer": "bench", "wait_seconds": 60}).raise_for_status()
+    scored = wire.decode(answer.content)
+    assert isinstance(scored, ScoredBatch)
+    key = {"id": scored.rollout.id, "token": answer.headers["Lease-Token"]}
+    http.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
+    return scored.rollout.id, scored.ref_logps
+
+
+def in_process(scorer: Scorer, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
+    return {batch.id: scorer.logps([batch.group], [batch.temperature])[0] for batch in batches}
+
+
+def thread_seconds(pid: int) -> dict[str, float]:
+    """CPU seconds of each thread of a process so far."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    stats = {
+        task.name: (task / "stat").read_text().rpartition(")")[2].split()
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+    return {thread: (int(fields[11]) + int(fields[12])) / ticks for thread, fields in stats.items()}
+
+
+def run() -> None:
+    torch.set_num_threads(1)
+    model = measure.model_25m()
+    scorer = Scorer(choose_forward(model))
+    served, alone, difference, shares = [], [], 0.0, []
+    with TemporaryDirectory() as directory:
+        save_model(model, make_tokenizer(), Path(directory) / "model")
+        tokens = make_batch(0).group.tokens
+        with serving(Path(directory) / "model", Path(directory) / "data", tokens) as (pid, http):
+            for repetition in range(REPETITIONS + 1):
+                batches = [make_batch(seed) for seed in range(BATCHES)]
+                before, started = thread_seconds(pid), time.perf_counter()
+                scores = through_server(http, batches)
+                middle, after = time.perf_counter(), thread_seconds(pid)
+                expected = in_process(scorer, batches)
+                if repetition:  # the first warms up
+                    served.append(middle - started)
+                    alone.append(time.perf_counter() - middle)
+                    used = sorted(after[thread] - before.get(thread, 0.0) for thread in after)
+                    shares.append(sum(used[:-1]) / used[-1])
+                difference = max(difference, *(float(abs(scores[id] - expected[id]).max()) for id in expected))
+    overhead = statistics.median(served) / statistics.median(alone) - 1
+    measure.show(
+        f"{BATCHES} batches of {sum(measure.LENGTHS)} completion tokens through a server, 25M parameters, one thread",
+        [
+            "through the server s",
+            "in process s",
+            "overhead (bar 5%)",
+            "CPU of HTTP and queue / of scoring",
+            "difference",
+        ],
+        [
+            [
+                f"{statistics.median(served):.3f}",
+                f"{statistics.median(alone):.3f}",
+                f"{overhead:+.1%}",
+                f"{statistics.median(shares):.2%}",
+                f"{difference:.1e}",
+            ]
+        ],
+    )

@@ -1,0 +1,148 @@
+"""Tiny random models, batches written out by hand, and crashes on demand."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from policy_trainer.base_model import make_tokenizer
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture
+def make_tiny() -> Callable[..., PreTrainedModel]:
+    """A Qwen2 of 10,000 parameters. Its weights are large, so that its log-probs are far from uniform."""
+
+    def make(*, seed: int = 0, vocabulary: int = 64, eos: int = 1, tied: bool = True) -> PreTrainedModel:
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            initializer_range=0.3,
+            tie_word_embeddings=tied,
+            pad_token_id=0,
+            eos_token_id=eos,
+            bos_token_id=None,
+        )
+        return Qwen2ForCausalLM(config).eval()
+
+    return make
+
+
+@pytest.fixture
+def make_scored() -> Callable[..., ScoredBatch]:
+    """A scored batch from lists; log-probs that are not given are all -1."""
+
+    def make(
+        prompt: Sequence[int],
+        completions: Sequence[Sequence[int]],
+        rewards: Sequence[float],
+        *,
+        old_logps: Sequence[float] | np.ndarray | None = None,
+        ref_logps: Sequence[float] | np.ndarray | None = None,
+        loss_mask: Sequence[bool] | None = None,
+        temperature: float = 1.0,
+        version: int = 0,
+        number: int = 0,
+    ) -> ScoredBatch:
+        lengths = [len(completion) for completion in completions]
+        default = -np.ones(sum(lengths), np.float32)
+        rollout = RolloutBatch(
+            id=str(UUID(int=(7 << 76) | (2 << 62) | number)),
+            run="test",
+            epoch=0,
+            policy_version=version,
+            temperature=temperature,
+            group=TokenGroup(
+                np.array(prompt, np.int64), np.concatenate(completions).astype(np.int64), np.array(lengths, np.int64)
+            ),
+            rewards=np.array(rewards, np.float32),
+            finished=np.ones(len(completions), np.bool_),
+            sampler_logps=default if old_logps is None else np.array(old_logps, np.float32),
+            loss_mask=None if loss_mask is None else np.array(loss_mask, np.bool_),
+        )
+        return ScoredBatch(rollout, default if ref_logps is None else np.array(ref_logps, np.float32), "0")
+
+    return make
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Fuse:
+    """Lets a process live for so many file operations, each of which may be its last."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.crash = Crash
+
+    def burn(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left <= 0:
+                self.left = None
+                raise Crash
+
+    def lives(self, operations: int, work: Callable[[], object]) -> bool:
+        """Whether the work was done before the crash."""
+        self.left = operations
+        try:
+            work()
+        except Crash:
+            return False
+        self.left = None
+        return True
+
+
+@pytest.fixture
+def fuse(monkeypatch: pytest.MonkeyPatch) -> Fuse:
+    """Burns after each file operation. A file that is opened for writing is empty when the crash comes."""
+    made = Fuse()
+
+    def burning(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = operation(*args, **kwargs)
+            if operation.__name__ != "open" or "w" in (args[1] if len(args) > 1 else kwargs.get("mode", "r")):
+                try:
+                    made.burn()
+                except Crash:
+                    if operation.__name__ == "open":
+                        result.close()
+                    raise
+            return result
+
+        return run
+
+    for name in ("open", "write_bytes", "write_text", "replace", "rename", "unlink", "mkdir"):
+        monkeypatch.setattr(Path, name, burning(getattr(Path, name)))
+
+    def rmtree(path: Path, ignore_errors: bool = False) -> None:
+        """File by file."""
+        for file in sorted(Path(path).rglob("*"), reverse=True):
+            file.unlink() if file.is_file() else file.rmdir()
+        path.rmdir()
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    return made

@@ -1,0 +1,55 @@
+"""The generated task: what is held out is never drawn, and a problem is a function of seed and index."""
+
+from policy_trainer.tasks.arithmetic import HELD_OUT, NUMBERS, Arithmetic
+from policy_trainer.tasks.interface import Problem
+
+
+def pair(problem: Problem) -> tuple[int, int]:
+    """The two numbers of a well-formed problem, whose answer is right."""
+    (message,) = problem.messages
+    assert message["role"] == "user" and problem.prompt == ""
+    a, b = (int(number) for number in message["content"].removesuffix("=?").split("+"))
+    assert message["content"] == f"{a}+{b}=?" and problem.answer == str(a + b)
+    return a, b
+
+
+def test_ten_thousand_pairs_are_split() -> None:
+    task = Arithmetic(seed=0)
+    train = {pair(task.problem(index)) for index in range(NUMBERS**2 - HELD_OUT)}
+    held_out = {pair(problem) for problem in task.held_out()}
+    assert (len(train), len(held_out)) == (9000, 1000)
+    assert train | held_out == {(a, b) for a in range(100) for b in range(100)}
+    # Held out of everywhere, so that the share that carries is not another one.
+    assert 350 < sum(a % 10 + b % 10 > 9 for a, b in held_out) < 550
+
+
+def test_what_is_held_out_is_never_drawn() -> None:
+    for seed in (0, 1, 12345):
+        task = Arithmetic(seed)
+        held_out = {pair(problem) for problem in task.held_out()}
+        indexes = [*range(20_000), *range(10**9, 10**9 + 2000), 2**62]
+        assert held_out.isdisjoint(pair(task.problem(index)) for index in indexes)
+
+
+def test_held_out_is_the_same_for_every_seed() -> None:
+    assert Arithmetic(0).held_out() == Arithmetic(1).held_out()
+
+
+def test_a_problem_depends_on_seed_and_index_alone() -> None:
+    """Not on what was drawn before, nor on the order."""
+    indexes = [5, 0, 9000, 123_456, 8999, 9001, 5]
+    task, other = Arithmetic(3), Arithmetic(3)
+    forwards = [task.problem(index) for index in indexes]
+    backwards = [other.problem(index) for index in reversed(indexes)]
+    assert forwards == backwards[::-1] == [Arithmetic(3).problem(index) for index in indexes]
+
+
+def test_another_seed_is_another_order() -> None:
+    one, other = Arithmetic(0), Arithmetic(1)
+    assert [one.problem(i) for i in range(20)] != [other.problem(i) for i in range(20)]
+
+
+def test_every_pass_has_an_order_of_its_own() -> None:
+    task = Arithmetic(0)
+    first, second = ([task.problem(start + i).answer for i in range(9000)] for start in (0, 9000))
+    assert first != second and sorted(first) == sorted(second)

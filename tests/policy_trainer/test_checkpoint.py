@@ -1,0 +1,168 @@
+"""Checkpoints: all of a run's state comes back, and no crash leaves half of one."""
+
+import json
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
+from shared.models import load_model, load_tokenizer
+
+Make = Callable[..., PreTrainedModel]
+STATE = TrainState(
+    step=7,
+    epoch=2,
+    ledger=["a", "b"],
+    next_index=70,
+    batches=56,
+    groups_left_out=4,
+    bad_steps=1,
+    bad_steps_in_a_row=1,
+    training_seconds=12.5,
+    best_step=5,
+    best_accuracy=0.75,
+)
+
+
+def adamw(model: PreTrainedModel) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9))
+
+
+def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+    """One step on noise: it needs the weights, the moments and the random numbers."""
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+class Run:
+    """Saves checkpoints of one model."""
+
+    def __init__(self, directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, keep: int) -> None:
+        self.checkpoints = Checkpoints(directory, keep=keep)
+        self.model, self.tokenizer, self.optimizer = model, tokenizer, adamw(model)
+
+    def save(self, step: int, best: int | None = None, ledger: tuple[str, ...] = ()) -> Path:
+        state = TrainState(step=step, best_step=best, ledger=list(ledger))
+        return self.checkpoints.save(state, self.model, self.tokenizer, self.optimizer)
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> Run:
+    return Run(tmp_path / "checkpoints", make_tiny(vocabulary=len(tokenizer)), tokenizer, keep=2)
+
+
+def steps(run: Run) -> list[int]:
+    directory = run.checkpoints._directory
+    return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*"))
+
+
+def test_round_trip_goes_on_as_if_nothing_had_happened(run: Run) -> None:
+    for _ in range(3):
+        update(run.model, run.optimizer)
+    path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.optimizer)
+    assert path.name == "step-00000007" and run.checkpoints.newest() == path
+    update(run.model, run.optimizer)
+
+    assert read_state(path) == STATE
+    torch.manual_seed(999)
+    model = load_model(str(path), revision=None, device="cpu", dtype="float32")
+    optimizer = adamw(model)
+    restore(path, optimizer)
+    update(model, optimizer)
+    expected = run.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    text = "<|user|>1+1=?<|end|><think></think>"
+    assert load_tokenizer(str(path)).encode(text) == run.tokenizer.encode(text)
+
+
+def test_before_the_first(run: Run) -> None:
+    assert run.checkpoints.newest() is None
+
+
+def test_the_newest_few_and_the_best_are_kept(run: Run) -> None:
+    run.save(1)
+    run.save(2, best=2)
+    for step in (3, 4, 10):
+        run.save(step, best=2)
+    assert steps(run) == [2, 4, 10]
+    run.save(11, best=11)
+    assert steps(run) == [10, 11]
+    newest = run.checkpoints.newest()
+    assert newest is not None and newest.name == "step-00000011"
+
+
+def test_a_leftover_temporary_directory_is_ignored_and_goes(run: Run) -> None:
+    first = run.save(1)
+    leftover = first.with_name(".tmp-00000002")
+    leftover.mkdir()
+    (leftover / "trainer.json").write_text("{}")
+    assert run.checkpoints.newest() == first
+    run.save(3)
+    assert not leftover.exists()
+
+
+def test_a_directory_without_state_is_no_checkpoint(run: Run) -> None:
+    first = run.save(1)
+    first.with_name("step-00000009").mkdir()
+    assert run.checkpoints.newest() == first
+
+
+def test_what_lies_beyond_the_step_resumed_from_is_discarded(run: Run) -> None:
+    run.checkpoints = Checkpoints(run.checkpoints._directory, keep=9)
+    for step in (1, 2, 3):
+        run.save(step)
+    run.checkpoints.discard_after(2)
+    assert steps(run) == [1, 2]
+
+
+def whole(path: Path, model: PreTrainedModel) -> bool:
+    restore(path, adamw(model))
+    load_model(str(path), revision=None, device="cpu", dtype="float32")
+    return read_state(path).step == int(path.name.removeprefix("step-"))
+
+
+def test_a_crash_at_any_moment_leaves_the_old_or_the_new(
+    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any
+) -> None:
+    """After the n-th file operation of a save, for every n; old checkpoints are removed file by file."""
+    model = make_tiny(vocabulary=len(tokenizer))
+    for number in count(1):
+        run = Run(tmp_path / str(number), model, tokenizer, keep=1)
+        run.save(1)
+        survived = fuse.lives(number, lambda run=run: run.save(2))
+        newest = run.checkpoints.newest()
+        assert newest is not None and whole(newest, model), f"after a crash at operation {number}"
+        run.save(3)
+        assert steps(run)[-1] == 3
+        if survived:
+            break
+    assert number > 5
+
+
+def test_saving_a_step_again_never_loses_it(
+    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any
+) -> None:
+    """As after a request to stop just behind a checkpoint, whose batches are acked: nothing older has their effect."""
+    model = make_tiny(vocabulary=len(tokenizer))
+    for number in count(1):
+        run = Run(tmp_path / str(number), model, tokenizer, keep=2)
+        run.save(1)
+        run.save(2, ledger=("a",))
+        survived = fuse.lives(number, lambda run=run: run.save(2, ledger=("a", "b")))
+        newest = run.checkpoints.newest()
+        assert newest is not None and newest.name == "step-00000002" and whole(newest, model)
+        assert read_state(newest).ledger in (["a"], ["a", "b"])
+        if survived:
+            assert read_state(newest).ledger == ["a", "b"]
+            break
+
+
+def test_the_state_is_json_that_people_can_read(run: Run) -> None:
+    path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.optimizer)
+    assert json.loads((path / "trainer.json").read_text())["best_accuracy"] == 0.75

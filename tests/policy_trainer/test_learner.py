@@ -1,0 +1,442 @@
+"""One training step against its restatement as a loop over rows, and against every way of cutting it up."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.config import LossConfig, OptimizerConfig
+from policy_trainer.learner import Learner, StepStats, lr_factor
+from shared.batch import ScoredBatch, TokenGroup
+from shared.logprobs import PackedForward, PlainForward
+
+Make = Callable[..., Any]
+LOSS = LossConfig(clip=0.2, beta=0.1)
+# A norm that clips nothing: the gradient is left as it is.
+OPTIMIZER = OptimizerConfig(lr=1e-2, clip_norm=1e9)
+
+
+def learner(
+    model: PreTrainedModel,
+    *,
+    forward: Callable[[PreTrainedModel], Any] = PackedForward,
+    loss: LossConfig = LOSS,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    steps: int = 10,
+    micro_batch_tokens: int = 10_000,
+) -> Learner:
+    return Learner(
+        model, forward(model), loss=loss, optimizer=optimizer, steps=steps, micro_batch_tokens=micro_batch_tokens
+    )
+
+
+def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+    """Log-probs of one completion, its row alone."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
+    logps = torch.log_softmax(logits / temperature, dim=-1)
+    return torch.stack([logps[len(prompt) - 1 + t, token] for t, token in enumerate(completion)])
+
+
+def naive_loss(model: PreTrainedModel, batches: Sequence[ScoredBatch], loss: LossConfig) -> Tensor:
+    """The GRPO step of MATH.md, written as it reads: one token after the other, in the model's own precision."""
+    total, completions = torch.zeros((), dtype=torch.float64), 0
+    for batch in batches:
+        rollout = batch.rollout
+        judged = [float(reward) for reward in rollout.rewards if not math.isnan(reward)]
+        if len(set(judged)) < 2:
+            continue
+        mean = sum(judged) / len(judged)
+        std = math.sqrt(sum((reward - mean) ** 2 for reward in judged) / (len(judged) - 1))
+        place = 0
+        for reward, completion in zip(rollout.rewards, rollout.group.completions(), strict=True):
+            tokens = slice(place, place + len(completion))
+            place += len(completion)
+            if math.isnan(reward):
+                continue
+            completions += 1
+            advantage = (float(reward) - mean) / (std + loss.advantage_eps)
+            logps = row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), rollout.temperature)
+            assert rollout.sampler_logps is not None
+            mask = np.ones(len(completion), bool) if rollout.loss_mask is None else rollout.loss_mask[tokens]
+            terms = []
+            for logp, old, ref, trained in zip(
+                logps, rollout.sampler_logps[tokens], batch.ref_logps[tokens], mask, strict=True
+            ):
+                if trained:
+                    ratio = torch.exp(logp - float(old))
+                    clipped = min(max(ratio, 1 - loss.clip), 1 + loss.clip)
+                    x = float(ref) - logp
+                    terms.append(-min(ratio * advantage, clipped * advantage) + loss.beta * (torch.exp(x) - x - 1))
+            total = total + sum(terms) / max(len(terms), 1)
+    return total / max(completions, 1)
+
+
+def gradient(model: PreTrainedModel) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def weights(model: PreTrainedModel) -> Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def assert_close(got: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
+    """Relative to the largest element."""
+    assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.fixture
+def model(make_tiny: Make) -> PreTrainedModel:
+    return make_tiny().double()
+
+
+@pytest.fixture
+def batches(model: PreTrainedModel, make_scored: Make) -> list[ScoredBatch]:
+    """Five ragged groups that hold everything a step may meet: clipped tokens on both sides, a NaN reward, a mask, a
+    completion that trains no token, equal rewards, several temperatures."""
+    generator = np.random.default_rng(0)
+
+    def group(number: int, lengths: list[int], rewards: list[float], **extra: Any) -> ScoredBatch:
+        prompt = generator.integers(2, 64, 3 + number).tolist()
+        completions = [generator.integers(2, 64, length).tolist() for length in lengths]
+        temperature = extra.get("temperature", 1.0)
+        with torch.no_grad():
+            own = torch.cat([row_logps(model, prompt, completion, temperature) for completion in completions]).numpy()
+        old, ref = (own + generator.normal(0, 0.5, len(own)) for _ in range(2))
+        return make_scored(prompt, completions, rewards, old_logps=old, ref_logps=ref, number=number, **extra)
+
+    return [
+        group(0, [4, 1, 7], [0.0, 1.0, 0.25]),
+        group(1, [3, 3], [1.0, 1.0]),
+        group(2, [2, 5, 6, 3], [math.nan, 2.0, 0.0, 0.5], temperature=0.5),
+        group(3, [3, 2, 4], [1.0, 0.0, 0.0], loss_mask=[1, 0, 1, 0, 0, 1, 1, 1, 0], temperature=1.25),
+        group(4, [1, 9], [math.nan, 1.0]),
+    ]
+
+
+def stepped(model: PreTrainedModel, batches: Sequence[ScoredBatch], **options: Any) -> tuple[StepStats, Tensor, Tensor]:
+    """Of a copy: the statistics, the gradient, and the weights after two updates."""
+    model = copy.deepcopy(model)
+    learns = learner(model, **options)
+    stats = learns.step(batches, step=0)
+    grad = gradient(model).clone()
+    learns.step(batches, step=1)
+    return stats, grad, weights(model)
+
+
+class TestAgainstTheNaiveLoop:
+    def test_loss_gradient_and_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        stats, grad, _ = stepped(model, batches)
+        loss = naive_loss(model, batches, LOSS)
+        loss.backward()
+        assert stats.loss == pytest.approx(loss.item(), rel=1e-6)
+        assert_close(grad, gradient(model))
+        assert stats.grad_norm == pytest.approx(gradient(model).norm().item(), rel=1e-6)
+        assert not stats.not_finite
+
+    @pytest.mark.parametrize("clip_norm", [0.01, 1e9])
+    def test_weights_after_two_updates(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], clip_norm: float
+    ) -> None:
+        """AdamW by hand: Loshchilov and Hutter, algorithm 2, with a gradient that is scaled down to clip_norm."""
+        config = OptimizerConfig(
+            lr=1e-3, warmup_steps=4, final_lr_fraction=0.5, weight_decay=0.1, betas=(0.8, 0.95), clip_norm=clip_norm
+        )
+        *_, got = stepped(model, batches, optimizer=config)
+        m = v = 0.0
+        for t, lr in ((1, 1e-3 * 1 / 4), (2, 1e-3 * 2 / 4 * (1 - 0.5 / 9))):
+            model.zero_grad()
+            naive_loss(model, batches, LOSS).backward()
+            g = gradient(model)
+            g = g * min(1.0, clip_norm / g.norm().item())
+            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
+            new = weights(model) * (1 - lr * 0.1)
+            new -= lr * (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
+            torch.nn.utils.vector_to_parameters(new, model.parameters())
+        assert_close(got, weights(model))
+
+    def test_statistics(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Counted by hand: three groups differ; 12 + 14 + 5 tokens train."""
+        stats, _, _ = stepped(model, batches)
+        assert stats.groups == 3
+        assert stats.tokens == 12 + 14 + 5
+        assert 0 < stats.clip_fraction < 1
+        assert stats.kl > 0
+
+    def test_kl_and_clip_fraction(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Of the first group alone, token by token."""
+        batch = batches[0]
+        rollout = batch.rollout
+        assert rollout.sampler_logps is not None
+        with torch.no_grad():
+            rows = [
+                row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), 1.0)
+                for completion in rollout.group.completions()
+            ]
+        x = batch.ref_logps - torch.cat(rows).numpy()
+        ratio = np.exp(torch.cat(rows).numpy() - rollout.sampler_logps)
+        sign = np.repeat(np.sign(rollout.rewards - rollout.rewards.mean()), rollout.group.completion_lengths)
+        clipped = ((sign > 0) & (ratio > 1.2)) | ((sign < 0) & (ratio < 0.8))
+        stats, _, _ = stepped(model, [batch])
+        assert clipped.any() and not clipped.all()
+        assert stats.clip_fraction == pytest.approx(clipped.mean())
+        assert stats.kl == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
+
+
+class TestInvariance:
+    # The three groups that train have 15, 21 and 15 tokens.
+    @pytest.mark.parametrize(
+        ("micro_batch_tokens", "order", "expected"),
+        [
+            (1, [0, 2, 3], [[15], [21], [15]]),
+            (35, [0, 2, 3], [[15], [21], [15]]),
+            (36, [0, 2, 3], [[15, 21], [15]]),
+            (30, [2, 0, 3], [[21], [15, 15]]),
+            (50, [2, 0, 3], [[21, 15], [15]]),
+            (51, [0, 2, 3], [[15, 21, 15]]),
+        ],
+    )
+    def test_to_micro_batches(
+        self,
+        model: PreTrainedModel,
+        batches: list[ScoredBatch],
+        micro_batch_tokens: int,
+        order: list[int],
+        expected: list[list[int]],
+    ) -> None:
+        seen: list[list[int]] = []
+
+        class Recording(PackedForward):
+            def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+                seen.append([group.tokens for group in groups])
+                return super().__call__(groups, temperatures)
+
+        whole = stepped(model, batches)
+        ordered = [batches[i] for i in order]
+        cut = stepped(model, ordered, micro_batch_tokens=micro_batch_tokens, forward=Recording)
+        assert seen == expected * 2  # stepped makes two updates
+        self.assert_same(cut, whole)
+
+    @pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
+    def test_to_the_order_of_groups(self, model: PreTrainedModel, batches: list[ScoredBatch], order: list[int]) -> None:
+        self.assert_same(stepped(model, [batches[i] for i in order], micro_batch_tokens=40), stepped(model, batches))
+
+    def test_to_packing(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        self.assert_same(stepped(model, batches, forward=PlainForward), stepped(model, batches))
+
+    def test_to_the_order_of_completions(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
+    ) -> None:
+        first = batches[0]
+        rollout, group = first.rollout, first.rollout.group
+        assert rollout.sampler_logps is not None
+        cuts = np.cumsum(group.completion_lengths)[:-1]
+        old, ref = np.split(rollout.sampler_logps, cuts), np.split(first.ref_logps, cuts)
+        turned = make_scored(
+            group.prompt_ids.tolist(),
+            group.completions()[::-1],
+            rollout.rewards[::-1].tolist(),
+            old_logps=np.concatenate(old[::-1]),
+            ref_logps=np.concatenate(ref[::-1]),
+        )
+        self.assert_same(stepped(model, [turned]), stepped(model, [first]))
+
+    def test_to_the_temperature_that_float32_cannot_hold(self, model: PreTrainedModel, make_scored: Make) -> None:
+        batch = make_scored([3, 4, 5], [[6, 7], [8], [9, 10, 11]], [0.0, 1.0, 0.5], temperature=0.9)
+        self.assert_same(stepped(model, [batch], forward=PlainForward), stepped(model, [batch]))
+        loss = naive_loss(model, [batch], LOSS)
+        assert stepped(model, [batch])[0].loss == pytest.approx(loss.item(), rel=1e-6)
+
+    @staticmethod
+    def assert_same(got: tuple[StepStats, Tensor, Tensor], expected: tuple[StepStats, Tensor, Tensor]) -> None:
+        for name in ("loss", "kl", "clip_fraction", "grad_norm", "lr"):
+            assert getattr(got[0], name) == pytest.approx(getattr(expected[0], name), rel=1e-6)
+        assert (got[0].groups, got[0].tokens) == (expected[0].groups, expected[0].tokens)
+        assert_close(got[1], expected[1])
+        assert_close(got[2], expected[2])
+
+
+class TestWhatIsLeftOut:
+    def test_groups_without_variance_do_not_count_in_the_mean(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        alone = stepped(model, batches[:1])
+        TestInvariance.assert_same(stepped(model, [batches[1], batches[0], batches[4]]), alone)
+
+    def test_unjudged_completions_neither_train_nor_count(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
+    ) -> None:
+        """The group with a NaN, and the same group without that completion."""
+        with_nan = batches[2]
+        rollout = with_nan.rollout
+        assert math.isnan(rollout.rewards[0]) and rollout.sampler_logps is not None
+        first = int(rollout.group.completion_lengths[0])
+        without = make_scored(
+            rollout.group.prompt_ids.tolist(),
+            rollout.group.completions()[1:],
+            rollout.rewards[1:],
+            old_logps=rollout.sampler_logps[first:],
+            ref_logps=with_nan.ref_logps[first:],
+            temperature=rollout.temperature,
+        )
+        TestInvariance.assert_same(stepped(model, [with_nan, batches[0]]), stepped(model, [without, batches[0]]))
+
+    @pytest.mark.parametrize("count", [0, 1, 2])
+    def test_with_nothing_to_learn_the_weights_do_not_move_by_a_bit(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], count: int
+    ) -> None:
+        learns = learner(model, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.5))
+        learns.step(batches, step=0)  # from now on there is momentum
+        before, state = weights(model), copy.deepcopy(learns.optimizer.state_dict()["state"])
+        stats = learns.step([batches[1], batches[4]][:count], step=1)
+        assert torch.equal(weights(model), before)
+        assert all(
+            torch.equal(state[i]["exp_avg"], s["exp_avg"]) for i, s in learns.optimizer.state_dict()["state"].items()
+        )
+        assert (stats.groups, stats.tokens, stats.loss, stats.grad_norm, stats.not_finite) == (0, 0, 0.0, 0.0, False)
+
+    def test_equal_rewards_feel_kl_alone_where_they_are_kept(self, model: PreTrainedModel, make_scored: Make) -> None:
+        batch = make_scored([3, 4], [[5, 6], [7]], [1000.1, 1000.1], ref_logps=[-2.0, -2.5, -3.0])
+        kept = LossConfig(beta=0.1, drop_zero_variance=False)
+        stats, grad, _ = stepped(model, [batch], loss=kept)
+        rows = [row_logps(model, [3, 4], row, 1.0) for row in ([5, 6], [7])]
+        x = [
+            torch.tensor(ref, dtype=torch.float64) - row for ref, row in zip(([-2.0, -2.5], [-3.0]), rows, strict=True)
+        ]
+        expected = 0.1 * sum((part.exp() - part - 1).mean() for part in x) / 2
+        assert isinstance(expected, Tensor)
+        expected.backward()
+        assert stats.groups == 1
+        assert stats.loss == pytest.approx(expected.item(), rel=1e-6)
+        assert_close(grad, gradient(model))
+
+    def test_a_group_without_any_judgement_is_left_out_even_there(
+        self, model: PreTrainedModel, make_scored: Make
+    ) -> None:
+        batch = make_scored([3, 4], [[5, 6], [7]], [math.nan, math.nan])
+        before = weights(model)
+        stats = learner(model, loss=LossConfig(drop_zero_variance=False)).step([batch], step=0)
+        assert stats.groups == 0
+        assert torch.equal(weights(model), before)
+
+    def test_masked_tokens_may_be_anything(self, model: PreTrainedModel, make_scored: Make) -> None:
+        """Log-probs under a false mask have no effect, however absurd."""
+        tokens, rewards, mask = [[5, 6], [7, 8]], [0.0, 1.0], [True, False, True, True]
+        sane = make_scored([3, 4], tokens, rewards, loss_mask=mask, old_logps=[-3, -3, -3, -3])
+        absurd = make_scored(
+            [3, 4], tokens, rewards, loss_mask=mask, old_logps=[-3, -3e38, -3, -3], ref_logps=[-1, -3e38, -1, -1]
+        )
+        TestInvariance.assert_same(stepped(model, [absurd]), stepped(model, [sane]))
+
+
+class TestNotFinite:
+    def test_an_overflowing_loss_changes_nothing(self, make_tiny: Make, make_scored: Make) -> None:
+        model = make_tiny()
+        good = make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])
+        learns = learner(model, loss=LossConfig(beta=100.0))
+        learns.step([good], step=0)
+        before = weights(model)
+        stats = learns.step([good, make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
+        assert stats.not_finite
+        assert torch.equal(weights(model), before)
+
+    def test_a_gradient_of_nan_changes_nothing_and_is_forgotten(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        class Poisoned(PackedForward):
+            poisoned = True
+
+            def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+                logps = super().__call__(groups, temperatures)
+                if self.poisoned:  # the value stays as it is, the gradient is NaN
+                    logps.register_hook(lambda grad: grad * math.nan)
+                return logps
+
+        before = weights(model)
+        forward = Poisoned(model)
+        learns = Learner(model, forward, loss=LOSS, optimizer=OPTIMIZER, steps=10, micro_batch_tokens=40)
+        stats = learns.step(batches, step=0)
+        assert stats.not_finite and math.isfinite(stats.loss) and math.isnan(stats.grad_norm)
+        assert torch.equal(weights(model), before)
+        forward.poisoned = False
+        again = learns.step(batches, step=1)
+        assert not again.not_finite and weights(model).isfinite().all()
+        assert not torch.equal(weights(model), before)
+
+
+class TestKl:
+    @pytest.mark.parametrize("forward", [PackedForward, PlainForward])
+    def test_of_a_model_to_its_own_scores_is_nothing(
+        self, make_tiny: Make, make_scored: Make, forward: Callable[[PreTrainedModel], Any]
+    ) -> None:
+        model, temperature = make_tiny(), 0.9
+        prompt, completions = [3, 4, 5], [[6, 7, 8, 9], [10], [11, 12]]
+        group = make_scored(prompt, completions, [0.0, 1.0, 0.0]).rollout.group
+        with torch.no_grad():
+            own = forward(model)([group], [temperature]).numpy()
+        batch = make_scored(prompt, completions, [0.0, 1.0, 0.0], old_logps=own, ref_logps=own, temperature=temperature)
+        learns = learner(model, forward=forward)
+        assert 0 <= learns.kl([batch, batch]) < 1e-9
+        assert learns.step([batch], step=0).kl < 1e-9
+        assert learns.kl([batch]) > 1e-6
+
+    def test_is_the_mean_over_all_tokens(self, model: PreTrainedModel, make_scored: Make) -> None:
+        one = make_scored([3], [[4, 5], [6]], [0.0, 1.0], ref_logps=[-2, -3, -4])
+        two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
+        with torch.no_grad():
+            logps = torch.cat(
+                [row_logps(model, [3], [4, 5], 1), row_logps(model, [3], [6], 1), row_logps(model, [7, 8], [9], 2)]
+            ).numpy()
+        x = np.array([-2, -3, -4, -1]) - logps
+        before = weights(model)
+        assert learner(model).kl([one, two]) == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
+        assert torch.equal(weights(model), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_batch_without_sampler_logps_is_refused_by_name(model: PreTrainedModel, make_scored: Make) -> None:
+    batch = make_scored([3], [[4], [5]], [0.0, 1.0])
+    object.__setattr__(batch.rollout, "sampler_logps", None)
+    with pytest.raises(ValueError, match="sampler_logps"):
+        learner(model).step([batch], step=0)
+
+
+def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    learns = learner(model.train())
+    learns.step(batches, step=0)
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("config", "factors"),
+    [
+        (OptimizerConfig(), [1, 1, 1, 1, 1]),
+        (OptimizerConfig(warmup_steps=2), [1 / 2, 1, 1, 1, 1]),
+        (OptimizerConfig(final_lr_fraction=0.0), [1, 3 / 4, 1 / 2, 1 / 4, 0]),
+        (OptimizerConfig(final_lr_fraction=0.5), [1, 7 / 8, 3 / 4, 5 / 8, 1 / 2]),
+        (OptimizerConfig(warmup_steps=4, final_lr_fraction=0.2), [1 / 4, 0.8 / 2, 0.6 * 3 / 4, 0.4, 0.2]),
+        (OptimizerConfig(warmup_steps=10), [0.1, 0.2, 0.3, 0.4, 0.5]),
+    ],
+)
+def test_learning_rate_by_hand(config: OptimizerConfig, factors: list[float]) -> None:
+    assert [lr_factor(step, config, 5) for step in range(5)] == pytest.approx(factors)
+
+
+def test_learning_rate_of_a_run_of_one_step_and_beyond_the_end() -> None:
+    config = OptimizerConfig(final_lr_fraction=0.1)
+    assert lr_factor(0, config, 1) == 1
+    assert lr_factor(99, config, 5) == pytest.approx(0.1)
+
+
+def test_the_learning_rate_that_is_told_is_the_one_applied(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    learns = learner(model, optimizer=OptimizerConfig(lr=0.5, final_lr_fraction=0.0), steps=5)
+    assert learns.step(batches, step=3).lr == pytest.approx(0.125)
+    assert learns.optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
+    before = weights(model)
+    learns.step(batches, step=4)
+    assert torch.equal(weights(model), before)

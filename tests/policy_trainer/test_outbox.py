@@ -1,0 +1,124 @@
+"""The outbox under crashes: whatever the moment, a restart neither skips a problem nor delivers one twice."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.outbox import Outbox
+
+
+class Server:
+    """Remembers what was uploaded, by id: an upload of a known id is no second one."""
+
+    def __init__(self) -> None:
+        self.indexes: dict[str, int] = {}
+        self.ids = count()
+
+    def upload(self, body: bytes) -> None:
+        index, id = body.decode().split(":")
+        self.indexes[id] = int(index)
+
+    def delivered(self, until: int) -> list[int]:
+        """Indexes below `until`, as often as they came under ids of their own."""
+        return sorted(index for index in self.indexes.values() if index < until)
+
+
+class Worker:
+    """One life after another of worker k of n, each as rollout.py lives it."""
+
+    ROUND = 3
+
+    def __init__(self, directory: Path, server: Server, *, worker: int, workers: int) -> None:
+        self.directory, self.server = directory, server
+        self.worker, self.workers = worker, workers
+
+    def live(self, until: int, *, start: int = 0, on_upload: Callable[[], None] = lambda: None) -> None:
+        """Until every index below `until` that is this worker's has been delivered."""
+        outbox = Outbox(self.directory, worker=self.worker, workers=self.workers, start=start)
+        while True:
+            for path, body in outbox.undelivered():
+                self.server.upload(body)
+                on_upload()
+                outbox.delivered(path)
+            if outbox.next_index >= until:
+                return
+            for index in [outbox.draw() for _ in range(self.ROUND)]:
+                outbox.add(index, f"{index}:{next(self.server.ids)}".encode())
+
+
+def own(worker: int, workers: int, until: int, start: int = 0) -> list[int]:
+    return [index for index in range(start, until) if index % workers == worker]
+
+
+@pytest.mark.parametrize(("worker", "workers"), [(0, 1), (0, 3), (2, 3)])
+class TestCrashes:
+    def test_one_at_each_operation(self, tmp_path: Path, fuse: Any, worker: int, workers: int) -> None:
+        """A crash after the n-th file operation or upload, for every n; then a life without one."""
+        until = worker + workers * 6
+        for number in count(1):
+            server = Server()
+            lives = Worker(tmp_path / str(number), server, worker=worker, workers=workers)
+            survived = fuse.lives(number, lambda lives=lives: lives.live(until, on_upload=fuse.burn))
+            lives.live(until)
+            assert server.delivered(until) == own(worker, workers, until), f"after a crash at operation {number}"
+            if survived:
+                break
+        assert number > 40
+
+    @pytest.mark.parametrize("every", [9, 10, 11, 12, 13, 17])
+    def test_again_and_again(self, tmp_path: Path, fuse: Any, worker: int, workers: int, every: int) -> None:
+        server = Server()
+        lives = Worker(tmp_path, server, worker=worker, workers=workers)
+        until, deaths = worker + workers * 9, 0
+        while not fuse.lives(every, lambda: lives.live(until, on_upload=fuse.burn)):
+            deaths += 1
+            assert deaths < 200
+        assert deaths > 3
+        assert server.delivered(until) == own(worker, workers, until)
+
+
+def test_workers_share_all_problems(tmp_path: Path) -> None:
+    server = Server()
+    for worker in range(3):
+        Worker(tmp_path / str(worker), server, worker=worker, workers=3).live(18)
+    assert server.delivered(18) == list(range(18))
+
+
+@pytest.mark.parametrize(
+    ("start", "worker", "workers", "expected"), [(0, 0, 1, 0), (7, 0, 1, 7), (7, 0, 4, 8), (7, 3, 4, 7), (8, 3, 4, 11)]
+)
+def test_without_a_memory_it_begins_at_its_first_index_from_start(
+    tmp_path: Path, start: int, worker: int, workers: int, expected: int
+) -> None:
+    assert Outbox(tmp_path, worker=worker, workers=workers, start=start).next_index == expected
+
+
+def test_start_is_asked_once_only(tmp_path: Path, fuse: Any) -> None:
+    """A worker that dies before its first delivery goes on where it stood, not where the trainer has got to by then."""
+    server = Server()
+    lives = Worker(tmp_path, server, worker=1, workers=2)
+    fuse.lives(6, lambda: lives.live(8))
+    lives.live(8, start=100)
+    assert server.delivered(8) == [1, 3, 5, 7]
+
+
+def test_what_waits_comes_in_the_order_drawn(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path, worker=0, workers=1, start=98)
+    for index in (100, 98, 1000, 99):
+        outbox.add(index, str(index).encode())
+    assert [body for _, body in outbox.undelivered()] == [b"98", b"99", b"100", b"1000"]
+
+
+def test_dropped_problems_are_looked_at_again_and_no_others(tmp_path: Path) -> None:
+    """Problems that are drawn and never added leave no gap behind them."""
+    outbox = Outbox(tmp_path, worker=0, workers=1, start=0)
+    assert [outbox.draw() for _ in range(4)] == [0, 1, 2, 3]
+    outbox.add(1, b"1")
+    again = Outbox(tmp_path, worker=0, workers=1, start=0)
+    assert again.next_index == 2
+    for path, _ in again.undelivered():
+        again.delivered(path)
+    assert Outbox(tmp_path, worker=0, workers=1, start=0).next_index == 2

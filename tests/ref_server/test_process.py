@@ -1,0 +1,224 @@
+"""`python -m ref_server serve` as a process: how it starts, refuses to, ends, and comes back."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import structlog
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.base_model import make_model, make_tokenizer
+from ref_server.__main__ import main, serve
+from shared import wire
+from shared.batch import RolloutBatch
+from shared.models import save_model
+
+Rollout = Callable[..., RolloutBatch]
+Process = subprocess.Popen[str]
+PATIENCE = 40.0
+
+
+@pytest.fixture(scope="module")
+def model_dir(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(model, tokenizer, directory)
+    return directory
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def start(*arguments: str) -> Process:
+    command = [sys.executable, "-m", "ref_server", "serve", "--threads", "1", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REF_SERVER_")}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment | {"HF_HUB_OFFLINE": "1"}
+    )
+
+
+@contextmanager
+def serving(model_dir: Path, data_dir: Path) -> Iterator[tuple[Process, httpx.Client]]:
+    """A server that answers, and is killed if the block leaves it running."""
+    port = free_port()
+    process = start("--model", str(model_dir), "--data-dir", str(data_dir), "--port", str(port))
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            deadline = time.monotonic() + PATIENCE
+            while not answers(http):
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield process, http
+    finally:
+        end(process)
+
+
+def end(process: Process) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
+def answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> None:
+    headers = {"Content-Type": wire.CONTENT_TYPE}
+    assert http.post("/v1/batches", content=wire.encode(batch), headers=headers).status_code == 201
+
+
+def lease(http: httpx.Client) -> httpx.Response:
+    return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 15, "lease_seconds": 60})
+
+
+def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: Rollout) -> None:
+    leased, waiting, last = rollout(), rollout(), rollout()
+    with serving(model_dir, tmp_path) as (process, http):
+        upload(http, leased)
+        keys = [{"id": leased.id, "token": lease(http).headers["Lease-Token"]}]
+
+        # A long poll waits on an empty queue while the process is told to end.
+        poll = socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=20)
+        body = b'{"consumer": "poll", "wait_seconds": 60}'
+        head = (
+            "POST /v1/batches/lease HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        poll.sendall(head.encode() + body)
+        time.sleep(0.3)
+        upload(http, waiting)
+        assert b"200 OK" in poll.recv(100)
+        poll.sendall(head.encode() + body)
+        time.sleep(0.3)
+
+        started = time.monotonic()
+        process.terminate()
+        output = process.communicate(timeout=10)[0]
+        assert time.monotonic() - started < 5
+        assert process.returncode in (0, -signal.SIGTERM)
+        assert "Traceback" not in output
+        assert f"url={str(http.base_url).rstrip('/')}" in output
+        with poll:
+            poll.recv(2**20)
+
+    with serving(model_dir, tmp_path) as (process, http):
+        states = {batch["id"]: batch["state"] for batch in http.get("/v1/batches").json()["batches"]}
+        assert states == {leased.id: "leased", waiting.id: "leased"}
+        results = http.post("/v1/leases/ack", json={"leases": keys}).json()["results"]
+        assert [result["outcome"] for result in results] == ["ok"]
+        upload(http, last)
+        end(process)
+
+    with serving(model_dir, tmp_path) as (_, http):
+        assert lease(http).headers["Batch-Id"] == last.id
+        assert http.get(f"/v1/batches/{leased.id}").json()["state"] == "done"
+
+
+def test_a_second_server_keeps_off(model_dir: Path, tmp_path: Path) -> None:
+    held, other = tmp_path / "held", tmp_path / "other"
+    with serving(model_dir, held) as (_, http):
+        model = ("--model", str(model_dir))
+        processes = [
+            start(*model, "--data-dir", str(held), "--port", str(free_port())),
+            start(*model, "--data-dir", str(other), "--port", str(http.base_url.port)),
+        ]
+        (same_data, same_port) = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+        assert processes[0].returncode == 1
+        assert "the queue cannot be opened" in same_data
+        assert f"another process holds {held}" in same_data
+        assert processes[1].returncode not in (0, None)
+        assert "address already in use" in same_port
+        for output in (same_data, same_port):
+            assert "Traceback" not in output
+            assert "url=" not in output, "it never says that it serves"
+        assert answers(http), "the one that runs is not disturbed"
+
+
+@pytest.fixture
+def own_logs() -> Iterator[None]:
+    """Undoes what a server does to the logs of its process."""
+    yield
+    structlog.reset_defaults()
+
+
+def damaged(model_dir: Path, directory: Path) -> Path:
+    for name in ("config.json", "tokenizer.json"):
+        (directory / name).write_bytes((model_dir / name).read_bytes())
+    (directory / "model.safetensors").write_bytes(b"garbage" * 9)
+    return directory
+
+
+def not_a_number(model_dir: Path, directory: Path) -> Path:
+    """A model whose weights are NaN: no way of scoring with it can be right."""
+    broken = make_model(0)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight.fill_(torch.nan)  # type: ignore[operator]
+    save_model(broken, make_tokenizer(), directory)
+    return directory
+
+
+@pytest.mark.usefixtures("own_logs")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--model /nowhere/at/all", "there is no such directory"),
+        ("--model {damaged}", "the model cannot be loaded"),
+        ("--model {not_a_number}", "the model cannot be served"),
+        ("--model {model_dir} --device cuda:99", "the model cannot be loaded"),
+        ("--model {model_dir} --device gpu", "the model cannot be loaded"),
+        ("--model {model_dir} --data-dir {model_dir}/config.json", "the queue cannot be opened"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    made = {make.__name__: make for make in (damaged, not_a_number)}
+    paths = {name: make(model_dir, tmp_path) for name, make in made.items() if name in arguments}
+    assert serve(arguments.format(model_dir=model_dir, **paths).split()) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--model m --host 0.0.0.0", "host: 0.0.0.0"),
+        ("--model m --port 0", "port: "),
+        ("--model m --surprise 1", "--surprise"),
+        ("--model m --queue.max-batches 0", "queue.max_batches: "),
+        ("", "model: "),
+    ],
+)
+def test_settings_that_cannot_be(capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:
+    with pytest.raises(SystemExit) as exited:
+        serve(arguments.split())
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["fly"], 2)])
+def test_the_command_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ref-server", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == status
+    assert "usage: ref-server serve" in "".join(capsys.readouterr())
