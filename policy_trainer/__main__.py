@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
+from policy_trainer.client import RefServerError
 from policy_trainer.config import DemoConfig, EvalConfig, RolloutConfig, TrainConfig
+from policy_trainer.endings import RunFailed
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
+from shared.refusal import Refused
 from shared.settings import load_settings
 
 USAGE = """usage: policy-trainer COMMAND [options]
@@ -95,9 +98,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         status = 128 + signal.SIGINT
-    except ValueError as error:
+    except Refused as error:
         print(f"policy-trainer {name}: {error}", file=sys.stderr)
         status = 2
+    except (RunFailed, RefServerError) as error:
+        print(f"policy-trainer {name}: {error}", file=sys.stderr)
+        status = 1
     sys.exit(status)
 
 

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliVariadicArg, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliVariadicArg
 
 from policy_trainer.sampling.interface import SamplingParams
-from shared.models import Dtype
-from shared.settings import settings_config
+from shared.settings import Dtype, settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
-# Infinity passes every lower bound, and no number here has a use for it.
-_SETTINGS = SettingsConfigDict(**settings_config(ENV_PREFIX), allow_inf_nan=False)
 
 
 class Section(BaseModel):
@@ -128,7 +125,7 @@ class EvaluationConfig(Section):
 class CommonConfig(BaseSettings):
     """Settings of every command that answers problems with a model."""
 
-    model_config = _SETTINGS
+    model_config = settings_config(ENV_PREFIX)
 
     config: Path | None = None
     """TOML file with any of these settings; a run's own is RUN_DIR/config.toml."""
@@ -240,7 +237,7 @@ class EvalConfig(CommonConfig):
 class DemoConfig(BaseSettings):
     """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
 
-    model_config = _SETTINGS
+    model_config = settings_config(ENV_PREFIX)
 
     config: Path | None = None
     """TOML file with any of these settings."""

@@ -26,6 +26,7 @@ from policy_trainer.config import (
     SamplingConfig,
     TrainConfig,
 )
+from policy_trainer.endings import RunFailed
 from policy_trainer.eval import evaluate_with_progress
 from policy_trainer.evaluation import Evaluation
 from policy_trainer.metrics import plot_curves, read_metrics
@@ -108,7 +109,7 @@ def _reference_server(base: Path, directory: RunDirectory, console: Console) -> 
 
     def check(reason: str, seconds: float) -> None:
         if server.exit_status is not None:
-            raise RuntimeError(f"the reference server has died; its last words:\n{server.last_words()}")
+            raise RunFailed(f"the reference server has died; its last words:\n{server.last_words()}")
 
     client = RefServerClient(url, on_wait=check)
     try:

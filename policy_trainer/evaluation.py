@@ -9,6 +9,7 @@ from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
 from policy_trainer.rewards import accuracy
 from policy_trainer.sampling.interface import Sampler, SamplingParams
 from policy_trainer.tasks.interface import Problem, Task
+from shared.refusal import Refused
 
 # Two-sided 95%.
 _Z = 1.959964
@@ -102,7 +103,7 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_ou
     judged = [item for item in answered if not math.isnan(item.right)]
     count = len(judged)
     if not count:
-        raise ValueError("there is no held-out problem that can be answered and judged")
+        raise Refused("there is no held-out problem that can be answered and judged")
     right = sum(item.right for item in judged)
     low, high = wilson_interval(right, count)
     return Evaluation(

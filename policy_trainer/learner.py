@@ -118,7 +118,7 @@ class Learner:
     def _prepare(self, batch: ScoredBatch) -> _Group:
         rollout, device = batch.rollout, self.model.device
         if rollout.sampler_logps is None:
-            raise ValueError(f"batch {rollout.id} has no sampler_logps, which the ratio is taken against")
+            raise ValueError("a batch without sampler_logps cannot be trained on: the ratio is taken against them")
         lengths = torch.tensor(rollout.group.completion_lengths, device=device)
         rewards = _tensor(rollout.rewards, device)
         trains = ~rewards.isnan()

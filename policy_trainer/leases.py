@@ -133,11 +133,12 @@ class LeaseFeed:
     def _superseded(self, leased: Leased) -> bool:
         """Whether, while it waited here, the lease was lost or its batch trained under an earlier one."""
         with self._lock:
-            held = self._held.get(leased.id) is leased
-            trained = leased.id in self._trained
-            if held and trained:
-                self._trained[leased.id] = leased
-            return trained or not held
+            if self._held.get(leased.id) is not leased:
+                return True
+        if leased.id in self._ledger:
+            self._receive(leased)
+            return True
+        return False
 
     def _next(self) -> Leased | None:
         if self._failure:
@@ -179,15 +180,16 @@ class LeaseFeed:
 
     def _receive(self, leased: Leased) -> None:
         with self._lock:
-            trained_here, trained = leased.id in self._trained, leased.id in self._ledger
-            if trained_here:
+            self._held[leased.id] = leased
+            trained, unsettled = leased.id in self._ledger, leased.id in self._trained
+            if unsettled:
                 self._trained[leased.id] = leased
-            if trained_here or not trained:
-                self._held[leased.id] = leased
         if not trained:
             self._offer(leased)
-        elif not trained_here:
-            self._ack([leased], "the checkpoint resumed from")
+        elif not unsettled:  # a checkpoint holds its effect
+            self._ack([leased], "an earlier checkpoint")
+            with self._lock:
+                self._forget([leased])
 
     def _offer(self, leased: Leased) -> None:
         while not self._stop.is_set():

@@ -48,7 +48,7 @@ def truncate_metrics(path: Path, step: int) -> None:
 def batch_metrics(leased: Sequence[Leased], version: int) -> dict[str, Any]:
     """Means over the completions of a step: rewards and their parts, lengths, truncation; and staleness in steps."""
     rollouts = [lease.rollout for lease in leased]
-    samples = [json.loads(rollout.sample or "{}") for rollout in rollouts]
+    samples = [_numbers(rollout.sample) for rollout in rollouts]
     rewards = np.concatenate([rollout.rewards for rollout in rollouts])
     names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
     parts = {name: np.concatenate([rollout.reward_parts.get(name, []) for rollout in rollouts]) for name in names}
@@ -84,7 +84,8 @@ def plot_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     for name in [key for key in (steps[0] if steps else {}) if key == "reward" or key.startswith("reward/")]:
         axes[0, 0].plot(x, [record.get(name) for record in steps], label=name)
     axes[0, 0].set_title("reward, mean of the sampled completions")
-    axes[0, 0].legend()
+    if steps:
+        axes[0, 0].legend()
     axes[0, 1].plot([r["step"] for r in evaluations], [r["accuracy"] for r in evaluations], marker="o")
     axes[0, 1].set_ylim(0, 1.02)
     axes[0, 1].set_title("accuracy on held-out problems, greedy")
@@ -96,6 +97,14 @@ def plot_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
+
+
+def _numbers(sample: str | None) -> dict[str, Any]:
+    """The numbers by name in a batch's sample, which may be any JSON when an outside client made it."""
+    value = json.loads(sample or "{}")
+    return (
+        {name: item for name, item in value.items() if isinstance(item, int | float)} if isinstance(value, dict) else {}
+    )
 
 
 def _mean(values: np.ndarray) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from shared.lifetime import child_environment
 
 _LAST_LINES = 12
+_STOP_SECONDS = 10.0
 
 
 class Child:
@@ -49,12 +50,12 @@ class Child:
         return "\n".join(lines[-_LAST_LINES:])
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not end within ten seconds."""
+        """SIGTERM, and SIGKILL for one that does not end within _STOP_SECONDS."""
         if self._process is None:
             return
         self._process.terminate()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -10,9 +10,10 @@ from policy_trainer.config import CommonConfig, DataConfig
 from policy_trainer.rewards import choose_rewards
 from policy_trainer.sampling.interface import Completion
 from policy_trainer.tasks.interface import Problem, Task
+from shared.refusal import Refused
 
 
-class PromptTooLong(ValueError):
+class PromptTooLong(Refused):
     """A prompt has more tokens than data.max_prompt_tokens."""
 
 
@@ -33,7 +34,7 @@ class PromptEncoder:
 
     def _encode_messages(self, problem: Problem) -> list[int]:
         if self._tokenizer.chat_template is None:
-            raise ValueError("the model has no chat template: give problems with a plain prompt instead of messages")
+            raise Refused("the model has no chat template: give problems with a plain prompt instead of messages")
         messages = [dict(message) for message in problem.messages]
         if self._data.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._data.system_prompt})
@@ -43,7 +44,7 @@ class PromptEncoder:
 
     def _encode_text(self, prompt: str) -> list[int]:
         if self._data.system_prompt:
-            raise ValueError("data.system_prompt needs problems with messages: a plain prompt is taken as it stands")
+            raise Refused("data.system_prompt needs problems with messages: a plain prompt is taken as it stands")
         return self._tokenizer.encode(prompt)
 
 

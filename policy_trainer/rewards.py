@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
+from shared.refusal import Refused
+
 Reward = Callable[[str, str], float]
 Comparison = Callable[[str, str], float]
 
@@ -89,14 +91,14 @@ def tags_reward(completion: str, gold: str) -> float:
 
 
 def choose_rewards(names: list[str], compare: Comparison) -> dict[str, Reward]:
-    """Reward functions by name; ValueError for a name that is none, or stands twice."""
+    """Reward functions by name; Refused for a name that is none, or stands twice."""
     known: dict[str, Reward] = {"accuracy": accuracy(compare), "format": format_reward, "tags": tags_reward}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"rewards: {unknown[0]!r} is none of {', '.join(known)}")
+        raise Refused(f"rewards: {unknown[0]!r} is none of {', '.join(known)}")
     twice = [name for name in names if names.count(name) > 1]
     if twice:  # its weight would be lost
-        raise ValueError(f"rewards: {twice[0]!r} stands twice")
+        raise Refused(f"rewards: {twice[0]!r} stands twice")
     return {name: known[name] for name in names}
 
 

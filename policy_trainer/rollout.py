@@ -23,6 +23,7 @@ from policy_trainer.tasks.registry import make_task
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import load_model, load_tokenizer, use_threads
+from shared.refusal import Refused
 
 log = structlog.get_logger()
 
@@ -82,7 +83,7 @@ class RolloutWorker:
         self._params = config.sampling.params()
 
     def run(self) -> None:
-        """Samples until the run is finished. Raises ValueError for data that cannot be used."""
+        """Samples until the run is finished. Raises Refused for data that cannot be used."""
         publication = self._follow()
         directory = self._config.run_dir / "workers" / f"{self._config.worker}-of-{self._config.workers}"
         outbox = Outbox(
@@ -135,11 +136,11 @@ class RolloutWorker:
                 dropped_in_a_row = 0
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
-                    raise ValueError(f"problem {index}: {error}; raise it, or drop such prompts") from None
+                    raise Refused(f"problem {index}: {error}; raise it, or drop such prompts") from None
                 self._dropped += 1
                 dropped_in_a_row += 1
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
-                    raise ValueError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
+                    raise Refused(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
         return drawn
 
     def _batch(

@@ -11,8 +11,8 @@ from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, resto
 from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
+from policy_trainer.endings import Stopped, StopRequest
 from policy_trainer.evaluation import Evaluator
-from policy_trainer.interrupts import Stopped, StopRequest
 from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed, Ledger
 from policy_trainer.matching import check_models_match
@@ -26,6 +26,7 @@ from policy_trainer.train import Parts, Trainer
 from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, use_threads
+from shared.refusal import Refused
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TrainResult:
 def train(config: TrainConfig, console: Console) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    Raises ValueError for a configuration that cannot be used, RuntimeError for a run that cannot go on.
+    Raises Refused for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
@@ -146,11 +147,11 @@ def _run(
 def _open(directory: RunDirectory, config: TrainConfig) -> bool:
     """Whether an earlier life of the run is continued. Refuses to write over one unasked."""
     if directory.holds_a_run() and not config.resume:
-        raise ValueError(
+        raise Refused(
             f"run_dir: {directory.root} holds a run already; add --resume to continue it, or choose another --run-dir"
         )
     if config.resume and not directory.holds_a_run():
-        raise ValueError(f"resume: {directory.root} holds no run that could be continued")
+        raise Refused(f"resume: {directory.root} holds no run that could be continued")
     directory.write_config(config)
     return config.resume
 

@@ -11,8 +11,8 @@ from policy_trainer.checkpoint import Checkpoints, TrainState
 from policy_trainer.client import Leased, RefServerClient
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display
+from policy_trainer.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.evaluation import Evaluator
-from policy_trainer.interrupts import Stopped, StopRequest
 from policy_trainer.learner import Learner, StepStats
 from policy_trainer.leases import LeaseFeed, Ledger
 from policy_trainer.metrics import MetricsFile, batch_metrics
@@ -176,7 +176,7 @@ class Trainer:
         directory.mkdir(exist_ok=True)
         for lease in leased:
             (directory / f"{lease.id}.safetensors").write_bytes(wire.encode(lease.batch))
-        raise RuntimeError(
+        raise RunFailed(
             f"{self._config.max_bad_steps} steps in a row had a loss or gradient that is not finite; "
             f"the last batches are in {directory}. Try a lower optimizer.lr, or float32"
         )

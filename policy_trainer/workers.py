@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from policy_trainer.endings import RunFailed
 from policy_trainer.processes import Child
 
 # So many deaths without a batch in between are a fault that a restart does not mend.
@@ -42,7 +43,7 @@ class InlineWorker:
         self._child.start()
 
     def check(self) -> None:
-        """Restarts a worker that has died, after a pause. Raises RuntimeError when it dies again and again."""
+        """Restarts a worker that has died, after a pause. Raises RunFailed when it dies again and again."""
         status = self._child.exit_status
         if status is None:
             return
@@ -50,7 +51,7 @@ class InlineWorker:
             self._deaths += 1
             words = f"the rollout worker died with status {status}; its last words:\n{self._child.last_words()}"
             if self._deaths >= _MAX_DEATHS:
-                raise RuntimeError(f"{words}\nit died {self._deaths} times without delivering a batch in between")
+                raise RunFailed(f"{words}\nit died {self._deaths} times without delivering a batch in between")
             self._note(f"{words}\nstarting it again")
             self._not_before = time.monotonic() + 2.0 ** (self._deaths - 1)
         if time.monotonic() >= self._not_before:

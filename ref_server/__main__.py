@@ -3,13 +3,10 @@
 import signal
 import socket
 import sys
-from pathlib import Path
 from types import FrameType
 
 import structlog
 import uvicorn
-from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
@@ -19,6 +16,7 @@ from ref_server.service import Service
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
 from shared.models import load_model, load_tokenizer, use_threads
+from shared.refusal import Refused
 from shared.settings import load_settings
 
 log = structlog.get_logger()
@@ -30,11 +28,6 @@ The reference server: scores per-token log-probs with a frozen model and queues 
 commands:
   serve    serve a model; `ref-server serve --help` explains every option
 """
-
-
-# What loading a model raises when it is not there, not a model, or damaged, or when there is no such device. A PyTorch
-# without CUDA asserts.
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
 
 
 class Server(uvicorn.Server):
@@ -60,11 +53,9 @@ def serve(arguments: list[str]) -> int:
     end_with_parent()
     use_threads(config.threads)
     try:
-        model, tokenizer = _load(config)
-    except _LOADING_ERRORS as error:
-        log.error("the model cannot be loaded", model=config.model, error=str(error))
-        return 1
-    try:
+        log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+        model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+        tokenizer = load_tokenizer(config.model, revision=config.revision)
         service = Service(
             model,
             tokenizer,
@@ -76,8 +67,8 @@ def serve(arguments: list[str]) -> int:
     except StorageBroken as error:
         log.error("the queue cannot be opened", data_dir=str(config.data_dir), error=str(error))
         return 1
-    except RuntimeError as error:
-        log.error("the model cannot be served", model=config.model, error=str(error))
+    except Refused as error:
+        log.error("the model cannot be served", error=str(error))
         return 1
     server = Server(
         uvicorn.Config(
@@ -93,15 +84,6 @@ def serve(arguments: list[str]) -> int:
     )
     server.run()
     return 0 if server.started else 1
-
-
-def _load(config: ServeConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
-    # transformers would take a path for a hub id and speak of repositories.
-    if config.model.startswith(("/", ".", "~")) and not Path(config.model).is_dir():
-        raise OSError("there is no such directory")
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    return model, load_tokenizer(config.model, revision=config.revision)
 
 
 def main() -> None:

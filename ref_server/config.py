@@ -6,8 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings
 
-from shared.models import Dtype
-from shared.settings import settings_config
+from shared.settings import Dtype, settings_config
 
 
 class QueueConfig(BaseModel):

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from shared.batch import TokenGroup
+from shared.refusal import Refused
 
 PACKED_ATTENTION = "tandem_packed"
 # Logits held at once: 2^24 float32 are 64 MiB whatever the vocabulary.
@@ -42,7 +43,7 @@ class LogprobForward(Protocol):
 
 
 def choose_forward(model: PreTrainedModel) -> LogprobForward:
-    """The fastest forward that agrees with row-by-row forwards of this model; RuntimeError when none does."""
+    """The fastest forward that agrees with row-by-row forwards of this model; Refused when none does."""
     attention: Any = model.config._attn_implementation
     errors: dict[str, str] = {}
     for candidate in (PackedForward, PlainForward) if _can_pack(model) else (PlainForward,):
@@ -56,7 +57,7 @@ def choose_forward(model: PreTrainedModel) -> LogprobForward:
                 return forward
             errors[candidate.name] = f"differs from a plain forward by {difference:.2g} of the log-probs' spread"
         model.set_attn_implementation(attention)  # a refused packed form leaves no trace
-    raise RuntimeError(f"no way of computing log-probs is right for {type(model).__name__}: {errors}")
+    raise Refused(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
 
 
 class PackedForward:

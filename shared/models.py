@@ -2,30 +2,51 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+from shared.refusal import Refused
+from shared.settings import Dtype
+
+# What loading raises when there is no such model, when it is damaged, or when there is no such device. A PyTorch
+# without CUDA asserts.
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
 
 
 def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
     """A causal LM in evaluation mode from a directory or hub id. Code from the hub is never run.
 
-    Raises OSError or ValueError with transformers' explanation when there is no such model.
+    Raises Refused with transformers' explanation when there is no such model or device.
     """
-    # transformers takes SDPA where an architecture has it; asking for it by name would refuse Mamba and Gemma 2.
     transformers_logging.disable_progress_bar()  # it would tear a live display; downloads keep theirs
-    model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
-    return model.to(torch.device(device)).eval()  # type: ignore[arg-type]
+    with _explained(name):
+        # transformers takes SDPA where an architecture has it; asking for it by name would refuse Mamba and Gemma 2.
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
+        return model.to(torch.device(device)).eval()  # type: ignore[arg-type]
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to the model `name`."""
-    return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    """The tokenizer that belongs to the model `name`. Raises Refused when there is none."""
+    with _explained(name):
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    # transformers would take a path for a hub id and speak of repositories.
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
+        raise Refused(f"model: there is no directory {name}")
+    try:
+        yield
+    except _LOADING_ERRORS as error:
+        raise Refused(f"model: {name} cannot be loaded: {error}") from error
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -49,12 +70,12 @@ def context_length(model: PreTrainedModel) -> int | None:
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends a completion: the list of generation_config, else the tokenizer's own end token.
 
-    Chat models often have several. Raises ValueError when there is none, since then nothing ever ends.
+    Chat models often have several. Raises Refused when there is none, since then nothing ever ends.
     """
     configured: Any = model.generation_config.eos_token_id if model.generation_config else None
     ids: Any = tokenizer.eos_token_id if configured in (None, []) else configured
     if ids is None:
-        raise ValueError("the model has no EOS token: set eos_token_id in its generation_config.json")
+        raise Refused("the model has no EOS token: set eos_token_id in its generation_config.json")
     return sorted(set(ids)) if isinstance(ids, list) else [int(ids)]
 
 

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -24,6 +24,9 @@ from pydantic_settings import (
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
+# Precision of a model's weights; auto takes what the model was saved in.
+Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+
 NESTED_DELIMITER = "__"
 
 
@@ -33,6 +36,7 @@ def settings_config(env_prefix: str) -> SettingsConfigDict:
         env_prefix=env_prefix,
         env_nested_delimiter=NESTED_DELIMITER,
         extra="forbid",
+        allow_inf_nan=False,  # infinity passes every lower bound, and no number here has a use for it
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,

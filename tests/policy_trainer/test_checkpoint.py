@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
-from shared.models import load_model, load_tokenizer
+from shared.models import load
 
 Make = Callable[..., PreTrainedModel]
 STATE = TrainState(
@@ -71,14 +71,14 @@ def test_round_trip_goes_on_as_if_nothing_had_happened(run: Run) -> None:
 
     assert read_state(path) == STATE
     torch.manual_seed(999)
-    model = load_model(str(path), revision=None, device="cpu", dtype="float32")
+    model, tokenizer = load(str(path), revision=None, device="cpu", dtype="float32")
     optimizer = adamw(model)
     restore(path, optimizer)
     update(model, optimizer)
     expected = run.model.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
     text = "<|user|>1+1=?<|end|><think></think>"
-    assert load_tokenizer(str(path)).encode(text) == run.tokenizer.encode(text)
+    assert tokenizer.encode(text) == run.tokenizer.encode(text)
 
 
 def test_before_the_first(run: Run) -> None:
@@ -123,7 +123,7 @@ def test_what_lies_beyond_the_step_resumed_from_is_discarded(run: Run) -> None:
 
 def whole(path: Path, model: PreTrainedModel) -> bool:
     restore(path, adamw(model))
-    load_model(str(path), revision=None, device="cpu", dtype="float32")
+    load(str(path), revision=None, device="cpu", dtype="float32")
     return read_state(path).step == int(path.name.removeprefix("step-"))
 
 

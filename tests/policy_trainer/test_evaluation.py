@@ -15,6 +15,7 @@ from policy_trainer.prompts import Judge, PromptEncoder
 from policy_trainer.rewards import equal_number
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.interface import Problem
+from shared.refusal import Refused
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_the_first_so_many(tokenizer: PreTrainedTokenizerFast, asked: int, probl
 def test_nothing_to_judge_is_an_error_with_words(
     tokenizer: PreTrainedTokenizerFast, problems: tuple[tuple[str, str], ...]
 ) -> None:
-    with pytest.raises(ValueError, match="no held-out problem"):
+    with pytest.raises(Refused, match="no held-out problem"):
         evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
 
 

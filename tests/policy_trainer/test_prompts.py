@@ -14,6 +14,7 @@ from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
 from policy_trainer.rewards import Comparison, equal_number, equal_text
 from policy_trainer.sampling.interface import Completion
 from policy_trainer.tasks.interface import Problem
+from shared.refusal import Refused
 
 USER = {"role": "user", "content": "1+1=?"}
 ASKED = Problem(answer="2", messages=(USER,))
@@ -51,7 +52,7 @@ class TestEncoder:
         assert encoded(tokenizer, Problem(answer="2", prompt="1+1 = \n")) == "1+1 = \n"
 
     def test_a_plain_prompt_takes_no_system_prompt(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        with pytest.raises(ValueError, match=r"data\.system_prompt"):
+        with pytest.raises(Refused, match=r"data\.system_prompt"):
             encoded(tokenizer, Problem(answer="2", prompt="1+1="), system_prompt="Be brief.")
 
     def test_the_length_limit(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -65,7 +66,7 @@ class TestEncoder:
         bare = Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]"))
         bare.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare)
-        with pytest.raises(ValueError, match="no chat template: give problems with a plain prompt"):
+        with pytest.raises(Refused, match="no chat template: give problems with a plain prompt"):
             encoded(tokenizer, ASKED)
         assert PromptEncoder(tokenizer, DataConfig()).encode(Problem(answer="", prompt="one one")) == [0, 0]
 
@@ -130,5 +131,5 @@ class TestJudge:
         assert judge.text(said(tokenizer, RIGHT + " é日")) == RIGHT + " é日"
 
     def test_an_unknown_reward_is_refused(self, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="rewards: 'speed'"):
+        with pytest.raises(Refused, match="rewards: 'speed'"):
             Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=["speed"]))

@@ -21,6 +21,7 @@ from policy_trainer.rewards import (
     parse_answer,
     tags_reward,
 )
+from shared.refusal import Refused
 
 NAN = math.nan
 
@@ -295,9 +296,9 @@ class TestChoose:
         assert reward(WHOLE, "2") == 1
 
     def test_an_unknown_name_is_refused_with_those_known(self) -> None:
-        with pytest.raises(ValueError, match=r"rewards: 'speed' is none of accuracy, format, tags"):
+        with pytest.raises(Refused, match=r"rewards: 'speed' is none of accuracy, format, tags"):
             choose_rewards(["accuracy", "speed"], equal_text)
 
     def test_a_name_twice_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"rewards: 'format' stands twice"):
+        with pytest.raises(Refused, match=r"rewards: 'format' stands twice"):
             choose_rewards(["format", "accuracy", "format"], equal_text)

@@ -45,6 +45,7 @@ from shared.logprobs import (
     embedding_rows,
     self_test_difference,
 )
+from shared.refusal import Refused
 
 VOCABULARY = 64
 COMMON: dict[str, Any] = {
@@ -501,7 +502,7 @@ def test_a_wrong_packed_form_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: 
 def test_without_a_right_form_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "PackedForward", Shifted)
     monkeypatch.setattr(logprobs, "PlainForward", Undefined)
-    with pytest.raises(RuntimeError, match=r"Qwen2ForCausalLM.*packed.*plain"):
+    with pytest.raises(Refused, match=r"Qwen2ForCausalLM.*packed.*plain"):
         choose_forward(make("qwen2"))
 
 

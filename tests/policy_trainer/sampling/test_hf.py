@@ -23,6 +23,7 @@ from transformers import (
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.interface import Completion, SamplingParams, group_tokens
 from shared.logprobs import PackedForward, PlainForward, choose_forward
+from shared.refusal import Refused
 
 Make = Callable[..., Any]
 NO_TOKEN = 10_000
@@ -399,7 +400,7 @@ class TestEnds:
         model = make_tiny()
         model.generation_config = GenerationConfig()
         nothing: Any = SimpleNamespace(eos_token_id=None)
-        with pytest.raises(ValueError, match="EOS"):
+        with pytest.raises(Refused, match="EOS"):
             HFSampler(model, nothing)
 
 

@@ -11,6 +11,7 @@ from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.tasks.interface import Problem
 from policy_trainer.tasks.jsonl import Jsonl, read_problems
 from policy_trainer.tasks.registry import make_task
+from shared.refusal import Refused
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
@@ -91,7 +92,7 @@ class TestRefusals:
     )
     def test_a_malformed_line_is_named_with_its_file(self, tmp_path: Path, line: str, reason: str) -> None:
         file = write(tmp_path / "p.jsonl", GOOD, "", line, GOOD)
-        with pytest.raises(ValueError, match=f"^{re.escape(str(file))}:3: {reason}"):
+        with pytest.raises(Refused, match=f"^{re.escape(str(file))}:3: {reason}"):
             read_problems(file, "data.path")
 
     @pytest.mark.parametrize("setting", ["data.path", "data.held_out_path"])
@@ -104,15 +105,15 @@ class TestRefusals:
             ("empty", "no problems"),
             (".", "cannot"),
         ):
-            with pytest.raises(ValueError, match=f"^{setting}: .*{reason}"):
+            with pytest.raises(Refused, match=f"^{setting}: .*{reason}"):
                 read_problems(tmp_path / name, setting)
 
     def test_the_held_out_file_is_named_by_its_own_setting(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"^data\.held_out_path: "):
+        with pytest.raises(Refused, match=r"^data\.held_out_path: "):
             Jsonl(numbered(tmp_path / "p", 3), tmp_path / "missing", equal_text, 0)
 
     def test_a_file_of_one_problem_leaves_none_to_train_on(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"^data\.path: .* too few"):
+        with pytest.raises(Refused, match=r"^data\.path: .* too few"):
             Jsonl(numbered(tmp_path / "p", 1), None, equal_text, 0)
 
 

@@ -1,4 +1,7 @@
-"""Ctrl-C that ends cleanly: the first asks the training loop to stop between steps, a second stops at once."""
+"""How a run ends before its last step: somebody asks it to stop, or it cannot go on.
+
+Ctrl-C ends cleanly: the first asks the training loop to stop between steps, a second stops at once.
+"""
 
 import signal
 import threading
@@ -8,6 +11,10 @@ from typing import Any
 
 class Stopped(Exception):
     """Somebody asked this process to stop while it was waiting."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message says why and what to try. The code is not at fault."""
 
 
 class StopRequest:

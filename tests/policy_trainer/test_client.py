@@ -1,0 +1,273 @@
+"""The client against a server on a socket that is down, full, forgetful, or right to refuse."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from policy_trainer.client import Leased, LeaseTerms, RefServerClient, RefServerError
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch
+
+OpenSite = Callable[..., Any]
+TERMS = LeaseTerms("trainer", "run", epoch=1, max_lag=4, lease_seconds=30, incarnation="life")
+
+
+class Waits:
+    """Notes each wait. Ends the so-manieth, if told to."""
+
+    class Enough(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.seconds: list[float] = []
+        self.patience = 10_000
+
+    def __call__(self, reason: str, seconds: float) -> None:
+        self.reasons.append(reason)
+        self.seconds.append(seconds)
+        if len(self.reasons) >= self.patience:
+            raise self.Enough
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+@pytest.fixture
+def connect(waits: Waits) -> Iterator[Callable[[str], RefServerClient]]:
+    clients: list[RefServerClient] = []
+
+    def make(url: str) -> RefServerClient:
+        clients.append(RefServerClient(url, on_wait=waits))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def answer(site: type, status: int = 200, value: Any = None, **headers: str) -> Any:
+    body = value if isinstance(value, bytes) else json.dumps({} if value is None else value).encode()
+    return site(status, body, {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+def error(message: str, field: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": "x", "message": message, "field": field, "request_id": "r"}}
+
+
+@pytest.fixture
+def script(open_site: OpenSite) -> Callable[..., Any]:
+    """A site that gives these answers one after the other, and the last one from then on."""
+
+    def make(*answers: Any) -> Any:
+        left = list(answers)
+        return open_site(lambda request: left.pop(0) if len(left) > 1 else left[0])
+
+    return make
+
+
+@pytest.fixture
+def reply(open_site: OpenSite) -> Callable[..., Any]:
+    """Builds answers."""
+    site = open_site(lambda request: None)
+    return lambda *args, **kwargs: answer(site.answer, *args, **kwargs)
+
+
+@pytest.mark.usefixtures("no_backoff")
+class TestOutages:
+    @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 507])
+    def test_an_overload_or_a_failure_is_waited_out(
+        self, script: Any, reply: Any, connect: Any, waits: Waits, status: int
+    ) -> None:
+        full = reply(status, error("the queue is full"), Retry_After="1")
+        site = script(full, full, reply(200, {"name": "m"}))
+        client = connect(site.url)
+        assert client.model() == {"name": "m"}
+        assert len(site.requests) == 3
+        assert (
+            waits.reasons
+            == [f"the reference server at {site.url} says: the reference server answered {status}: the queue is full"]
+            * 2
+        )
+        assert waits.seconds == sorted(waits.seconds)
+
+    def test_an_answer_that_is_no_json(self, script: Any, reply: Any, connect: Any, waits: Waits) -> None:
+        site = script(reply(502, b"<html>bad gateway</html>"), reply(200, {"name": "m"}))
+        assert connect(site.url).model() == {"name": "m"}
+        assert "bad gateway" in waits.reasons[0]
+
+    @pytest.mark.parametrize("wish", ["0", "", "soon", "-1", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT"])
+    def test_any_wish_to_be_asked_later_leads_to_another_request(
+        self, script: Any, reply: Any, connect: Any, wish: str
+    ) -> None:
+        site = script(reply(503, error("starting"), Retry_After=wish), reply(200, {"name": "m"}))
+        assert connect(site.url).model() == {"name": "m"}
+
+    def test_a_lost_answer_is_asked_for_again(self, script: Any, reply: Any, connect: Any, waits: Waits) -> None:
+        site = script(None, None, reply(201, {"id": "i", "state": "queued"}))
+        connect(site.url).upload(b"the body")
+        assert [request.body for request in site.requests] == [b"the body"] * 3
+        assert all(request.headers["content-type"] == wire.CONTENT_TYPE for request in site.requests)
+        assert all("does not answer" in reason for reason in waits.reasons) and len(waits.reasons) == 2
+
+    def test_on_wait_may_end_the_wait(self, script: Any, reply: Any, connect: Any, waits: Waits) -> None:
+        waits.patience = 3
+        site = script(reply(429, error("full")))
+        with pytest.raises(Waits.Enough):
+            connect(site.url).upload(b"")
+        assert len(site.requests) == 3
+
+    def test_on_wait_may_end_the_wait_for_a_server_that_is_not_there(self, connect: Any, waits: Waits) -> None:
+        waits.patience = 2
+        with pytest.raises(Waits.Enough):
+            connect(f"http://127.0.0.1:{free_port()}").model()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_server_that_is_not_up_yet(open_site: OpenSite, reply: Any, connect: Any, waits: Waits) -> None:
+    port = free_port()
+    timer = threading.Timer(0.2, lambda: open_site(lambda request: reply(200, {"name": "m"}), port))
+    timer.start()
+    client = connect(f"http://127.0.0.1:{port}")
+    assert client.model() == {"name": "m"}
+    timer.join()
+    assert waits.reasons and all("does not answer" in reason for reason in waits.reasons)
+    assert waits.seconds == sorted(waits.seconds)
+
+
+def test_retry_after_is_honoured(open_site: OpenSite, reply: Any, connect: Any) -> None:
+    times: list[float] = []
+
+    def respond(request: Any) -> Any:
+        times.append(time.monotonic())
+        return reply(429, error("full"), Retry_After="1") if len(times) == 1 else reply(200, {})
+
+    connect(open_site(respond).url).model()
+    assert 1 <= times[1] - times[0] < 1.9
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 415, 422])
+    def test_are_raised_at_once(self, script: Any, reply: Any, connect: Any, waits: Waits, status: int) -> None:
+        site = script(reply(status, error("rewards must not be infinite", "rewards")))
+        with pytest.raises(RefServerError, match="rewards must not be infinite") as refused:
+            connect(site.url).upload(b"")
+        assert (refused.value.status, refused.value.field) == (status, "rewards")
+        assert len(site.requests) == 1 and not waits.reasons
+
+    @pytest.mark.parametrize("body", [b"", b"nope", b"[]", b"5", b'{"error": "nope"}', b'{"error": {}}'])
+    def test_in_any_form(self, script: Any, reply: Any, connect: Any, body: bytes) -> None:
+        with pytest.raises(RefServerError) as refused:
+            connect(script(reply(404, body)).url).model()
+        assert (refused.value.status, refused.value.field) == (404, None)
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:8400", "ftp://127.0.0.1", "localhost"])
+    def test_a_url_that_never_works_is_not_waited_for(self, connect: Any, waits: Waits, url: str) -> None:
+        with pytest.raises(httpx.UnsupportedProtocol):
+            connect(url).model()
+        assert not waits.reasons
+
+
+class TestLease:
+    def leased(self, reply: Any, batch: RolloutBatch | ScoredBatch, deliveries: int = 1) -> Any:
+        headers = {"Batch_Id": "an-id", "Lease_Token": "a-token", "Lease_Seconds": "30", "Deliveries": str(deliveries)}
+        return reply(200, wire.encode(batch), **headers)
+
+    def test_what_is_asked(self, script: Any, reply: Any, connect: Any, make_scored: Any) -> None:
+        site = script(self.leased(reply, make_scored([3], [[4], [5]], [0.0, 1.0])))
+        connect(site.url).lease(TERMS, policy_version=7, wait_seconds=2)
+        (request,) = site.requests
+        asked = json.loads(request.body)
+        assert (request.method, request.path) == ("POST", "/v1/batches/lease")
+        assert request.headers["content-type"] == "application/json"
+        assert asked.pop("request_id")
+        assert asked == {
+            "consumer": "trainer",
+            "incarnation": "life",
+            "run": "run",
+            "epoch": 1,
+            "policy_version": 7,
+            "max_lag": 4,
+            "wait_seconds": 2,
+            "lease_seconds": 30,
+        }
+
+    @pytest.mark.parametrize("scored", [True, False])
+    def test_what_comes(self, script: Any, reply: Any, connect: Any, make_scored: Any, scored: bool) -> None:
+        batch = make_scored([3], [[4], [5, 6]], [0.0, 1.0], version=3)
+        sent = batch if scored else batch.rollout
+        leased = connect(script(self.leased(reply, sent, 2)).url).lease(TERMS, policy_version=7, wait_seconds=2)
+        assert isinstance(leased.batch, ScoredBatch if scored else RolloutBatch)
+        assert (leased.id, leased.token, leased.deliveries) == ("an-id", "a-token", 2)
+        assert leased.rollout.policy_version == 3
+        assert leased.rollout.group.completion_ids.tolist() == [4, 5, 6]
+
+    def test_nothing_within_the_time(self, script: Any, reply: Any, connect: Any) -> None:
+        assert connect(script(reply(204, b"")).url).lease(TERMS, policy_version=7, wait_seconds=2) is None
+
+    @pytest.mark.usefixtures("no_backoff")
+    def test_a_lost_answer_repeats_the_request_id(
+        self, script: Any, reply: Any, connect: Any, make_scored: Any
+    ) -> None:
+        batch = self.leased(reply, make_scored([3], [[4], [5]], [0.0, 1.0]))
+        site = script(None, reply(503, error("restarting")), batch)
+        client = connect(site.url)
+        assert client.lease(TERMS, policy_version=7, wait_seconds=2)
+        assert client.lease(TERMS, policy_version=7, wait_seconds=2)
+        ids = [json.loads(request.body)["request_id"] for request in site.requests]
+        assert ids[0] == ids[1] == ids[2] != ids[3]
+        assert site.requests[0].body == site.requests[2].body
+
+    def test_each_life_has_an_incarnation_of_its_own(self) -> None:
+        one, other = (LeaseTerms("trainer", "run", 0, None, 30) for _ in range(2))
+        assert one.incarnation != other.incarnation
+
+
+class TestSettling:
+    @pytest.fixture
+    def leases(self, make_scored: Any) -> list[Leased]:
+        batch = make_scored([3], [[4], [5]], [0.0, 1.0])
+        return [Leased(batch, "a", "token-a", 1), Leased(batch, "b", "token-b", 1)]
+
+    @pytest.mark.parametrize(
+        ("verb", "call", "extra"),
+        [
+            ("ack", lambda client, leases: client.ack(leases, "step-8"), {"checkpoint": "step-8"}),
+            ("extend", lambda client, leases: client.extend(leases, 30), {"lease_seconds": 30, "started": False}),
+            (
+                "extend",
+                lambda client, leases: client.extend(leases, 30, started=True),
+                {"lease_seconds": 30, "started": True},
+            ),
+            ("release", lambda client, leases: client.release(leases), {}),
+        ],
+    )
+    def test_sends_keys_and_returns_outcomes(
+        self, script: Any, reply: Any, connect: Any, leases: list[Leased], verb: str, call: Any, extra: dict[str, Any]
+    ) -> None:
+        results = {"results": [{"id": "a", "outcome": "ok"}, {"id": "b", "outcome": "stale"}]}
+        site = script(reply(200, results))
+        assert call(connect(site.url), leases) == {"a": "ok", "b": "stale"}
+        (request,) = site.requests
+        assert request.path == f"/v1/leases/{verb}"
+        keys = [{"id": "a", "token": "token-a"}, {"id": "b", "token": "token-b"}]
+        assert json.loads(request.body) == {"leases": keys, **extra}
+
+    def test_of_nothing_asks_nobody(self, script: Any, reply: Any, connect: Any) -> None:
+        site = script(reply(500))
+        client = connect(site.url)
+        assert client.ack([], "x") == client.extend([], 30) == client.release([]) == {}
+        assert not site.requests

@@ -1,0 +1,246 @@
+"""Settings: what is impossible is refused with the name of its field, and what a run wrote reads back the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic_settings import BaseSettings
+
+from policy_trainer.__main__ import FileSchema
+from policy_trainer.config import (
+    CheckpointConfig,
+    DataConfig,
+    DemoConfig,
+    EvalConfig,
+    EvaluationConfig,
+    LossConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+from policy_trainer.run_directory import RunDirectory
+from shared.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(cls: type[BaseSettings], *arguments: str) -> Any:
+    schema = DemoConfig if cls is DemoConfig else FileSchema
+    return load_settings(cls, list(arguments), prog="policy-trainer", schema=schema)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("cls", "arguments", "field"),
+        [
+            (TrainConfig, ["--model", ""], "model"),
+            (TrainConfig, ["--steps", "0"], "steps"),
+            (TrainConfig, ["--steps", "many"], "steps"),
+            (TrainConfig, ["--seed", "-1"], "seed"),
+            (TrainConfig, ["--threads", "0"], "threads"),
+            (TrainConfig, ["--dtype", "float8"], "dtype"),
+            (TrainConfig, ["--task", "chess"], "task"),
+            (TrainConfig, ["--task", "jsonl"], "data.path"),
+            (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "1", "2"], "reward_weights"),
+            (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "inf"], 'field "reward_weights"'),
+            (TrainConfig, ["--server", "127.0.0.1:8400"], "server"),
+            (TrainConfig, ["--groups-per-step", "0"], "groups_per_step"),
+            (TrainConfig, ["--micro-batch-tokens", "0"], "micro_batch_tokens"),
+            (TrainConfig, ["--publish-every", "0"], "publish_every"),
+            (TrainConfig, ["--max-lag", "-1"], "max_lag"),
+            (TrainConfig, ["--lease-seconds", "1"], "lease_seconds"),
+            (TrainConfig, ["--lease-seconds", "inf"], "lease_seconds"),
+            (TrainConfig, ["--max-bad-steps", "0"], "max_bad_steps"),
+            (TrainConfig, ["--rollout", "elsewhere"], "rollout"),
+            (TrainConfig, ["--loss.clip", "0"], "loss.clip"),
+            (TrainConfig, ["--loss.clip", "1"], "loss.clip"),
+            (TrainConfig, ["--loss.clip", "nan"], "loss.clip"),
+            (TrainConfig, ["--loss.beta", "-0.1"], "loss.beta"),
+            (TrainConfig, ["--loss.beta", "inf"], "loss.beta"),
+            (TrainConfig, ["--loss.advantage-eps", "0"], "loss.advantage_eps"),
+            (TrainConfig, ["--optimizer.lr", "0"], "optimizer.lr"),
+            (TrainConfig, ["--optimizer.lr", "nan"], "optimizer.lr"),
+            (TrainConfig, ["--optimizer.warmup-steps", "-1"], "optimizer.warmup_steps"),
+            (TrainConfig, ["--optimizer.final-lr-fraction", "1.1"], "optimizer.final_lr_fraction"),
+            (TrainConfig, ["--optimizer.betas", "0.9", "--optimizer.betas", "1.0"], "betas"),
+            (TrainConfig, ["--optimizer.weight-decay", "-1"], "optimizer.weight_decay"),
+            (TrainConfig, ["--optimizer.clip-norm", "0"], "optimizer.clip_norm"),
+            (TrainConfig, ["--checkpoint.every", "0"], "checkpoint.every"),
+            (TrainConfig, ["--checkpoint.keep", "0"], "checkpoint.keep"),
+            (TrainConfig, ["--evaluation.every", "-1"], "evaluation.every"),
+            (TrainConfig, ["--evaluation.problems", "0"], "evaluation.problems"),
+            (TrainConfig, ["--evaluation.batch-size", "0"], "evaluation.batch_size"),
+            (TrainConfig, ["--data.answer-rule", "vibes"], "data.answer_rule"),
+            (TrainConfig, ["--data.max-prompt-tokens", "0"], "data.max_prompt_tokens"),
+            (TrainConfig, ["--data.too-long", "cut"], "data.too_long"),
+            (RolloutConfig, ["--worker", "2", "--workers", "2"], "worker"),
+            (RolloutConfig, ["--worker", "-1"], "worker"),
+            (RolloutConfig, ["--workers", "0"], "workers"),
+            (EvalConfig, ["--sampling.group-size", "0"], "sampling.group_size"),
+            (EvalConfig, ["--sampling.prompts-per-round", "0"], "sampling.prompts_per_round"),
+            (EvalConfig, ["--sampling.max-new-tokens", "0"], "sampling.max_new_tokens"),
+            (EvalConfig, ["--sampling.temperature", "0"], "sampling.temperature"),
+            (EvalConfig, ["--sampling.temperature", "inf"], "sampling.temperature"),
+            (EvalConfig, ["--sampling.top-p", "0"], "sampling.top_p"),
+            (EvalConfig, ["--sampling.top-p", "1.1"], "sampling.top_p"),
+            (EvalConfig, ["--sampling.top-k", "-1"], "sampling.top_k"),
+            (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
+            (DemoConfig, ["--steps", "0"], "steps"),
+        ],
+    )
+    def test_name_the_field(
+        self, capsys: pytest.CaptureFixture[str], cls: type[BaseSettings], arguments: list[str], field: str
+    ) -> None:
+        model = [] if cls is DemoConfig or "--model" in arguments else ["--model", "m"]
+        with pytest.raises(SystemExit) as stopped:
+            load(cls, *model, *arguments)
+        assert stopped.value.code == 2
+        words = capsys.readouterr().err
+        assert f" {field}" in words and len(words.splitlines()) == 1, words
+
+    @pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+    def test_a_file_may_spell_infinity_but_not_use_it(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, number: str
+    ) -> None:
+        file = tmp_path / "config.toml"
+        file.write_text(f'model = "m"\nrewards = ["tags"]\nreward_weights = [{number}]\n')
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--config", str(file))
+        assert " reward_weights.0: " in capsys.readouterr().err
+
+    def test_a_model_is_needed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig)
+        assert " model: " in capsys.readouterr().err
+
+
+# None of them is its field's default.
+COMMON: dict[str, Any] = {
+    "model": "some/model",
+    "revision": "v1",
+    "device": "cuda:0",
+    "dtype": "bfloat16",
+    "threads": 3,
+    "seed": 5,
+    "task": "jsonl",
+    "rewards": ["accuracy", "tags"],
+    "reward_weights": [1.0, 0.1],
+    "data": DataConfig(
+        path=Path("a b/ü.jsonl"),
+        held_out_path=Path("/held"),
+        answer_rule="math",
+        system_prompt='Say "yes".\nOr \\ no.',
+        max_prompt_tokens=77,
+        too_long="refuse",
+    ),
+    "sampling": SamplingConfig(
+        group_size=3,
+        prompts_per_round=5,
+        max_new_tokens=7,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=11,
+        stop=["\n\n", "</answer>", "é"],
+    ),
+}
+RUN: dict[str, Any] = {**COMMON, "run_dir": Path("runs/x"), "run": "a name", "server": "https://example.org:1"}
+FULL: list[BaseSettings] = [
+    TrainConfig(
+        **RUN,
+        rollout="external",
+        resume=True,
+        steps=9,
+        groups_per_step=4,
+        micro_batch_tokens=100,
+        publish_every=3,
+        max_lag=0,
+        lease_seconds=33.5,
+        max_bad_steps=2,
+        loss=LossConfig(clip=0.1, beta=0.0, advantage_eps=1e-8, drop_zero_variance=False),
+        optimizer=OptimizerConfig(
+            lr=3e-7, warmup_steps=4, final_lr_fraction=0.1, betas=(0.8, 0.95), weight_decay=0.01, clip_norm=0.5
+        ),
+        checkpoint=CheckpointConfig(every=7, keep=5),
+        evaluation=EvaluationConfig(every=0, problems=3, batch_size=2),
+    ),
+    RolloutConfig(**RUN, worker=2, workers=5),
+    EvalConfig(**COMMON, evaluation=EvaluationConfig(every=1, problems=9, batch_size=4)),
+]
+
+
+def dumped(config: BaseSettings) -> dict[str, Any]:
+    return config.model_dump(exclude={"config", "resume"})
+
+
+def read_back(config: BaseSettings, directory: Path) -> Any:
+    written = RunDirectory(directory)
+    written.write_config(config)
+    return load(type(config), "--config", str(written.config))
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("config", FULL, ids=lambda config: type(config).__name__)
+    def test_of_every_field(self, config: BaseSettings, tmp_path: Path) -> None:
+        defaults = type(config)(model="m").model_dump()
+        values = config.model_dump(exclude={"config"})
+        assert not [name for name, value in values.items() if value == defaults[name]], "a field has its default"
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    @pytest.mark.parametrize("cls", [TrainConfig, RolloutConfig, EvalConfig])
+    def test_of_the_defaults(self, cls: type[BaseSettings], tmp_path: Path) -> None:
+        config = cls(model="m")
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.text(st.characters(codec="utf-8"), min_size=1), st.floats(min_value=1e-300, allow_infinity=False))
+    def test_of_any_text_and_number(self, tmp_path: Path, text: str, number: float) -> None:
+        config = TrainConfig(
+            model="m",
+            data=DataConfig(system_prompt=text),
+            sampling=SamplingConfig(stop=[text]),
+            optimizer=OptimizerConfig(lr=number),
+        )
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    def test_every_command_takes_its_own_fields_from_a_runs_file(self, tmp_path: Path) -> None:
+        train = FULL[0]
+        assert isinstance(train, TrainConfig)
+        RunDirectory(tmp_path).write_config(train)
+        file = str(tmp_path / "config.toml")
+        rollout = load(RolloutConfig, "--config", file, "--worker", "1", "--workers", "2")
+        assert rollout.sampling == train.sampling and rollout.run == "a name" and rollout.worker == 1
+        assert load(EvalConfig, "--config", file).evaluation == train.evaluation
+
+    def test_resume_is_not_kept(self, tmp_path: Path) -> None:
+        """A run's file is read by every later life, and by its workers."""
+        assert read_back(FULL[0], tmp_path).resume is False
+
+
+def test_the_run_is_named_after_its_directory(tmp_path: Path) -> None:
+    assert RunConfig(model="m", run_dir=tmp_path / "of-mine").run == "of-mine"
+    assert RunConfig(model="m", run_dir=Path(".")).run == tmp_path.name
+    assert RunConfig(model="m", run_dir=tmp_path, run="named").run == "named"
+
+
+def test_sampling_params_may_replace_group_size_and_temperature() -> None:
+    config = SamplingConfig(group_size=3, temperature=0.7, stop=["x"], top_k=5)
+    assert config.params().group_size == 3 and config.params().temperature == 0.7
+    greedy = config.params(group_size=1, temperature=0)
+    assert (greedy.group_size, greedy.temperature, greedy.stop, greedy.top_k) == (1, 0, ("x",), 5)
+
+
+class TestRunDirectory:
+    def test_holds_a_run(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        assert not directory.holds_a_run()
+        directory.write_config(TrainConfig(model="m"))
+        assert not directory.holds_a_run(), "a configuration alone is no run"
+        directory.metrics.touch()
+        assert directory.holds_a_run()
