@@ -112,9 +112,9 @@ class RefServerClient:
         """Heartbeat. `started` says that training on them begins. Outcomes by id."""
         return self._settle("extend", leases, lease_seconds=lease_seconds, started=started)
 
-    def release(self, leases: Sequence[Leased]) -> dict[str, str]:
-        """Gives batches back unused. Outcomes by id."""
-        return self._settle("release", leases)
+    def release(self, leases: Sequence[Leased], *, error: str | None = None) -> dict[str, str]:
+        """Gives batches back unused; with an error they cannot be used, and die of it in the end. Outcomes by id."""
+        return self._settle("release", leases, error=error)
 
     def _settle(self, verb: str, leases: Sequence[Leased], **extra: Any) -> dict[str, str]:
         if not leases:

@@ -67,7 +67,7 @@ class LeaseFeed:
             thread.start()
 
     def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
-        """Waits for `count` batches that are not too old at `version`, marked as started on the server.
+        """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
 
         on_idle is told every half second how long there has been nothing; what it raises ends the wait, and the
         batches taken so far go back.
@@ -86,6 +86,9 @@ class LeaseFeed:
                     continue
                 if self._too_old(leased):
                     self._give_back([leased])
+                    continue
+                if leased.rollout.sampler_logps is None:
+                    self._give_back([leased], error="it has no sampler_logps, which the ratio is taken against")
                     continue
                 taken.append(leased)
                 if len(taken) == count:
@@ -161,10 +164,12 @@ class LeaseFeed:
             self._forget(lease for lease in taken if outcomes[lease.id] != "ok")
         return [lease for lease in taken if outcomes[lease.id] == "ok"]
 
-    def _give_back(self, leases: Sequence[Leased]) -> None:
+    def _give_back(self, leases: Sequence[Leased], *, error: str | None = None) -> None:
+        if error:
+            log.warning("a batch cannot be trained on", ids=[lease.id for lease in leases], error=error)
         with self._lock:
             self._forget(leases)
-        self._client.release(leases)
+        self._client.release(leases, error=error)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

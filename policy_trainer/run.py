@@ -103,7 +103,7 @@ def _run(
     display.start()
     client = RefServerClient(config.server, on_wait=outage)
     check_models_match(client.model(), model, tokenizer, config.model)
-    _tell_of_waiting_batches(client, config.run, display, resumed=checkpoint is not None)
+    _look_at_queue(client, config, display, resumed=checkpoint is not None)
     ledger = Ledger(state.ledger)
     terms = LeaseTerms(
         consumer=f"trainer of {config.run}",
@@ -171,9 +171,19 @@ def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[
     return ExternalWorkers(directory.config)
 
 
-def _tell_of_waiting_batches(client: RefServerClient, run: str, display: Display, *, resumed: bool) -> None:
-    """A fresh run whose name the server knows would train on what another run of that name has left."""
-    states = client.queue()["runs"].get(run, {})
+def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Display, *, resumed: bool) -> None:
+    """Refuses a queue in which a step would wait for ever, and tells of batches that are there already."""
+    queue = client.queue()
+    room = min(queue["limits"]["max_batches"], queue["limits"]["max_batches_per_run"])
+    if room < config.groups_per_step:
+        raise Refused(
+            f"groups_per_step: a step needs {config.groups_per_step} groups and the server holds {room} at most; "
+            "lower it, or raise --queue.max-batches of ref-server"
+        )
+    states = queue["runs"].get(config.run, {})
     waiting = sum(states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready", "leased"))
     if waiting and not resumed:
-        display.note(f"the server already holds {waiting} batches of a run named {run!r}: they will be trained on")
+        # Of another run of that name, most likely.
+        display.note(
+            f"the server already holds {waiting} batches of a run named {config.run!r}: they will be trained on"
+        )

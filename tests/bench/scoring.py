@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -74,7 +75,7 @@ def naive(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> Tensor:
 
 def split(group: TokenGroup) -> list[TokenGroup]:
     """The same completions as groups of one."""
-    return [TokenGroup(group.prompt_ids, ids, group.completion_lengths[:0] + len(ids)) for ids in group.completions()]
+    return [TokenGroup(group.prompt_ids, ids, np.array([len(ids)])) for ids in group.completions()]
 
 
 def forward_only(score: Score, groups: Sequence[TokenGroup]) -> Tensor:

@@ -252,7 +252,8 @@ class TestSettling:
                 lambda client, leases: client.extend(leases, 30, started=True),
                 {"lease_seconds": 30, "started": True},
             ),
-            ("release", lambda client, leases: client.release(leases), {}),
+            ("release", lambda client, leases: client.release(leases), {"error": None}),
+            ("release", lambda client, leases: client.release(leases, error="bad"), {"error": "bad"}),
         ],
     )
     def test_sends_keys_and_returns_outcomes(

@@ -76,7 +76,7 @@ class Parrot:
         return [[self.completion(list(prompt))] for prompt in prompts]
 
     def completion(self, ids: list[int]) -> Completion:
-        finished = not self.tokenizer.decode(ids).endswith(".")
+        finished = not str(self.tokenizer.decode(ids)).endswith(".")
         ids = [*ids, 1] if finished else ids
         return Completion(np.array(ids), np.zeros(len(ids), np.float32), finished)
 

@@ -202,6 +202,17 @@ class TestTake:
         assert ids(taken(feed, 2, version=9)) == young
         assert server.asked("release") == old
 
+    def test_what_cannot_be_trained_on_is_given_back_with_the_reason(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        """So that the server does not bring it again for ever."""
+        good, bad = batches(2)
+        object.__setattr__(bad.rollout, "sampler_logps", None)
+        server.put(bad, good)
+        assert ids(taken(open_feed(), 1)) == [good.rollout.id]
+        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
+        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and "sampler_logps" in body["error"]
+
     def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         known = server.put(*batches(1, version=0))
         assert ids(taken(open_feed(), 1, version=10**6)) == known
@@ -247,6 +258,18 @@ class TestLostLeases:
         assert sorted(trained) == sorted(known)
         with pytest.raises(Enough):
             feed.take(1, version=0, on_idle=impatient)
+
+    def test_old_and_new_copy_in_one_step_are_trained_once(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        """The server answers for each token; one of the two is good."""
+        known = server.put(*batches(1))
+        feed = open_feed()
+        eventually(lambda: server.leases == 1)
+        server.lose(*known)
+        eventually(lambda: server.leases == 2)
+        known += server.put(*batches(1, first=1))
+        assert ids(taken(feed, 2)) == known
 
     def test_of_a_trained_batch_never_lead_to_an_ack_before_the_checkpoint(
         self, server: RefServer, open_feed: Any, batches: Any

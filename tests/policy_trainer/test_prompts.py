@@ -21,7 +21,7 @@ ASKED = Problem(answer="2", messages=(USER,))
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, problem: Problem, **data: Any) -> str:
-    return tokenizer.decode(PromptEncoder(tokenizer, DataConfig(**data)).encode(problem))
+    return str(tokenizer.decode(PromptEncoder(tokenizer, DataConfig(**data)).encode(problem)))
 
 
 class TestEncoder:

@@ -392,8 +392,8 @@ class TestEnds:
         assert completion.finished is False and len(completion.ids) == 6
 
     def test_a_stop_text_is_not_completed_by_the_prompt(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        nine = tokenizer.decode([9])
-        (completion,), _ = self.say(tokenizer, [[40, 41, 1]], stop=(nine + tokenizer.decode([40]),))
+        across = str(tokenizer.decode([9, 40]))
+        (completion,), _ = self.say(tokenizer, [[40, 41, 1]], stop=(across,))
         assert completion.ids.tolist() == [40, 41, 1]
 
     def test_a_model_without_any_eos_is_refused(self, make_tiny: Make) -> None:
