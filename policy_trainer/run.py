@@ -184,6 +184,4 @@ def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Displa
     waiting = sum(states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready", "leased"))
     if waiting and not resumed:
         # Of another run of that name, most likely.
-        display.note(
-            f"the server already holds {waiting} batches of a run named {config.run!r}: they will be trained on"
-        )
+        display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")

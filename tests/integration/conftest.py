@@ -42,7 +42,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's base model: middling at arithmetic."""
-    use_threads(2)
+    use_threads(1)  # more would wait for each other while other processes work
     directory = tmp_path_factory.mktemp("models") / "base"
     model, tokenizer = make_model(0), make_tokenizer()
     warm_up(model, tokenizer, 0, lambda done, total: None)

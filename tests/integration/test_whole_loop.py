@@ -198,13 +198,13 @@ def test_own_data_with_another_architecture(tmp_path, start, form):
     assert steps_of(run_dir)[-1]["dropped_prompts"] >= 1
 
 
-def test_loss_that_stays_not_finite_stops_the_run(random_model, tmp_path, start):
-    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
+def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
+    server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "16"))
     run_dir = tmp_path / "broken"
     # The first step throws the weights far away; they are not published, so that the worker goes on sampling.
     trainer = start(
         train(
-            random_model, server, run_dir, *QUICK, "--steps", "50", "--optimizer.lr", "1e30",
+            base_model, server, run_dir, *QUICK, "--steps", "50", "--optimizer.lr", "1e30",
             "--publish-every", "100", "--checkpoint.every", "100", "--max-bad-steps", "3",
         )
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,15 +136,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_server_that_is_not_up_yet(open_site: OpenSite, reply: Any, connect: Any, waits: Waits) -> None:
-    port = free_port()
-    timer = threading.Timer(0.2, lambda: open_site(lambda request: reply(200, {"name": "m"}), port))
-    timer.start()
-    client = connect(f"http://127.0.0.1:{port}")
+@pytest.mark.usefixtures("no_backoff")
+def test_a_server_that_is_not_up_yet(open_site: OpenSite, reply: Any) -> None:
+    """It starts while the client waits for it."""
+    port, reasons = free_port(), []
+
+    def on_wait(reason: str, seconds: float) -> None:
+        reasons.append(reason)
+        if len(reasons) == 3:
+            open_site(lambda request: reply(200, {"name": "m"}), port)
+
+    client = RefServerClient(f"http://127.0.0.1:{port}", on_wait=on_wait)
     assert client.model() == {"name": "m"}
-    timer.join()
-    assert waits.reasons and all("does not answer" in reason for reason in waits.reasons)
-    assert waits.seconds == sorted(waits.seconds)
+    client.close()
+    assert len(reasons) == 3 and all("does not answer" in reason for reason in reasons)
 
 
 def test_retry_after_is_honoured(open_site: OpenSite, reply: Any, connect: Any) -> None:

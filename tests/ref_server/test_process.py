@@ -149,9 +149,10 @@ def test_a_second_server_keeps_off(model_dir: Path, tmp_path: Path, capsys: pyte
 
 @pytest.mark.usefixtures("own_logs")
 def test_a_port_that_is_taken(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(SystemExit) as exited:
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        serve(["--model", str(model_dir), "--data-dir", str(tmp_path), "--port", str(port)])
+        with pytest.raises(SystemExit) as exited:
+            serve(["--model", str(model_dir), "--data-dir", str(tmp_path), "--port", str(port)])
     assert exited.value.code not in (0, None)
     output = capsys.readouterr().err
     assert "address already in use" in output
