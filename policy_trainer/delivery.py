@@ -5,8 +5,14 @@ import threading
 import time
 from pathlib import Path
 
+import structlog
+
 from policy_trainer.client import RefServerClient
 from policy_trainer.outbox import Outbox
+from shared import wire
+from shared.batch import BatchError
+
+log = structlog.get_logger()
 
 
 class Delivery:
@@ -19,7 +25,8 @@ class Delivery:
         self._client = client
         self._outbox = outbox
         self._waiting: queue.Queue[tuple[Path, bytes]] = queue.Queue(maxsize=ahead)
-        self._left = outbox.undelivered()  # by an earlier life; taken before this one adds to it
+        # By an earlier life; taken before this one adds to it.
+        self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
         self._failure: Exception | None = None
         self.blocked_seconds = 0.0
         threading.Thread(target=self._work, name="delivery", daemon=True).start()
@@ -50,3 +57,14 @@ class Delivery:
     def _deliver(self, path: Path, body: bytes) -> None:
         self._client.upload(body)
         self._outbox.delivered(path)
+
+
+def _is_whole(path: Path, body: bytes) -> bool:
+    """Whether a batch can be read. Only a power cut leaves one that cannot: it is dropped, and its problem skipped."""
+    try:
+        wire.decode(body)
+    except BatchError as error:
+        log.warning("a batch was lost in a power cut", file=str(path), error=str(error))
+        path.unlink()
+        return False
+    return True

@@ -7,10 +7,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from policy_trainer.config import EvalConfig
-from policy_trainer.evaluation import Evaluation, Evaluator
-from policy_trainer.prompts import Judge, PromptEncoder
+from policy_trainer.evaluation import Evaluation, make_evaluator
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.tasks.registry import make_task
 from shared.models import load_model, load_tokenizer, use_threads
 
 
@@ -19,13 +17,7 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
     use_threads(config.threads)
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    task = make_task(config)
-    evaluator = Evaluator(
-        PromptEncoder(tokenizer, config.data),
-        Judge(tokenizer, task, config),
-        task,
-        batch_size=config.evaluation.batch_size,
-    )
+    evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     evaluations = []
     for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature)):

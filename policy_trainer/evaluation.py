@@ -5,10 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
 from policy_trainer.rewards import accuracy
 from policy_trainer.sampling.interface import Sampler, SamplingParams
 from policy_trainer.tasks.interface import Problem, Task
+from policy_trainer.tasks.registry import make_task
 from shared.refusal import Refused
 
 # Two-sided 95%.
@@ -87,6 +91,15 @@ class Evaluator:
             except PromptTooLong:
                 continue  # counted by the difference in number
         return asked
+
+
+def make_evaluator(
+    config: CommonConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: int
+) -> Evaluator:
+    """The evaluator of the configured task. Raises Refused for data that cannot be used."""
+    task = make_task(config)
+    encoder = PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens))
+    return Evaluator(encoder, Judge(tokenizer, task, config), task, batch_size=batch_size)
 
 
 @dataclass(frozen=True)

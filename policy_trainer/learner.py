@@ -92,7 +92,8 @@ class Learner:
         # Without groups momentum alone would still move the weights.
         if groups and not not_finite:
             for parameters in self.optimizer.param_groups:
-                parameters["lr"] = lr
+                # All of them: a checkpoint brings those of the run before it was resumed with other settings.
+                parameters.update(lr=lr, betas=self._schedule.betas, weight_decay=self._schedule.weight_decay)
             self.optimizer.step()
         count = max(tokens, 1.0)
         return StepStats(loss, kl / count, clipped / count, norm, lr, len(groups), int(tokens), not_finite)

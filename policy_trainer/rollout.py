@@ -14,7 +14,7 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.delivery import Delivery
 from policy_trainer.matching import check_models_match
 from policy_trainer.outbox import Outbox
-from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
+from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
 from policy_trainer.publish import Publication, latest
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.interface import Completion, Sampler, group_tokens
@@ -194,7 +194,7 @@ def run_worker(config: RolloutConfig) -> None:
         worker = RolloutWorker(
             config,
             HFSampler(model, tokenizer),
-            PromptEncoder(tokenizer, config.data),
+            PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens)),
             Judge(tokenizer, task, config),
             task,
             client,

@@ -12,16 +12,14 @@ from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
-from policy_trainer.evaluation import Evaluator
+from policy_trainer.evaluation import make_evaluator
 from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed, Ledger
 from policy_trainer.matching import check_models_match
 from policy_trainer.metrics import MetricsFile, truncate_metrics
-from policy_trainer.prompts import Judge, PromptEncoder
 from policy_trainer.publish import latest
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.tasks.registry import make_task
 from policy_trainer.train import Parts, Trainer
 from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
 from shared.logprobs import choose_forward
@@ -83,7 +81,6 @@ def _run(
     display.note(f"loading {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(source, revision=revision)
-    task = make_task(config)
     learner = Learner(
         model,
         choose_forward(model),
@@ -94,12 +91,7 @@ def _run(
     )
     if checkpoint:
         restore(checkpoint, learner.optimizer)
-    evaluator = Evaluator(
-        PromptEncoder(tokenizer, config.data),
-        Judge(tokenizer, task, config),
-        task,
-        batch_size=config.evaluation.batch_size,
-    )
+    evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
     display.start()
     client = RefServerClient(config.server, on_wait=outage)
     check_models_match(client.model(), model, tokenizer, config.model)

@@ -18,6 +18,7 @@ from transformers import (
 from policy_trainer.publish import load_weights
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from shared.models import eos_token_ids
+from shared.refusal import Refused
 
 # Rows leave the batch when so large a share of it has ended: copying the cache each time one ends would cost more.
 _COMPACT_SHARE = 0.125
@@ -70,6 +71,8 @@ class HFSampler:
         output = self._model(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
         )
+        if getattr(output, "past_key_values", None) is None:
+            raise Refused(f"model: {type(self._model).__name__} keeps no key-value cache to sample with")
         output.past_key_values.batch_repeat_interleave(group_size)
         return _State(
             output.logits[:, -1].repeat_interleave(group_size, 0),

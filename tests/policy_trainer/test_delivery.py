@@ -1,6 +1,7 @@
 """Uploading while sampling: in order, not too far ahead, and never silently stuck."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from policy_trainer.delivery import Delivery
 from policy_trainer.outbox import Outbox
+from shared import wire
+from shared.batch import ScoredBatch
 
 
 class Server:
@@ -40,17 +43,30 @@ def deliver(server: Any, box: Outbox, ahead: int = 2) -> Delivery:
     return Delivery(server, box, ahead=ahead)
 
 
-def test_what_an_earlier_life_left_goes_first(tmp_path: Path) -> None:
+def test_what_an_earlier_life_left_goes_first(tmp_path: Path, make_scored: Callable[..., ScoredBatch]) -> None:
+    left = [wire.encode(make_scored([5, 6], [[7]], [1.0]).rollout) for _ in range(2)]
     earlier = outbox(tmp_path)
-    for index in (0, 1):
-        earlier.add(index, str(index).encode())
+    for index, body in enumerate(left):
+        earlier.add(index, body)
     server = Server()
     delivery = deliver(server, outbox(tmp_path))
     delivery.send(2, b"2")
     server.open.set()
     delivery.send(3, b"3")
     server.wait_for(4)
-    assert server.bodies == [b"0", b"1", b"2", b"3"]
+    assert server.bodies == [*left, b"2", b"3"]
+
+
+def test_what_a_power_cut_spoilt_is_dropped(tmp_path: Path) -> None:
+    earlier = outbox(tmp_path)
+    for index, body in enumerate((b"", b"half a batch")):
+        earlier.add(index, body)
+    server = Server()
+    server.open.set()
+    box = outbox(tmp_path)
+    deliver(server, box).send(box.draw(), b"new")
+    server.wait_for(1)
+    assert server.bodies == [b"new"]
 
 
 def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:

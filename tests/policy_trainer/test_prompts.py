@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from policy_trainer.base_model import make_model, make_tokenizer
 from policy_trainer.config import DataConfig, TrainConfig
-from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong
+from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
 from policy_trainer.rewards import Comparison, equal_number, equal_text
 from policy_trainer.sampling.interface import Completion
 from policy_trainer.tasks.interface import Problem
@@ -57,7 +58,7 @@ class TestEncoder:
 
     def test_the_length_limit(self, tokenizer: PreTrainedTokenizerFast) -> None:
         assert encoded(tokenizer, ASKED, max_prompt_tokens=8)
-        with pytest.raises(PromptTooLong, match=r"8 tokens; data\.max_prompt_tokens is 7"):
+        with pytest.raises(PromptTooLong, match=r"8 tokens and may have 7"):
             encoded(tokenizer, ASKED, max_prompt_tokens=7)
         with pytest.raises(PromptTooLong):
             encoded(tokenizer, Problem(answer="2", prompt="x" * 9), max_prompt_tokens=8)
@@ -133,3 +134,22 @@ class TestJudge:
     def test_an_unknown_reward_is_refused(self, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
         with pytest.raises(Refused, match="rewards: 'speed'"):
             Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=["speed"]))
+
+
+def test_a_prompt_leaves_room_for_its_completion(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_model(0)  # of 256 positions
+    assert prompt_room(model, 200) == 56
+    encoder = PromptEncoder(tokenizer, DataConfig(max_prompt_tokens=1000), room=prompt_room(model, 251))
+    assert len(encoder.encode(Problem(answer="", prompt="12345"))) == 5
+    with pytest.raises(PromptTooLong, match="has 6 tokens and may have 5"):
+        encoder.encode(Problem(answer="", prompt="123456"))
+    with pytest.raises(Refused, match=r"sampling.max_new_tokens: 256 leave no room .* 256"):
+        prompt_room(model, 256)
+
+
+def test_a_template_that_refuses_is_told_of() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
+    problem = Problem(answer="", messages=({"role": "system", "content": "Think."},))
+    with pytest.raises(Refused, match=r"chat template does not take .* no system message, please"):
+        PromptEncoder(tokenizer, DataConfig()).encode(problem)
