@@ -28,9 +28,9 @@ _BASE_MODELS = Path("runs/base_models")
 
 def train_with_trl(base: Path, directory: Path) -> float:
     """Trains as the demo does; leaves the model in `directory` and returns the seconds of training."""
-    import datasets
+    import datasets  # pyright: ignore[reportMissingImports]
     import torch
-    import trl
+    import trl  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(2)
@@ -81,9 +81,7 @@ def train_with_tandem(directory: Path) -> float:
 
 
 def held_out_accuracy(model: Path) -> float:
-    config = EvalConfig(
-        model=str(model), sampling=SAMPLING, evaluation=EvaluationConfig(problems=512, batch_size=128)
-    )
+    config = EvalConfig(model=str(model), sampling=SAMPLING, evaluation=EvaluationConfig(problems=512, batch_size=128))
     return evaluate_model(config, lambda *_: None)[0].accuracy
 
 
