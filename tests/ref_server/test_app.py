@@ -13,7 +13,6 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from uuid6 import uuid7
 
 from ref_server.queue.interface import Queue, StorageBroken, StorageFull
 from ref_server.service import Service
@@ -198,7 +197,9 @@ def test_bad_queries(http: httpx.Client, query: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/tokens"])
-@pytest.mark.parametrize("id", [str(uuid7()), "lease", "%00", "%ff", "a" * 3000, "'; DROP TABLE batches"])
+@pytest.mark.parametrize(
+    "id", ["01a1f98f-5b6c-71af-9894-b208bc4a84cd", "lease", "%00", "%ff", "a" * 3000, "'; DROP TABLE batches"]
+)
 def test_batches_that_are_not_there(http: httpx.Client, id: str, path: str) -> None:
     assert error(http.get(f"/v1/batches/{id}{path}"), 404)["code"] == "not_found"
 
