@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.publish import write_json
+from policy_trainer.json_file import write_json
 from shared.models import save_model
 
 _STATE = "trainer.json"
@@ -60,7 +60,7 @@ class Checkpoints:
         target = self._path(state.step)
         if (target / _STATE).exists():
             # The same step has the same weights. Only the state has moved on, and in place nothing is ever missing.
-            write_json(target / _STATE, asdict(state), durable=True)
+            write_json(target / _STATE, asdict(state))
             _sync(target)
         else:
             self._write(target, state, model, tokenizer, optimizer)

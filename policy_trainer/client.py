@@ -22,6 +22,7 @@ OnWait = Callable[[str, float], None]
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
 _MAX_BACKOFF_SECONDS = 2.0
+_KEYS_AT_ONCE = 1000
 
 
 class RefServerError(Exception):
@@ -64,7 +65,7 @@ class RefServerClient:
 
     def __init__(self, url: str, *, on_wait: OnWait) -> None:
         stamina.instrumentation.set_on_retry_hooks(())  # on_wait tells of retries, in its own words
-        self._url = url
+        self.url = url
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS))
         self._on_wait = on_wait
 
@@ -78,6 +79,13 @@ class RefServerClient:
     def queue(self) -> dict[str, Any]:
         """Counts by state and run, limits and the scorer's throughput."""
         return self._request("GET", "/v1/queue").json()
+
+    def glance(self) -> dict[str, Any] | None:
+        """The same, asked once; None when there is no answer. For looking, where nobody should wait."""
+        try:
+            return self._http.get("/v1/queue").raise_for_status().json()
+        except httpx.HTTPError:
+            return None
 
     def upload(self, body: bytes) -> None:
         """Uploads an encoded rollout batch; returns once it is durable there. Waits while the queue is full."""
@@ -117,11 +125,12 @@ class RefServerClient:
         return self._settle("release", leases, error=error)
 
     def _settle(self, verb: str, leases: Sequence[Leased], **extra: Any) -> dict[str, str]:
-        if not leases:
-            return {}
-        keys = [{"id": lease.id, "token": lease.token} for lease in leases]
-        answer = self._request("POST", f"/v1/leases/{verb}", json={"leases": keys, **extra})
-        return {result["id"]: result["outcome"] for result in answer.json()["results"]}
+        outcomes: dict[str, str] = {}
+        for start in range(0, len(leases), _KEYS_AT_ONCE):
+            keys = [{"id": lease.id, "token": lease.token} for lease in leases[start : start + _KEYS_AT_ONCE]]
+            answer = self._request("POST", f"/v1/leases/{verb}", json={"leases": keys, **extra})
+            outcomes |= {result["id"]: result["outcome"] for result in answer.json()["results"]}
+        return outcomes
 
     def _request(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Repeats a request until it is answered by something other than an overload or an outage."""
@@ -147,18 +156,17 @@ class RefServerClient:
     def _outage(self, error: Exception) -> str | None:
         """What to tell of an error that passes by itself; None for one that does not."""
         if isinstance(error, httpx.HTTPStatusError):
-            return f"the reference server at {self._url} says: {_refusal(error.response)}"
+            return f"the reference server at {self.url} says: {_refusal(error.response)}"
         if isinstance(error, httpx.UnsupportedProtocol):
             return None  # the URL is at fault, and stays so
         if isinstance(error, httpx.TransportError):
-            return f"the reference server at {self._url} does not answer ({error})"
+            return f"the reference server at {self.url} does not answer ({error})"
         return None
 
 
 def _retry_after(error: Exception) -> bool | float:
     """The server's own wish, in seconds, else True for the usual backoff."""
     wish = error.response.headers.get("Retry-After", "") if isinstance(error, httpx.HTTPStatusError) else ""
-    # A full queue empties a batch at a time: the wish is an upper bound, jittered by stamina's own backoff otherwise.
     return float(wish) if wish.isdecimal() else True
 
 

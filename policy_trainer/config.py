@@ -52,7 +52,7 @@ class SamplingConfig(Section):
     top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
     stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = []
-    """Texts that end a completion besides the model's EOS tokens."""
+    """Texts that end a completion besides the model's EOS tokens. One with a comma is given as JSON: '["a,b"]'."""
 
     def params(self, *, group_size: int | None = None, temperature: float | None = None) -> SamplingParams:
         """What a sampler is told; the arguments replace the configured values, temperature 0 being greedy."""
@@ -115,11 +115,18 @@ class EvaluationConfig(Section):
     """Accuracy on held-out problems."""
 
     every: int = Field(default=50, ge=0)
-    """Steps between evaluations while training; 0 evaluates only at the end."""
+    """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
     problems: int = Field(default=128, ge=1)
     """Held-out problems of one evaluation."""
     batch_size: int = Field(default=64, ge=1)
     """Problems that are answered together."""
+
+
+class EvalEvaluationConfig(EvaluationConfig):
+    """Accuracy on held-out problems, by itself."""
+
+    problems: int = Field(default=512, ge=1)
+    """Held-out problems of one evaluation."""
 
 
 class CommonConfig(BaseSettings):
@@ -216,6 +223,8 @@ class TrainConfig(RunConfig):
     """Tokens of one forward and backward, at most, unless one group alone has more."""
     publish_every: int = Field(default=1, ge=1)
     """Steps between publications of the weights to the workers."""
+    max_waiting: int | None = Field(default=None, ge=1)
+    """Groups that may wait in the server before workers wait too; three steps' worth when not given."""
     max_lag: int | None = Field(default=None, ge=0)
     """Batches sampled by weights more than so many steps old expire untrained; any age is trained when not given."""
     lease_seconds: float = Field(default=120, gt=1)
@@ -227,11 +236,19 @@ class TrainConfig(RunConfig):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @model_validator(mode="after")
+    def _can_learn(self) -> "TrainConfig":
+        if self.dtype != "float32":
+            raise ValueError(f"dtype: training needs float32, steps of {self.optimizer.lr} vanish in {self.dtype}")
+        if self.sampling.group_size == 1 and self.loss.drop_zero_variance:
+            raise ValueError("sampling.group_size: a group of 1 has no variance: take more, or no drop_zero_variance")
+        return self
+
 
 class EvalConfig(CommonConfig):
     """Measure a model's accuracy on held-out problems. The table goes to standard error, JSON to standard output."""
 
-    evaluation: EvaluationConfig = EvaluationConfig(problems=512)
+    evaluation: EvalEvaluationConfig = EvalEvaluationConfig()
 
 
 class DemoConfig(BaseSettings):

@@ -20,6 +20,7 @@ from policy_trainer.config import (
     CheckpointConfig,
     DemoConfig,
     EvalConfig,
+    EvalEvaluationConfig,
     EvaluationConfig,
     LossConfig,
     OptimizerConfig,
@@ -29,18 +30,17 @@ from policy_trainer.config import (
 from policy_trainer.endings import RunFailed
 from policy_trainer.eval import evaluate_with_progress
 from policy_trainer.evaluation import Evaluation
+from policy_trainer.json_file import write_json
 from policy_trainer.metrics import plot_curves, read_metrics
 from policy_trainer.processes import Child
-from policy_trainer.publish import write_json
 from policy_trainer.run import TrainResult, train
 from policy_trainer.run_directory import RunDirectory
+from shared.settings import from_values
 
 HELD_OUT_PROBLEMS = 512
 TRANSCRIPTS = 20
 # KL of a model to itself, computed by the same code on both sides in float32.
 MAX_KL_AT_STEP_0 = 1e-9
-# Groups that may wait in the server: three training steps, so that nobody waits long and no batch grows old.
-QUEUE_BATCHES = 48
 SAMPLING = SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40)
 
 
@@ -52,12 +52,12 @@ def demo(config: DemoConfig, console: Console) -> int:
         _set_aside(config.run_dir, console)
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
-    with _reference_server(base, directory, console) as (url, scoring_seconds):
-        result = train(_train_config(config, base, url), console)
-        scored = scoring_seconds()
-    if not result.finished:
-        console.print(f"stopped after {result.steps} steps; continue with: make demo RESUME=1", highlight=False)
-        return 130
+    with _reference_server(base, directory, console) as (server, client):
+        result = train(_train_config(config, base, client.url), console, on_outage=lambda: _check(server))
+        if not result.finished:
+            console.print(f"stopped after {result.steps} steps; continue with: make demo RESUME=1", highlight=False)
+            return 130
+        scored = client.queue()["scoring"]["working_seconds"]
     after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
     records = read_metrics(directory.metrics)
     summary = _summarise(config, result, before, after, records, scored, time.monotonic() - began)
@@ -91,8 +91,8 @@ def _base_model(config: DemoConfig, console: Console) -> Path:
 
 
 @contextmanager
-def _reference_server(base: Path, directory: RunDirectory, console: Console) -> Iterator[tuple[str, Any]]:
-    """A reference server as a process of its own: its URL, and a function that tells how long it has scored."""
+def _reference_server(base: Path, directory: RunDirectory, console: Console) -> Iterator[tuple[Child, RefServerClient]]:
+    """A reference server as a process of its own, once it serves."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     server = Child(
@@ -100,24 +100,25 @@ def _reference_server(base: Path, directory: RunDirectory, console: Console) -> 
         "ref_server",
         [
             "serve", "--model", str(base), "--port", str(port), "--data-dir", str(directory.root / "server"),
-            "--threads", "1", "--queue.max-batches", str(QUEUE_BATCHES),
+            "--threads", "1",
         ],
         directory.logs / "ref_server.log",
     )  # fmt: skip
     server.start()
     console.print(f"reference server: process {server.pid}, {url}", highlight=False)
 
-    def check(reason: str, seconds: float) -> None:
-        if server.exit_status is not None:
-            raise RunFailed(f"the reference server has died; its last words:\n{server.last_words()}")
-
-    client = RefServerClient(url, on_wait=check)
+    client = RefServerClient(url, on_wait=lambda *_: _check(server))
     try:
         client.model()  # returns once it serves
-        yield url, lambda: client.queue()["scoring"]["working_seconds"]
+        yield server, client
     finally:
         client.close()
         server.stop()
+
+
+def _check(server: Child) -> None:
+    if server.exit_status is not None:
+        raise RunFailed(f"the reference server has died; its last words:\n{server.last_words()}")
 
 
 def _free_port() -> int:
@@ -128,7 +129,8 @@ def _free_port() -> int:
 
 def _train_config(config: DemoConfig, base: Path, url: str) -> TrainConfig:
     """The recipe. Rates of 1e-3 and more collapse."""
-    return TrainConfig(
+    return from_values(
+        TrainConfig,
         model=str(base),
         seed=config.seed,
         threads=1,
@@ -148,12 +150,13 @@ def _train_config(config: DemoConfig, base: Path, url: str) -> TrainConfig:
 
 
 def _eval_config(model: Path, config: DemoConfig) -> EvalConfig:
-    return EvalConfig(
+    return from_values(
+        EvalConfig,
         model=str(model),
         seed=config.seed,
         threads=1,
         sampling=SAMPLING,
-        evaluation=EvaluationConfig(problems=HELD_OUT_PROBLEMS, batch_size=128),
+        evaluation=EvalEvaluationConfig(problems=HELD_OUT_PROBLEMS, batch_size=128),
     )
 
 

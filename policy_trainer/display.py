@@ -1,5 +1,6 @@
 """What a person sees while training: a live panel on a terminal, a line now and then elsewhere."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -10,10 +11,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from policy_trainer.waits import Patience
 
 _LINE_EVERY = 10
-# A wait shorter than this is not worth a word.
-_QUIET_SECONDS = 3.0
+# A panel that shows every short wait flickers.
+_QUIET_SECONDS = 1.0
 
 
 class Display(Protocol):
@@ -25,6 +29,10 @@ class Display(Protocol):
 
     def waiting(self, reason: str, seconds: float) -> None:
         """There is nothing to train on, for so long, for this reason."""
+        ...
+
+    def evaluating(self, done: int, total: int) -> None:
+        """So many held-out problems are answered."""
         ...
 
     def note(self, text: str) -> None:
@@ -57,22 +65,27 @@ class LineDisplay:
         self._console = console
         self._steps = steps
         self._pace = _Pace(steps)
-        self._next_wait = _QUIET_SECONDS
+        self._patience = Patience()
+        self._evaluating_since = 0.0
 
     def start(self) -> None:
         pass
 
     def step(self, record: Mapping[str, Any]) -> None:
         left = self._pace.left(record["step"])
-        self._next_wait = _QUIET_SECONDS
         if record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
             parts = " · ".join(f"{name} {value}" for name, value in _figures(record, left).items())
             self.note(f"step {record['step']}/{self._steps} · {parts}")
 
     def waiting(self, reason: str, seconds: float) -> None:
-        if seconds >= self._next_wait:
+        if self._patience.is_over(seconds):
             self.note(f"waiting for {seconds:.0f} s: {reason}")
-            self._next_wait = seconds * 2
+
+    def evaluating(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self._evaluating_since = now if done == 0 else self._evaluating_since
+        if done and self._patience.is_over(now - self._evaluating_since):
+            self.note(f"evaluating: {done} of {total} held-out problems")
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -104,6 +117,9 @@ class LiveDisplay:
     def waiting(self, reason: str, seconds: float) -> None:
         self._wait = f"waiting for {seconds:.0f} s: {reason}" if seconds >= _QUIET_SECONDS else ""
 
+    def evaluating(self, done: int, total: int) -> None:
+        self._wait = f"evaluating: {done} of {total} held-out problems" if done < total else ""
+
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -115,7 +131,7 @@ class LiveDisplay:
         items = list(self._figures.items())
         for start in range(0, len(items), 3):
             table.add_row(*(f"[dim]{name}[/] {value}" for name, value in items[start : start + 3]))
-        return Panel(Group(self._bar, table, f"[yellow]{self._wait}[/]"), title="tandem", title_align="left")
+        return Panel(Group(self._bar, table, Text(self._wait, "yellow")), title="tandem", title_align="left")
 
 
 def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
@@ -123,7 +139,7 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
 
     def number(name: str, form: str) -> str:
         value = record.get(name)
-        return "-" if value is None else format(value, form)
+        return "-" if value is None or math.isnan(value) else format(value, form)
 
     return {
         "reward": number("reward", ".3f"),

@@ -3,7 +3,9 @@
 Ctrl-C ends cleanly: the first asks the training loop to stop between steps, a second stops at once.
 """
 
+import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -48,3 +50,5 @@ class StopRequest:
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
+        # Straight to the descriptor: a handler may interrupt a print.
+        os.write(sys.stderr.fileno(), b"\nstopping; once more stops at once\n")

@@ -52,7 +52,10 @@ class Evaluation:
 class Evaluator:
     """Asks a sampler held-out problems, one answer each."""
 
-    def __init__(self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int) -> None:
+    def __init__(
+        self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int, refuse_too_long: bool = False
+    ) -> None:
+        self._refuse_too_long = refuse_too_long
         self._encoder = encoder
         self._judge = judge
         self._task = task
@@ -71,6 +74,7 @@ class Evaluator:
         """The first `problems` held-out problems, with params.group_size 1."""
         asked = self._encode(self._task.held_out()[:problems])
         answered: list[_Answered] = []
+        on_progress(0, len(asked))
         for start in range(0, len(asked), self._batch_size):
             chunk = asked[start : start + self._batch_size]
             completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
@@ -89,6 +93,8 @@ class Evaluator:
             try:
                 asked.append((problem, self._encoder.encode(problem)))
             except PromptTooLong:
+                if self._refuse_too_long:
+                    raise
                 continue  # counted by the difference in number
         return asked
 
@@ -99,7 +105,13 @@ def make_evaluator(
     """The evaluator of the configured task. Raises Refused for data that cannot be used."""
     task = make_task(config)
     encoder = PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens))
-    return Evaluator(encoder, Judge(tokenizer, task, config), task, batch_size=batch_size)
+    return Evaluator(
+        encoder,
+        Judge(tokenizer, task, config),
+        task,
+        batch_size=batch_size,
+        refuse_too_long=config.data.too_long == "refuse",
+    )
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,10 @@ class Learner:
                 # All of them: a checkpoint brings those of the run before it was resumed with other settings.
                 parameters.update(lr=lr, betas=self._schedule.betas, weight_decay=self._schedule.weight_decay)
             self.optimizer.step()
-        count = max(tokens, 1.0)
-        return StepStats(loss, kl / count, clipped / count, norm, lr, len(groups), int(tokens), not_finite)
+        count = tokens or math.nan  # of no tokens there is no mean
+        return StepStats(
+            loss if groups else math.nan, kl / count, clipped / count, norm, lr, len(groups), int(tokens), not_finite
+        )
 
     def _clip_gradients(self) -> float:
         """The norm that the gradients had before they were scaled down."""

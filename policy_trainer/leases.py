@@ -123,8 +123,8 @@ class LeaseFeed:
 
     def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
         outcomes = self._client.ack(leases, checkpoint)
-        # With a stale token the id stays in the ledger: its batch comes again, and is then acked untrained.
-        self._ledger.remove(id for id, outcome in outcomes.items() if outcome != "stale")
+        # Otherwise the id stays in the ledger: should its batch come again, it is then acked untrained.
+        self._ledger.remove(id for id, outcome in outcomes.items() if outcome in ("ok", "already"))
 
     def _forget(self, leases: Iterable[Leased]) -> None:
         """These leases, but not a newer one of the same batch. Under the lock."""
@@ -210,7 +210,7 @@ class LeaseFeed:
             outcomes = self._client.extend(held, self._terms.lease_seconds)
             lost = [lease for lease in held if outcomes[lease.id] in ("stale", "unknown")]
             if lost:
-                log.warning("leases were lost: this process was stopped for too long", batches=len(lost))
+                log.warning("leases were lost: this process slept, or the server has forgotten them", batches=len(lost))
             with self._lock:
                 for lease in lost:
                     if self._held.get(lease.id) is lease:

@@ -65,7 +65,8 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> dict[str, Any]:
         "redelivered": sum(lease.deliveries > 1 for lease in leased),
         "sampling_seconds": sum(sample.get("sampling_seconds", 0.0) for sample in samples),
         "sampler_waiting_seconds": sum(sample.get("waiting_seconds", 0.0) for sample in samples),
-        "dropped_prompts": max((sample.get("dropped_prompts", 0) for sample in samples), default=0),
+        "dropped_prompts": sum(sample.get("dropped_prompts", 0) for sample in samples),
+        "problems": [sample.get("index") for sample in samples],
         "next_index": max((sample.get("index", -1) for sample in samples), default=-1) + 1,
     }
 

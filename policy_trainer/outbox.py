@@ -4,10 +4,17 @@ Batches are written here before they are uploaded, so that a worker killed in be
 under the same id. A restart neither skips a problem nor samples one twice.
 """
 
+import fcntl
 import json
+import time
 from pathlib import Path
+from typing import IO
 
-from policy_trainer.publish import write_json
+from policy_trainer.json_file import write_json
+from shared.refusal import Refused
+
+# A worker whose trainer was killed takes a moment to end.
+_LOCK_SECONDS = 5.0
 
 
 class Outbox:
@@ -51,6 +58,11 @@ class Outbox:
         write_json(self._cursor, {"next_index": self._index(path) + self._workers})
         path.unlink()
 
+    def refused(self, path: Path) -> None:
+        """The server will never take it: the cursor moves past it, and the copy stays for a person to look at."""
+        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
+        path.rename(path.with_suffix(".refused"))
+
     def _own(self, index: int) -> int:
         """The first index of this worker from `index` on."""
         return index + (self._worker - index) % self._workers
@@ -61,3 +73,25 @@ class Outbox:
     @staticmethod
     def _index(path: Path) -> int:
         return int(path.stem)
+
+
+def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
+    """Locks an outbox until the file that is returned is closed, since two workers would draw the same problems.
+
+    Raises Refused when another process has held it for some seconds.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = (directory / "lock").open("wb")
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if time.monotonic() > deadline:
+                lock.close()
+                raise Refused(
+                    f"worker: worker {worker} of {workers} is at work in {directory} already; start others with "
+                    "--worker and --workers, beside a trainer with --rollout external"
+                ) from None
+            time.sleep(0.1)

@@ -22,10 +22,12 @@ class Child:
         self._command = [sys.executable, "-m", module, *arguments]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._start = 0
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
+            self._start = log.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -45,8 +47,8 @@ class Child:
         return self._process.poll() if self._process else None
 
     def last_words(self) -> str:
-        """The end of its output."""
-        lines = self._log.read_text(errors="replace").splitlines()
+        """The end of the output of its latest life."""
+        lines = self._log.read_bytes()[self._start :].decode(errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:])
 
     def stop(self) -> None:

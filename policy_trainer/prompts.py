@@ -32,7 +32,8 @@ class PromptEncoder:
         """Raises PromptTooLong, or Refused where the model and the data do not go together."""
         ids = self._encode_messages(problem) if problem.messages else self._encode_text(problem.prompt)
         if len(ids) > self._limit:
-            raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit} (data.max_prompt_tokens)")
+            why = "data.max_prompt_tokens, or what the model's context leaves"
+            raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
         return ids
 
     def _encode_messages(self, problem: Problem) -> list[int]:

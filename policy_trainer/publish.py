@@ -5,12 +5,13 @@ old publication or the new one, never half of one.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors.torch
 from transformers import PreTrainedModel
+
+from policy_trainer.json_file import write_json
 
 # A worker may still be reading the one before the newest.
 KEPT = 2
@@ -21,6 +22,7 @@ class Publication:
     """Which weights: a run's epoch and the number of steps behind them.
 
     file: name in the directory. next_index: where a worker without a memory of its own begins among the problems.
+    max_waiting: groups of the run that may wait in the server; with more, workers wait, so that none grows old.
     finished: the run is over, and workers may go.
     """
 
@@ -28,6 +30,7 @@ class Publication:
     epoch: int
     version: int
     next_index: int
+    max_waiting: int
     finished: bool = False
 
     @property
@@ -38,6 +41,8 @@ class Publication:
 def publish(model: PreTrainedModel, directory: Path, publication: Publication) -> None:
     """Writes the weights, then points latest.json at them, then removes old ones."""
     directory.mkdir(parents=True, exist_ok=True)
+    for leftover in directory.glob(".*.safetensors.tmp"):  # of a trainer that was killed here
+        leftover.unlink()
     temporary = directory / f".{publication.file}.tmp"
     safetensors.torch.save_model(model, str(temporary))
     temporary.replace(directory / publication.file)
@@ -57,14 +62,3 @@ def latest(directory: Path) -> Publication | None:
 def load_weights(model: PreTrainedModel, file: Path) -> None:
     """Copies published weights into a model of the same architecture. Raises RuntimeError when they do not fit."""
     safetensors.torch.load_model(model, str(file), device=str(model.device))
-
-
-def write_json(path: Path, value: object, *, durable: bool = False) -> None:
-    """Replaces a JSON file in one rename; `durable` also waits until the file is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=2)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)

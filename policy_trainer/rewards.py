@@ -19,8 +19,11 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Longer answers are wrong: nothing that is asked for has so many characters, and parsing must stay quick.
 MAX_ANSWER_CHARACTERS = 1000
+# What stands in formulas and neither in words nor in numbers.
+_FORMULA = re.compile(r"[\\^{}_()\[\]+*/=]")
+_LATEX_MARKS = ("$", r"\(", r"\[", r"\boxed")
 # Of one parse or one comparison by math-verify, which some short answers would keep busy for ever.
-_MATH_SECONDS = 2
+_MATH_SECONDS = 1
 
 
 def parse_answer(completion: str) -> str | None:
@@ -48,10 +51,17 @@ def equal_math(answer: str, gold: str) -> float:
     """1.0 when math-verify finds the answer equal; NaN when it cannot parse the gold answer."""
     from math_verify import parse, verify  # slow to import, and most tasks do without
 
-    expected = parse(gold, parsing_timeout=_MATH_SECONDS)
+    expected = parse(_as_latex(gold), parsing_timeout=_MATH_SECONDS)
     if not expected:
         return math.nan
-    return float(verify(expected, parse(answer, parsing_timeout=_MATH_SECONDS), timeout_seconds=_MATH_SECONDS))
+    given = parse(_as_latex(answer), parsing_timeout=_MATH_SECONDS)
+    return float(verify(expected, given, timeout_seconds=_MATH_SECONDS))
+
+
+def _as_latex(text: str) -> str:
+    r"""math-verify reads LaTeX between delimiters only: of a bare `2\sqrt{3}` it would take the 2."""
+    marked = any(mark in text for mark in _LATEX_MARKS)
+    return f"${text}$" if not marked and _FORMULA.search(text) else text
 
 
 COMPARISONS: Mapping[str, Comparison] = {"exact": equal_text, "number": equal_number, "math": equal_math}

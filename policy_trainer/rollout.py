@@ -13,13 +13,14 @@ from policy_trainer.client import RefServerClient
 from policy_trainer.config import RolloutConfig
 from policy_trainer.delivery import Delivery
 from policy_trainer.matching import check_models_match
-from policy_trainer.outbox import Outbox
+from policy_trainer.outbox import Outbox, hold
 from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
 from policy_trainer.publish import Publication, latest
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.interface import Completion, Sampler, group_tokens
 from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.registry import make_task
+from policy_trainer.waits import Patience
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import load_model, load_tokenizer, use_threads
@@ -28,8 +29,7 @@ from shared.refusal import Refused
 log = structlog.get_logger()
 
 _FOLLOW_SECONDS = 0.2
-# A wait is told of once it has lasted so long, in seconds, and again whenever that has doubled.
-_QUIET_SECONDS = 5.0
+_ROOM_SECONDS = 0.1
 # So many prompts in a row that are too long mean that no prompt will ever do.
 _MAX_DROPPED_IN_A_ROW = 10_000
 
@@ -39,21 +39,18 @@ class RunFinished(Exception):
 
 
 class Waiting:
-    """Tells of a wait without repeating itself, and ends it when the run is finished."""
+    """What a worker does while it waits: it tells of it, and goes when the run is finished."""
 
     def __init__(self, weights: Path) -> None:
         self._weights = weights
-        self._next = _QUIET_SECONDS
+        self._patience = Patience()
 
     def __call__(self, reason: str, seconds: float) -> None:
         publication = latest(self._weights)
         if publication and publication.finished:
             raise RunFinished
-        if seconds < self._next / 2:
-            self._next = _QUIET_SECONDS  # a new wait
-        if seconds >= self._next:
+        if self._patience.is_over(seconds):
             log.info("waiting", reason=reason, seconds=round(seconds, 1))
-            self._next = seconds * 2
 
 
 class RolloutWorker:
@@ -78,7 +75,6 @@ class RolloutWorker:
         self._wait = wait
         self._weights = config.run_dir / "weights"
         self._loaded: Publication | None = None
-        self._dropped = 0
         self._blocked = 0.0
         self._params = config.sampling.params()
 
@@ -86,30 +82,45 @@ class RolloutWorker:
         """Samples until the run is finished. Raises Refused for data that cannot be used."""
         publication = self._follow()
         directory = self._config.run_dir / "workers" / f"{self._config.worker}-of-{self._config.workers}"
-        outbox = Outbox(
-            directory, worker=self._config.worker, workers=self._config.workers, start=publication.next_index
-        )
-        log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
-        delivery = Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)
-        while True:
-            self._sample_round(outbox, self._follow(), delivery)
+        place = {"worker": self._config.worker, "workers": self._config.workers}
+        with hold(directory, **place):
+            outbox = Outbox(directory, **place, start=publication.next_index)
+            log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
+            delivery = Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)
+            while True:
+                waited = self._wait_for_room()
+                self._sample_round(outbox, self._follow(), delivery, waited)
 
-    def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery) -> None:
+    def _wait_for_room(self) -> float:
+        """Waits, for the seconds it returns, while so much of the run waits to be trained that more would grow old."""
+        began = time.monotonic()
+        while True:
+            bound = self._follow().max_waiting
+            states = self._client.queue()["runs"].get(self._config.run, {})
+            waiting = sum(states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready"))
+            seconds = time.monotonic() - began
+            if waiting < bound:
+                return seconds
+            self._wait(f"the trainer to use up {waiting} groups that wait for it", seconds)
+            time.sleep(_ROOM_SECONDS)
+
+    def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery, waited: float) -> None:
         """Sends the next prompts_per_round groups on their way. Each batch says what it cost, in seconds."""
         began = time.monotonic()
-        drawn = self._draw(outbox)
+        blocked = delivery.blocked_seconds
+        drawn, dropped = self._draw(outbox)
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         completions = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         cost = {
             "worker": self._config.worker,
             "sampling_seconds": (time.monotonic() - began) / len(drawn),
-            "waiting_seconds": (delivery.blocked_seconds - self._blocked) / len(drawn),
-            "dropped_prompts": self._dropped,
+            "waiting_seconds": (waited + self._blocked) / len(drawn),
         }
-        self._blocked = delivery.blocked_seconds
         for item, group in zip(drawn, completions, strict=True):
-            batch = self._batch(publication, item, group, json.dumps({"index": item.index, **cost}))
-            delivery.send(item.index, wire.encode(batch))
+            sample = {"index": item.index, "dropped_prompts": dropped, **cost}
+            delivery.send(item.index, wire.encode(self._batch(publication, item, group, json.dumps(sample))))
+            dropped = 0  # counted once
+        self._blocked = delivery.blocked_seconds - blocked
 
     def _follow(self) -> Publication:
         """The newest published weights, taken up; waits for the first."""
@@ -119,15 +130,22 @@ class RolloutWorker:
             time.sleep(_FOLLOW_SECONDS)
         if publication.finished:
             raise RunFinished
+        if publication.run != self._config.run:
+            raise Refused(f"run: {self._weights} holds weights of run {publication.run!r}, not {self._config.run!r}")
         if publication != self._loaded:
-            self._sampler.load(self._weights / publication.file)
+            try:
+                self._sampler.load(self._weights / publication.file)
+            except OSError:
+                if latest(self._weights) == publication:
+                    raise
+                return self._follow()  # it was replaced twice while we were reading
             self._loaded = publication
         return publication
 
-    def _draw(self, outbox: Outbox) -> list["_Drawn"]:
-        """The next problems of this worker that fit."""
+    def _draw(self, outbox: Outbox) -> tuple[list["_Drawn"], int]:
+        """The next problems of this worker that fit, and how many were dropped on the way."""
         drawn: list[_Drawn] = []
-        dropped_in_a_row = 0
+        dropped, dropped_in_a_row = 0, 0
         while len(drawn) < self._config.sampling.prompts_per_round:
             index = outbox.draw()
             problem = self._task.problem(index)
@@ -137,11 +155,11 @@ class RolloutWorker:
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
                     raise Refused(f"problem {index}: {error}; raise it, or drop such prompts") from None
-                self._dropped += 1
+                dropped += 1
                 dropped_in_a_row += 1
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
                     raise Refused(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
-        return drawn
+        return drawn, dropped
 
     def _batch(
         self, publication: Publication, drawn: "_Drawn", completions: list[Completion], sample: str

@@ -38,14 +38,15 @@ class TrainResult:
     best_step: int | None
 
 
-def train(config: TrainConfig, console: Console) -> TrainResult:
+def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] = lambda: None) -> TrainResult:
     """Trains until the last step or a request to stop.
 
+    on_outage is called while the reference server does not answer; what it raises ends the run.
     Raises Refused for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
-    resumed = _open(directory, config)
+    resumed = _open(directory, config, console)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
     checkpoint = checkpoints.newest() if resumed else None
     state = _next_state(checkpoint, directory)
@@ -55,7 +56,7 @@ def train(config: TrainConfig, console: Console) -> TrainResult:
     display = make_display(console, config.steps, state.step)
     with StopRequest() as stop:
         try:
-            _run(config, directory, checkpoint, state, display, stop, checkpoints)
+            _run(config, directory, checkpoint, state, display, stop, checkpoints, on_outage)
         except Stopped:
             pass
         finally:
@@ -71,9 +72,11 @@ def _run(
     display: Display,
     stop: StopRequest,
     checkpoints: Checkpoints,
+    on_outage: Callable[[], None],
 ) -> None:
     def outage(reason: str, seconds: float) -> None:
         stop.check()
+        on_outage()
         display.waiting(reason, seconds)
 
     source = str(checkpoint) if checkpoint else config.model
@@ -92,6 +95,8 @@ def _run(
     if checkpoint:
         restore(checkpoint, learner.optimizer)
     evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
+    sampler = HFSampler(model, tokenizer)
+    stop.check()
     display.start()
     client = RefServerClient(config.server, on_wait=outage)
     check_models_match(client.model(), model, tokenizer, config.model)
@@ -116,7 +121,7 @@ def _run(
                 ledger=ledger,
                 tokenizer=tokenizer,
                 learner=learner,
-                sampler=HFSampler(model, tokenizer),
+                sampler=sampler,
                 evaluator=evaluator,
                 client=client,
                 feed=feed,
@@ -136,24 +141,25 @@ def _run(
         client.close()
 
 
-def _open(directory: RunDirectory, config: TrainConfig) -> bool:
+def _open(directory: RunDirectory, config: TrainConfig, console: Console) -> bool:
     """Whether an earlier life of the run is continued. Refuses to write over one unasked."""
-    if directory.holds_a_run() and not config.resume:
+    known = directory.holds_a_run()
+    if known and not config.resume:
         raise Refused(
             f"run_dir: {directory.root} holds a run already; add --resume to continue it, or choose another --run-dir"
         )
-    if config.resume and not directory.holds_a_run():
-        raise Refused(f"resume: {directory.root} holds no run that could be continued")
+    if config.resume and not known:
+        console.print(f"{directory.root} holds no step of a run yet: this one begins at step 0", highlight=False)
     directory.write_config(config)
-    return config.resume
+    return known
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
     """The state to go on from, in an epoch of its own: what was sampled past the checkpoint is another lineage's."""
     state = read_state(checkpoint) if checkpoint else TrainState()
     published = latest(directory.weights)
-    if published:
-        state.epoch = published.epoch + 1
+    if checkpoint or published:
+        state.epoch = max(state.epoch, published.epoch if published else 0) + 1
     return state
 
 

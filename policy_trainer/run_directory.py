@@ -43,7 +43,7 @@ class RunDirectory:
         return self.root / "bad_batches"
 
     def holds_a_run(self) -> bool:
-        return self.metrics.exists() or self.checkpoints.exists()
+        return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def write_config(self, config: BaseSettings) -> None:
         """The effective configuration, as a file that every command takes with --config."""

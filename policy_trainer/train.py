@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.checkpoint import Checkpoints, TrainState
@@ -26,6 +27,8 @@ from shared.models import save_model
 
 # The queue's depth is asked for at most this often, in seconds.
 _DEPTH_SECONDS = 1.0
+# Steps' worth of groups that may wait for training before workers wait too.
+_WAITING_STEPS = 3
 _DEPTH_STATES = ("queued", "scoring", "ready", "expired", "dead")
 
 
@@ -62,13 +65,13 @@ class Trainer:
         self._depth_at = 0.0
 
     def run(self) -> bool:
-        """True when all steps are done, False when stopped before. Either way a checkpoint holds the last state."""
+        """True when all steps are done, False when stopped before. Either way a checkpoint holds what was trained."""
         parts, state, config = self._parts, self._state, self._config
         self._publish()
         parts.workers.start()
-        if state.step == 0:
-            self._evaluate()
         try:
+            if state.step == 0:
+                self._evaluate()
             while state.step < config.steps and not parts.stop:
                 began = time.monotonic()
                 leased = parts.feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
@@ -82,7 +85,7 @@ class Trainer:
                 self._publish_evaluate_checkpoint()
                 state.training_seconds += time.monotonic() - began
         except Stopped:
-            pass  # asked for while waiting: nothing is half done there
+            pass  # asked for while waiting or evaluating: no step is half done there
         return self._finish()
 
     def _publish_evaluate_checkpoint(self) -> None:
@@ -97,13 +100,22 @@ class Trainer:
 
     def _publish(self, *, finished: bool = False) -> None:
         state = self._state
-        publication = Publication(self._config.run, state.epoch, state.step, state.next_index, finished)
+        publication = Publication(
+            run=self._config.run,
+            epoch=state.epoch,
+            version=state.step,
+            next_index=state.next_index,
+            max_waiting=self._config.max_waiting or _WAITING_STEPS * self._config.groups_per_step,
+            finished=finished,
+        )
         publish(self._parts.learner.model, self._parts.directory.weights, publication)
 
     def _evaluate(self) -> bool:
         """Greedy accuracy on held-out problems; True when it is the best so far."""
         greedy = self._config.sampling.params(group_size=1, temperature=0)
-        evaluation = self._parts.evaluator.evaluate(self._parts.sampler, greedy, self._config.evaluation.problems)
+        evaluation = self._parts.evaluator.evaluate(
+            self._parts.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
+        )
         self._accuracy = evaluation.accuracy
         self._parts.metrics.write({"kind": "evaluation", "step": self._state.step, **evaluation.summary()})
         if evaluation.accuracy <= self._state.best_accuracy:
@@ -111,11 +123,18 @@ class Trainer:
         self._state.best_step, self._state.best_accuracy = self._state.step, evaluation.accuracy
         return self._state.step > 0
 
+    def _evaluating(self, done: int, total: int) -> None:
+        self._parts.stop.check()
+        self._parts.display.evaluating(done, total)
+
     def _checkpoint(self) -> None:
         """Weights and ledger in one rename; only then are the batches acknowledged."""
         parts = self._parts
         self._state.ledger = parts.ledger.ids()
-        path = parts.checkpoints.save(self._state, parts.learner.model, parts.tokenizer, parts.learner.optimizer)
+        try:
+            path = parts.checkpoints.save(self._state, parts.learner.model, parts.tokenizer, parts.learner.optimizer)
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(f"the checkpoint of step {self._state.step} cannot be written: {error}") from error
         parts.feed.settle(path)
 
     def _finish(self) -> bool:
@@ -157,13 +176,14 @@ class Trainer:
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "sampler_waiting_share": sampler_waiting / max(sampling + sampler_waiting, 1e-9),
             "held_out_accuracy": self._accuracy,
-            **self._queue_depth(),
+            **self._depth,
         }
         if kl_at_step_0 is not None:
             record["kl_at_step_0"] = kl_at_step_0
         self._parts.metrics.write(record)
         self._parts.display.step(record)
         self._parts.workers.delivered()
+        self._look_at_queue()
 
     def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:
         """A loss that stays not finite is a fault of the run: keep the batches that show it, and stop."""
@@ -185,20 +205,26 @@ class Trainer:
         """Called while there is nothing to train on: look after the workers, and say whom we wait for."""
         self._parts.stop.check()
         self._parts.workers.check()
-        depth = self._queue_depth()
-        if depth["queued"] or depth["scoring"]:
+        self._look_at_queue()
+        depth = self._depth
+        if depth.get("queued") or depth.get("scoring"):
             reason = f"the reference server to score {depth['queued'] + depth['scoring']} batches"
         else:
             reason = self._parts.workers.describe()
+        for state in ("dead", "expired"):
+            if depth.get(state):
+                reason += f"; {depth[state]} batches are {state}"
         self._parts.display.waiting(reason, seconds)
 
-    def _queue_depth(self) -> dict[str, int]:
-        """Batches of this run by state, at most a second old."""
-        if time.monotonic() - self._depth_at > _DEPTH_SECONDS:
-            states = self._parts.client.queue()["runs"].get(self._config.run, {})
+    def _look_at_queue(self) -> None:
+        """Batches of this run by state, asked for at most once a second, and only if the server answers at once."""
+        if time.monotonic() - self._depth_at < _DEPTH_SECONDS:
+            return
+        queue = self._parts.client.glance()
+        if queue is not None:
+            states = queue["runs"].get(self._config.run, {})
             self._depth = {state: states.get(state, {}).get("batches", 0) for state in _DEPTH_STATES}
-            self._depth_at = time.monotonic()
-        return self._depth
+        self._depth_at = time.monotonic()
 
 
 def _scored(leased: Sequence[Leased]) -> list[ScoredBatch]:

@@ -10,6 +10,8 @@ from policy_trainer.processes import Child
 
 # So many deaths without a batch in between are a fault that a restart does not mend.
 _MAX_DEATHS = 5
+# The status of a command that refuses its settings or data: another start would end the same.
+_REFUSED = 2
 
 
 class Workers(Protocol):
@@ -50,6 +52,8 @@ class InlineWorker:
         if not self._not_before:
             self._deaths += 1
             words = f"the rollout worker died with status {status}; its last words:\n{self._child.last_words()}"
+            if status == _REFUSED:
+                raise RunFailed(words)
             if self._deaths >= _MAX_DEATHS:
                 raise RunFailed(f"{words}\nit died {self._deaths} times without delivering a batch in between")
             self._note(f"{words}\nstarting it again")

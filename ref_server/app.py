@@ -43,6 +43,7 @@ from ref_server.queue.interface import (
     StorageBroken,
     StorageFull,
     Superseded,
+    WrongState,
 )
 from ref_server.scoring import Busy
 from ref_server.service import Service, TooLarge, group_of
@@ -199,6 +200,19 @@ def _add_queue(app: FastAPI, service: Service) -> None:
         """For looking: each token with its text and log-probs, each row with its rewards."""
         return _found(service.describe_tokens(id), id)
 
+    @app.post("/v1/batches/{id}/requeue", responses=_errors(404, 409, 429, 503, 507))
+    def requeue(id: str) -> Admitted:
+        """Brings a dead or expired batch back."""
+        state = _known(service.queue.requeue, id)
+        service.scoring.ring()
+        service.bell.ring()
+        return Admitted(id=id, state=state)
+
+    @app.delete("/v1/batches/{id}", status_code=204, responses=_errors(404, 409, 503, 507))
+    def drop(id: str) -> None:
+        """Drops a batch; its id stays known."""
+        _known(service.queue.drop, id)
+
     @app.get("/v1/queue")
     def queue() -> dict[str, Any]:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput."""
@@ -280,6 +294,13 @@ def _results(keys: list[LeaseKey], outcomes: list[Outcome]) -> Results:
     return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in zip(keys, outcomes, strict=True)])
 
 
+def _known(operation: Callable[[str], T], id: str) -> T:
+    try:
+        return operation(id)
+    except KeyError:
+        raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here", "id") from None
+
+
 def _found(value: T | None, id: str) -> T:
     if value is None:
         raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
@@ -303,6 +324,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
         ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
         Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
+        WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
         QueueFull: lambda error: Problem(
             429, "queue_full", str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))}
         ),

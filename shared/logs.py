@@ -6,9 +6,8 @@ import sys
 import structlog
 
 
-def configure_logs(*, verbose: bool = False) -> None:
+def configure_logs() -> None:
     """Every process calls this once, at start."""
-    level = logging.DEBUG if verbose else logging.INFO
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -17,6 +16,6 @@ def configure_logs(*, verbose: bool = False) -> None:
             structlog.processors.format_exc_info,
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )

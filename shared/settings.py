@@ -67,6 +67,19 @@ def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schem
         sys.exit(2)
 
 
+def from_values(cls: type[Settings], **values: Any) -> Settings:
+    """Settings from these values and defaults alone: the environment has no say in what a program decides."""
+
+    class Given(cls):  # type: ignore[valid-type,misc]
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (InitSettingsSource(settings_cls, values),)
+
+    return Given()  # type: ignore[return-value]
+
+
 def _with_sources(cls: type[Settings], arguments: list[str], prog: str, from_file: dict[str, Any]) -> type[Settings]:
     class Loaded(cls):  # type: ignore[valid-type,misc]
         __doc__ = cls.__doc__

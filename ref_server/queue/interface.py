@@ -76,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """A checked batch on its way in. content_hash: 32 bytes. tokens: P + C. completions: G."""
+    """A checked batch on its way in. content_hash: 32 bytes. completions: G."""
 
     id: str
     content_hash: bytes
@@ -110,7 +110,7 @@ class Claim:
 class LeaseRequest:
     """Who asks for a batch, and which ones are good for it.
 
-    run: only batches of this run; without it, of any run but `except_run`. epoch, policy_version: where the consumer
+    run: only batches of this run. epoch, policy_version: where the consumer
     stands; they mean nothing without a run. max_lag: batches of the run that are more than so many versions older
     become `expired` (reason `stale`). request_id: repeating it returns the same lease. incarnation: a new one ends the
     consumer's old leases.
@@ -120,7 +120,6 @@ class LeaseRequest:
     incarnation: str | None = None
     request_id: str | None = None
     run: str | None = None
-    except_run: str | None = None
     epoch: int | None = None
     policy_version: int | None = None
     max_lag: int | None = None

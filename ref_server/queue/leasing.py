@@ -141,12 +141,11 @@ def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
                 WHERE run = depths.run AND epoch = depths.epoch AND batches.state = 'ready' ORDER BY {order} LIMIT 1
             )
             FROM depths
-            WHERE state = 'ready' AND run = ifnull(?, run) AND run IS NOT ? AND epoch <= ifnull(?, epoch)
+            WHERE state = 'ready' AND run = ifnull(?, run) AND epoch <= ifnull(?, epoch)
         )
         ORDER BY {order} LIMIT 1
         """,
         request.run,
-        request.except_run if request.run is None else None,
         None if request.run is None else request.epoch,
     )
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.base_model import cached_base_model
-from policy_trainer.config import EvalConfig, EvaluationConfig
+from policy_trainer.config import EvalConfig, EvalEvaluationConfig
 from policy_trainer.demo import SAMPLING
 from policy_trainer.eval import evaluate_model
 from policy_trainer.rewards import accuracy, tags_reward
@@ -81,7 +81,9 @@ def train_with_tandem(directory: Path) -> float:
 
 
 def held_out_accuracy(model: Path) -> float:
-    config = EvalConfig(model=str(model), sampling=SAMPLING, evaluation=EvaluationConfig(problems=512, batch_size=128))
+    config = EvalConfig(
+        model=str(model), sampling=SAMPLING, evaluation=EvalEvaluationConfig(problems=512, batch_size=128)
+    )
     return evaluate_model(config, lambda *_: None)[0].accuracy
 
 

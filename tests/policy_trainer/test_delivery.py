@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from policy_trainer.client import RefServerError
 from policy_trainer.delivery import Delivery
-from policy_trainer.outbox import Outbox
+from policy_trainer.outbox import Outbox, hold
 from shared import wire
 from shared.batch import ScoredBatch
+from shared.refusal import Refused
 
 
 class Server:
@@ -89,14 +91,55 @@ def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
 
 
 def test_what_stops_an_upload_for_good_is_raised_in_the_thread_that_samples(tmp_path: Path) -> None:
-    class Refused(Exception):
+    class Gone(Exception):
         pass
 
     server = Server()
-    server.failure = Refused()
+    server.failure = Gone()
     delivery = deliver(server, outbox(tmp_path), ahead=1)
     server.open.set()
-    with pytest.raises(Refused):
+    with pytest.raises(Gone):
         for index in range(5):
             delivery.send(index, b"")
     assert outbox(tmp_path).undelivered(), "nothing that was refused is thrown away"
+
+
+def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
+    class Picky(Server):
+        def upload(self, body: bytes) -> None:
+            if body == b"too large":
+                raise RefServerError(413, "too large", "completion_ids")
+            super().upload(body)
+
+    server = Picky()
+    server.open.set()
+    box = outbox(tmp_path)
+    delivery = deliver(server, box)
+    for body in (b"too large", b"good"):
+        delivery.send(box.draw(), body)
+    server.wait_for(1)
+    assert server.bodies == [b"good"]
+    assert [path.name for path in tmp_path.glob("*.refused")] == ["000000000000.refused"]
+    assert outbox(tmp_path).next_index == 2, "a restart does not send it again"
+
+
+def test_a_server_that_takes_nothing_is_a_fault(tmp_path: Path) -> None:
+    class Closed(Server):
+        def upload(self, body: bytes) -> None:
+            raise RefServerError(422, "no", "format")
+
+    box = outbox(tmp_path)
+    delivery = deliver(Closed(), box)
+    with pytest.raises(RefServerError):
+        for _ in range(30):
+            delivery.send(box.draw(), b"")
+
+
+def test_two_workers_cannot_share_an_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.outbox._LOCK_SECONDS", 0.2)
+    with (
+        hold(tmp_path, worker=0, workers=1),
+        pytest.raises(Refused, match="worker 0 of 1 is at work"),
+    ):
+        hold(tmp_path, worker=0, workers=1)
+    hold(tmp_path, worker=0, workers=1).close()

@@ -141,6 +141,7 @@ class TestBatchMetrics:
             "sampling_seconds": 2.0,
             "sampler_waiting_seconds": 0.25,
             "dropped_prompts": 2,
+            "problems": [7, None],
             "next_index": 8,
         }
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.publish import KEPT, Publication, latest, load_weights, publish, write_json
+from policy_trainer.json_file import write_json
+from policy_trainer.publish import KEPT, Publication, latest, load_weights, publish
 
 Make = Callable[..., PreTrainedModel]
 
 
 def publication(version: int, *, epoch: int = 0, finished: bool = False) -> Publication:
-    return Publication("test", epoch, version, next_index=version * 10, finished=finished)
+    return Publication("test", epoch, version, next_index=version * 10, max_waiting=12, finished=finished)
 
 
 def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
@@ -99,7 +100,7 @@ def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None
     path = tmp_path / "value.json"
     write_json(path, {"value": "old"})
     for number in count(1):
-        survived = fuse.lives(number, lambda: write_json(path, {"value": "new"}, durable=True))
+        survived = fuse.lives(number, lambda: write_json(path, {"value": "new"}))
         assert json.loads(path.read_text())["value"] in ("old", "new")
         if survived:
             break

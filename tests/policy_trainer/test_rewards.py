@@ -302,3 +302,20 @@ class TestChoose:
     def test_a_name_twice_is_refused(self) -> None:
         with pytest.raises(Refused, match=r"rewards: 'format' stands twice"):
             choose_rewards(["format", "accuracy", "format"], equal_text)
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        (r"2\sqrt{3}", r"$2\sqrt{3}$", "2"),
+        ("x^2+1", "1+x^2", "x^2"),
+        ("(1,2)", "(1, 2)", "(2, 1)"),
+        (r"\frac{1}{2}", "0.5", "1"),
+        (r"\pi", r"$\pi$", "3"),
+        ("1/2", "0.5", "1"),
+        ("49", "49", "48"),
+    ],
+)
+def test_bare_latex_is_read_as_latex(gold: str, right: str, wrong: str) -> None:
+    assert equal_math(right, gold) == 1.0
+    assert equal_math(wrong, gold) == 0.0

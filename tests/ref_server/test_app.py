@@ -407,3 +407,9 @@ def test_the_server_lives_on(http: httpx.Client, rollout: Rollout) -> None:
     assert http.get("/readyz").status_code == 200
     upload(http, wire.encode(rollout(run="lives")))
     assert lease(http, "lives").status_code == 200
+
+
+def test_drop_and_requeue(http: httpx.Client) -> None:
+    missing = "01a1f98f-5b6c-71af-9894-b208bc4a84ce"
+    assert error(http.post(f"/v1/batches/{missing}/requeue"), 404)["field"] == "id"
+    assert error(http.delete(f"/v1/batches/{missing}"), 404)["field"] == "id"

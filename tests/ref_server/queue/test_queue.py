@@ -337,12 +337,6 @@ def test_a_lease_keeps_to_its_run(queue: Queue) -> None:
     assert drain(queue, run="two") == ["b"]
 
 
-def test_a_lease_of_any_run_can_except_one(queue: Queue) -> None:
-    make_ready(queue, upload("a", run="legacy"), upload("b", run="two"))
-    assert drain(queue, except_run="legacy") == ["b"]
-    assert drain(queue, run="legacy") == ["a"]
-
-
 def test_a_batch_is_leased_once_at_a_time(queue: Queue) -> None:
     make_ready(queue, *(upload(str(number)) for number in range(40)))
     leased: list[str] = []

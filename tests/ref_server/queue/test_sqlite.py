@@ -460,7 +460,7 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
         keys.append(lease(queue))
 
     def lease_one(order: Order) -> None:
-        request = LeaseRequest("c", "life", f"{next(numbers)}", "run", None, 0, 5, 9, order)
+        request = LeaseRequest("c", "life", f"{next(numbers)}", "run", 0, 5, 9, order)
         assert queue.lease(request) is not None
 
     def steps_of_each() -> dict[str, int]:

@@ -1,0 +1,28 @@
+"""Training runs as a user would start them, and what must be true of each when it has ended."""
+
+from pathlib import Path
+
+from tests.integration.processes import Process, Server, steps_of
+
+QUICK = (
+    "--threads", "1", "--sampling.group-size", "4", "--sampling.prompts-per-round", "4", "--groups-per-step", "4",
+    "--sampling.max-new-tokens", "12", "--evaluation.problems", "16", "--evaluation.every", "0",
+    # A random model is right or wrong everywhere alike: groups without variance must train, if only on the KL.
+    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-4", "--checkpoint.every", "5",
+)  # fmt: skip
+
+
+def train(model: Path, server: Server, run_dir: Path, *options: str) -> Process:
+    return Process(
+        "policy_trainer", "train", "--model", str(model), "--server", server.url, "--run-dir", str(run_dir), *options,
+        log=run_dir.parent / f"{run_dir.name}.log",
+    )  # fmt: skip
+
+
+def assert_trained_exactly_once(server: Server, run_dir: Path) -> None:
+    """What the weights contain, by the run's own record, is what the server has as done, each batch once."""
+    trained = [id for record in steps_of(run_dir) for id in record["batch_ids"]]
+    assert len(trained) == len(set(trained)), "a batch was trained twice"
+    done = {batch["id"] for batch in server.batches(run=run_dir.name, state="done")}
+    assert set(trained) == done
+    assert not server.batches(run=run_dir.name, state="dead")
