@@ -220,7 +220,7 @@ class TestRoundTrip:
         file = str(tmp_path / "config.toml")
         rollout = load(RolloutConfig, "--config", file, "--worker", "1", "--workers", "2")
         assert rollout.sampling == train.sampling and rollout.run == "a name" and rollout.worker == 1
-        assert load(EvalConfig, "--config", file).evaluation == train.evaluation
+        assert load(EvalConfig, "--config", file).evaluation.model_dump() == train.evaluation.model_dump()
 
     def test_resume_is_not_kept(self, tmp_path: Path) -> None:
         """A run's file is read by every later life, and by its workers."""

@@ -141,7 +141,7 @@ class TestBatchMetrics:
             "sampling_seconds": 2.0,
             "sampler_waiting_seconds": 0.25,
             "dropped_prompts": 2,
-            "problems": [7, None],
+            "problems": [7, 4],
             "next_index": 8,
         }
 

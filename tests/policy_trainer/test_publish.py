@@ -41,7 +41,7 @@ class TestRoundTrip:
 
     def test_pointer(self, tmp_path: Path, make_tiny: Make) -> None:
         publish(make_tiny(), tmp_path, publication(3, epoch=2, finished=True))
-        assert latest(tmp_path) == Publication("test", 2, 3, 30, True)
+        assert latest(tmp_path) == Publication("test", 2, 3, next_index=30, max_waiting=12, finished=True)
 
     def test_before_the_first(self, tmp_path: Path) -> None:
         assert latest(tmp_path) is None
