@@ -24,6 +24,10 @@ pytest: $(STAMP)
 bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
 	$(BIN)/python -m tests.bench
 
+bench-trl: $(STAMP)  ## the demo beside TRL's GRPOTrainer, which it installs
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m tests.bench.trl_demo
+
 clean:
 	rm -rf .venv
 
