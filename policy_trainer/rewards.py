@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import cache
+from typing import Any
 
 from shared.refusal import Refused
 
@@ -49,13 +51,22 @@ def equal_number(answer: str, gold: str) -> float:
 
 def equal_math(answer: str, gold: str) -> float:
     """1.0 when math-verify finds the answer equal; NaN when it cannot parse the gold answer."""
-    from math_verify import parse, verify  # slow to import, and most tasks do without
-
+    parse, verify = _math_verify()
     expected = parse(_as_latex(gold), parsing_timeout=_MATH_SECONDS)
     if not expected:
         return math.nan
     given = parse(_as_latex(answer), parsing_timeout=_MATH_SECONDS)
     return float(verify(expected, given, timeout_seconds=_MATH_SECONDS))
+
+
+@cache
+def _math_verify() -> tuple[Callable[..., Any], Callable[..., bool]]:
+    """math-verify's parse and verify. Slow to import, and slow once more at the first parse, which builds a grammar: that
+    must not count against an answer's time."""
+    from math_verify import parse, verify
+
+    parse("$1$", parsing_timeout=60)
+    return parse, verify
 
 
 def _as_latex(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from policy_trainer.base_model import make_tokenizer
@@ -86,14 +85,15 @@ def tiny_llama(vocabulary: int) -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["prompt", "messages"])
-def test_own_data_with_another_architecture(tmp_path, start, form):
+def test_own_data_with_another_architecture(tmp_path, start):
     model = tmp_path / "llama"
     tokenizer = make_tokenizer()
     save_model(tiny_llama(len(tokenizer)), tokenizer, model)
     data = tmp_path / "own.jsonl"
     questions = ["too long " * 40 if i == 5 else f"What is {i} doubled?" for i in range(30)]
-    prompts = [{"prompt": q} if form == "prompt" else {"messages": [{"role": "user", "content": q}]} for q in questions]
+    prompts = [
+        {"prompt": q} if i % 2 else {"messages": [{"role": "user", "content": q}]} for i, q in enumerate(questions)
+    ]
     data.write_text("".join(json.dumps({**p, "answer": 2 * i}) + "\n" for i, p in enumerate(prompts)))
     server = start(Server(model, tmp_path))
     run_dir = tmp_path / "own"
