@@ -21,6 +21,8 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Longer answers are wrong: nothing that is asked for has so many characters, and parsing must stay quick.
 MAX_ANSWER_CHARACTERS = 1000
+# Of a formula without delimiters: the grammar takes seconds over long nonsense.
+_MAX_BARE_CHARACTERS = 100
 # What stands in formulas and neither in words nor in numbers.
 _FORMULA = re.compile(r"[\\^{}_()\[\]+*/=]")
 _LATEX_MARKS = ("$", r"\(", r"\[", r"\boxed")
@@ -61,8 +63,8 @@ def equal_math(answer: str, gold: str) -> float:
 
 @cache
 def _math_verify() -> tuple[Callable[..., Any], Callable[..., bool]]:
-    """math-verify's parse and verify. Slow to import, and slow once more at the first parse, which builds a grammar: that
-    must not count against an answer's time."""
+    """math-verify's parse and verify. The import and the first parse, which builds a grammar, are slow: that must not
+    count against an answer's time."""
     from math_verify import parse, verify
 
     parse("$1$", parsing_timeout=60)
@@ -72,7 +74,8 @@ def _math_verify() -> tuple[Callable[..., Any], Callable[..., bool]]:
 def _as_latex(text: str) -> str:
     r"""math-verify reads LaTeX between delimiters only: of a bare `2\sqrt{3}` it would take the 2."""
     marked = any(mark in text for mark in _LATEX_MARKS)
-    return f"${text}$" if not marked and _FORMULA.search(text) else text
+    bare = not marked and len(text) <= _MAX_BARE_CHARACTERS and _FORMULA.search(text)
+    return f"${text}$" if bare else text
 
 
 COMPARISONS: Mapping[str, Comparison] = {"exact": equal_text, "number": equal_number, "math": equal_math}
