@@ -5,7 +5,8 @@ restarting or full, and saying so. What the caller did wrong is raised.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -32,6 +33,11 @@ class RefServerError(Exception):
         super().__init__(f"the reference server answered {status}: {message}")
         self.status = status
         self.field = field
+
+
+def batches_by_state(queue: Mapping[str, Any], run: str) -> Counter[str]:
+    """How many batches of a run are in each state, from what `RefServerClient.queue` tells; 0 where there are none."""
+    return Counter({state: depth["batches"] for state, depth in queue["runs"].get(run, {}).items()})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from shared.models import load_model, load_tokenizer, use_threads
 
 
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
-    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises ValueError for unusable data."""
+    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises Refused for unusable data."""
     use_threads(config.threads)
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(config.model, revision=config.revision)

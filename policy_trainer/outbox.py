@@ -55,13 +55,16 @@ class Outbox:
 
     def delivered(self, path: Path) -> None:
         """The server has admitted it: the cursor moves past it, then the copy goes."""
-        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
+        self._move_past(path)
         path.unlink()
 
     def refused(self, path: Path) -> None:
         """The server will never take it: the cursor moves past it, and the copy stays for a person to look at."""
-        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
+        self._move_past(path)
         path.rename(path.with_suffix(".refused"))
+
+    def _move_past(self, path: Path) -> None:
+        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
 
     def _own(self, index: int) -> int:
         """The first index of this worker from `index` on."""

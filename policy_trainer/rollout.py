@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 from uuid6 import uuid7
 
-from policy_trainer.client import RefServerClient
+from policy_trainer.client import RefServerClient, batches_by_state
 from policy_trainer.config import RolloutConfig
 from policy_trainer.delivery import Delivery
 from policy_trainer.matching import check_models_match
@@ -96,8 +96,8 @@ class RolloutWorker:
         began = time.monotonic()
         while True:
             bound = self._follow().max_waiting
-            states = self._client.queue()["runs"].get(self._config.run, {})
-            waiting = sum(states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready"))
+            states = batches_by_state(self._client.queue(), self._config.run)
+            waiting = sum(states[state] for state in ("queued", "scoring", "ready"))
             seconds = time.monotonic() - began
             if waiting < bound:
                 return seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
-from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError
+from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError, batches_by_state
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
@@ -178,8 +178,8 @@ def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Displa
             f"groups_per_step: a step needs {config.groups_per_step} groups and the server holds {room} at most; "
             "lower it, or raise --queue.max-batches of ref-server"
         )
-    states = queue["runs"].get(config.run, {})
-    waiting = sum(states.get(state, {}).get("batches", 0) for state in ("queued", "scoring", "ready", "leased"))
+    states = batches_by_state(queue, config.run)
+    waiting = sum(states[state] for state in ("queued", "scoring", "ready", "leased"))
     if waiting and not resumed:
         # Of another run of that name, most likely.
         display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")

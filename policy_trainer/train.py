@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.checkpoint import Checkpoints, TrainState
-from policy_trainer.client import Leased, RefServerClient
+from policy_trainer.client import Leased, RefServerClient, batches_by_state
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display
 from policy_trainer.endings import RunFailed, Stopped, StopRequest
@@ -76,8 +76,9 @@ class Trainer:
                 began = time.monotonic()
                 leased = parts.feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 taken = time.monotonic()
-                kl_at_step_0 = parts.learner.kl(_scored(leased)) if state.step == 0 else None
-                stats = parts.learner.step(_scored(leased), step=state.step)
+                batches = _scored(leased)
+                kl_at_step_0 = parts.learner.kl(batches) if state.step == 0 else None
+                stats = parts.learner.step(batches, step=state.step)
                 parts.feed.trained(leased)
                 self._count(leased, stats)
                 self._record(leased, stats, kl_at_step_0, waiting=taken - began, working=time.monotonic() - taken)
@@ -222,8 +223,8 @@ class Trainer:
             return
         queue = self._parts.client.glance()
         if queue is not None:
-            states = queue["runs"].get(self._config.run, {})
-            self._depth = {state: states.get(state, {}).get("batches", 0) for state in _DEPTH_STATES}
+            states = batches_by_state(queue, self._config.run)
+            self._depth = {state: states[state] for state in _DEPTH_STATES}
         self._depth_at = time.monotonic()
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import tomllib
 from argparse import ArgumentParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -56,7 +57,14 @@ def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schem
     try:
         _refuse_unknown_environment(prefix, schema)
         from_file = _read_file(file, cls, schema) if file else {}
-        return _with_sources(cls, arguments, prog, from_file)()
+        return _with_sources(
+            cls,
+            lambda loaded: (
+                CliSettingsSource(loaded, cli_prog_name=prog, cli_parse_args=arguments),
+                EnvSettingsSource(loaded),
+                InitSettingsSource(loaded, from_file),
+            ),
+        )()
     except ValidationError as error:
         sys.exit(_explain(error, prog))
     except SettingsError as error:
@@ -70,17 +78,14 @@ def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schem
 def from_values(cls: type[Settings], **values: Any) -> Settings:
     """Settings from these values and defaults alone: the environment has no say in what a program decides."""
 
-    class Given(cls):  # type: ignore[valid-type,misc]
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (InitSettingsSource(settings_cls, values),)
-
-    return Given()  # type: ignore[return-value]
+    return _with_sources(cls, lambda loaded: (InitSettingsSource(loaded, values),))()
 
 
-def _with_sources(cls: type[Settings], arguments: list[str], prog: str, from_file: dict[str, Any]) -> type[Settings]:
+def _with_sources(
+    cls: type[Settings], sources: Callable[[type[BaseSettings]], tuple[PydanticBaseSettingsSource, ...]]
+) -> type[Settings]:
+    """The same settings, read from these sources and no others, the strongest first."""
+
     class Loaded(cls):  # type: ignore[valid-type,misc]
         __doc__ = cls.__doc__
 
@@ -88,11 +93,7 @@ def _with_sources(cls: type[Settings], arguments: list[str], prog: str, from_fil
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (
-                CliSettingsSource(settings_cls, cli_prog_name=prog, cli_parse_args=arguments),
-                EnvSettingsSource(settings_cls),
-                InitSettingsSource(settings_cls, from_file),
-            )
+            return sources(settings_cls)
 
     Loaded.__name__ = cls.__name__
     return Loaded  # type: ignore[return-value]

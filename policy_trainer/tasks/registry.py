@@ -21,5 +21,5 @@ TASKS: Mapping[str, Callable[[CommonConfig], Task]] = {
 
 
 def make_task(config: CommonConfig) -> Task:
-    """The task that the configuration names. Raises ValueError for data that cannot be used."""
+    """The task that the configuration names. Raises Refused for data that cannot be used."""
     return TASKS[config.task](config)
