@@ -1,0 +1,104 @@
+"""A PostgreSQL of our own, from Debian's package, on a free port, gone when it is no longer needed."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+
+class PostgresMissing(Exception):
+    """There is no PostgreSQL server on this machine: `apt-get install postgresql` brings one."""
+
+
+class Postgres:
+    """One cluster: its data in `directory`, listening on 127.0.0.1 only."""
+
+    def __init__(self, directory: Path, *, settings: tuple[str, ...] = ()) -> None:
+        self._bin = _binaries()
+        self._user = _unprivileged()
+        self._data = directory / "data"
+        self._log = directory / "postgresql.log"
+        self.port = _free_port()
+        if self._user:
+            shutil.chown(directory, self._user)
+        self._call("initdb", "--pgdata", str(self._data), "--username", "tandem", "--auth", "trust", "--no-sync")
+        lines = [f"port = {self.port}", "listen_addresses = '127.0.0.1'", "unix_socket_directories = ''", *settings]
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def start(self) -> None:
+        self._call("pg_ctl", "start", "--wait", "--pgdata", str(self._data), "--log", str(self._log))
+
+    def stop(self, mode: str = "fast") -> None:
+        """mode: smart, fast, or immediate, which is a crash."""
+        self._call("pg_ctl", "stop", "--wait", "--pgdata", str(self._data), "--mode", mode)
+
+    def restart(self, mode: str = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://tandem@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str) -> str:
+        """The URL of a new, empty database."""
+        self.execute(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def execute(self, sql: str) -> None:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(sql.encode())
+
+    def _call(self, program: str, *arguments: str) -> None:
+        # Output goes nowhere: a started server would keep a pipe open for ever.
+        subprocess.run(
+            [self._bin / program, *arguments], user=self._user, cwd="/", check=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+@contextmanager
+def postgres(*, settings: tuple[str, ...] = ()) -> Iterator[Postgres]:
+    """A running cluster. Raises PostgresMissing."""
+    directory = Path(tempfile.mkdtemp(prefix="tandem-postgresql-"))  # pytest's own are closed to other users
+    try:
+        cluster = Postgres(directory, settings=settings)
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop("immediate")
+    finally:
+        shutil.rmtree(directory)
+
+
+def _binaries() -> Path:
+    """Debian keeps the server's programs out of the PATH, a folder for each version."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    if not found and on_path is None:
+        raise PostgresMissing(PostgresMissing.__doc__)
+    return found[-1].parent if found else Path(str(on_path)).parent
+
+
+def _unprivileged() -> str | None:
+    """PostgreSQL refuses to run as root: the user that Debian's package makes for it."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam("postgres").pw_name
+    except KeyError:
+        return "nobody"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
