@@ -1,0 +1,96 @@
+"""Starts our commands quickly, over and over: from a process that has imported them already.
+
+A trainer spends most of its start on imports, and a test that kills it many times would spend most of its time there.
+What runs is the command's own `main`, in a process of its own that can be killed like any other.
+"""
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+# What trainer, worker and server import first, and Qwen2 and dynamo, which the first model and optimizer would load.
+# Importing runs no tensor operation, so that PyTorch has no threads yet which a fork would lose.
+_PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "transformers",
+    "transformers.models.qwen2.modeling_qwen2",
+    "policy_trainer.__main__",
+    "policy_trainer.base_model",
+    "policy_trainer.run",
+    "policy_trainer.rollout",
+    "ref_server.__main__",
+]
+
+
+class Launched:
+    """A command that runs in a process of its own, its output in a file."""
+
+    def __init__(self, process: ForkServerProcess, log: Path) -> None:
+        self._process = process
+        self.log = log
+        assert process.pid is not None
+        self.pid: int = process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process, but not to what it has started. Nothing if it has ended."""
+        if self.running:
+            os.kill(self.pid, number)
+
+    def kill(self) -> int:
+        """SIGKILL; its exit status, which is -9 unless it had ended by itself."""
+        self._process.kill()
+        return self.wait()
+
+    def wait(self, seconds: float = 90.0) -> int:
+        """The exit status, negative for a signal."""
+        deadline = time.monotonic() + seconds
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            assert time.monotonic() >= deadline
+            raise AssertionError(f"still running after {seconds} s:\n{self.output()}")
+        return self._process.exitcode
+
+
+class Launcher:
+    """Starts commands, and kills those that still run when the block ends."""
+
+    def __init__(self) -> None:
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)  # of no effect on a server that runs already
+        self._started: list[Launched] = []
+
+    def __enter__(self) -> "Launcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for launched in self._started:
+            if launched.running:
+                launched.kill()
+
+    def start(self, module: str, arguments: Sequence[str], log: Path) -> Launched:
+        """Runs `main()` of a module as `python -m` would: start("policy_trainer.__main__", ["train", …], log)."""
+        process = self._context.Process(target=_call_main, args=(module, list(arguments), str(log)))
+        process.start()
+        self._started.append(Launched(process, log))
+        return self._started[-1]
+
+
+def _call_main(module: str, arguments: list[str], log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
