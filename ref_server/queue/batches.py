@@ -1,13 +1,16 @@
-"""Batches in SQLite from their admission to their scoring, and what an operator does to them."""
+"""Batches in SQL from their admission to their scoring, and what an operator does to them."""
 
 from ref_server.queue import leasing
 from ref_server.queue.interface import Admission, Claim, ContentConflict, QueueFull, State, Upload, WrongState
 from ref_server.queue.transaction import Transaction
 
+# Only so many queued batches are looked at for one claim; a forward of more would be of tiny ones.
+_MAX_CLAIMS = 64
 _WAITING = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT started)"
 
 
 def put(tx: Transaction, upload: Upload) -> Admission:
+    tx.db.serialise("admission")  # so that the limits hold exactly, and an id is admitted once
     known = tx.one("SELECT content_hash, state FROM batches WHERE id = ?", upload.id)
     if known is not None:
         content_hash, state = known
@@ -15,14 +18,16 @@ def put(tx: Transaction, upload: Upload) -> Admission:
             raise ContentConflict(f"batch {upload.id} is known with other content")
         return Admission(State(state), created=False)
     _check_room(tx, upload.run, len(upload.body))
-    _insert(tx, upload)
-    return Admission(State.QUEUED, created=True)
+    state = State.QUEUED if upload.to_score else State.READY
+    _insert(tx, upload, state)
+    return Admission(state, created=True)
 
 
 def claim(tx: Transaction, max_tokens: int) -> list[Claim]:
     chosen = _oldest_queued(tx, max_tokens)
     for seq in chosen:
-        tx.move(seq, State.SCORING)
+        expires = None if tx.claim_seconds is None else tx.now + tx.claim_seconds
+        tx.move(seq, State.SCORING, scorer=tx.scorer, expires=expires)
     payloads = "SELECT id, body, scoring_attempts FROM batches JOIN payloads USING (seq) WHERE seq = ?"
     return [Claim(*tx.one(payloads, seq)) for seq in chosen]
 
@@ -30,21 +35,23 @@ def claim(tx: Transaction, max_tokens: int) -> list[Claim]:
 def complete(tx: Transaction, id: str, body: bytes) -> None:
     seq, _ = _claimed(tx, id)
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
-    tx.move(seq, State.READY, payload_bytes=len(body), scored=1)
+    tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
 
 
 def fail(tx: Transaction, id: str, error: str) -> State:
     seq, attempts = _claimed(tx, id)
     attempts += 1
+    ended = {"scoring_attempts": attempts, "scorer": None, "expires": None}
     if attempts < tx.limits.max_scoring_attempts:
-        tx.move(seq, State.QUEUED, error, scoring_attempts=attempts)
+        tx.move(seq, State.QUEUED, error, **ended)
         return State.QUEUED
     reason = f"scoring failed {attempts} times; the last: {error}"
-    tx.move(seq, State.DEAD, reason, reason=reason, scoring_attempts=attempts)
+    tx.move(seq, State.DEAD, reason, reason=reason, **ended)
     return State.DEAD
 
 
 def requeue(tx: Transaction, id: str) -> State:
+    tx.db.serialise("admission")
     seq, state = _find(tx, id)
     if state not in (State.EXPIRED, State.DEAD):
         raise WrongState(f"batch {id} is {state}: only an expired or a dead batch can be queued again")
@@ -53,8 +60,8 @@ def requeue(tx: Transaction, id: str) -> State:
         raise WrongState(f"batch {id} was dropped: there is nothing left to queue again")
     _check_room(tx, run, payload_bytes)
     state = State.READY if scored else State.QUEUED
-    fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "deliveries": 0, "returned": 0}
-    tx.move(seq, state, "requeued", **fresh)
+    fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
+    tx.move(seq, state, "requeued", returned=False, **fresh)
     return state
 
 
@@ -67,10 +74,32 @@ def drop(tx: Transaction, id: str) -> None:
         leasing.end(tx, seq, State.EXPIRED, "dropped", reason="dropped", payload_bytes=0)
 
 
+def sweep(tx: Transaction) -> None:
+    """Takes back every claim and every lease whose time is over."""
+    over = tx.rows(f"SELECT seq, state FROM batches WHERE expires <= ? {tx.db.skip_locked}", tx.now)
+    for seq, state in over:
+        if state == State.SCORING:
+            interrupt(tx, seq)
+        else:
+            leasing.lose(tx, seq, "its time was over")
+
+
 def recover(tx: Transaction) -> None:
-    """Queues again what a process that is gone was scoring."""
-    for (seq,) in tx.rows("SELECT seq FROM batches WHERE state = 'scoring'"):
-        tx.move(seq, State.QUEUED, "the server was restarted")
+    """Takes back what a process that is gone was scoring."""
+    for (seq,) in tx.rows("SELECT seq FROM batches WHERE state = 'scoring' ORDER BY seq"):
+        interrupt(tx, seq)
+
+
+def interrupt(tx: Transaction, seq: int) -> None:
+    """Queues a batch again whose server ended while scoring it. When that happens time and again, it is the cause."""
+    count = 1 + tx.one("SELECT interruptions FROM batches WHERE seq = ?", seq)
+    detail = "the server ended while scoring it"
+    ended = {"interruptions": count, "scorer": None, "expires": None}
+    if count < tx.limits.max_deliveries:
+        tx.move(seq, State.QUEUED, detail, **ended)
+    else:
+        reason = f"{detail}, {count} times"
+        tx.move(seq, State.DEAD, reason, reason=reason, **ended)
 
 
 def forget(tx: Transaction, older_than: float) -> None:
@@ -82,11 +111,15 @@ def forget(tx: Transaction, older_than: float) -> None:
 def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
     """Raises QueueFull when one more batch of so many bytes would break a limit."""
     limits = tx.limits
-    batches, size, of_run = tx.one(
+    batches, size, of_run, size_of_run = tx.one(
         f"""
-        SELECT ifnull(sum(batches), 0), ifnull(sum(payload_bytes), 0), ifnull(sum(batches) FILTER (WHERE run = ?), 0)
+        SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
+               CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
+               CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT),
+               CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT)
         FROM depths WHERE {_WAITING}
         """,
+        run,
         run,
     )
     if batches >= limits.max_batches:
@@ -95,14 +128,19 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
         raise QueueFull(f"{of_run} batches of run {run!r} wait and max_batches_per_run is {limits.max_batches_per_run}")
     if size + payload_bytes > limits.max_bytes:
         raise QueueFull(f"{size} bytes wait, this batch has {payload_bytes} and max_bytes is {limits.max_bytes}")
+    if size_of_run + payload_bytes > limits.max_bytes_per_run:
+        raise QueueFull(
+            f"{size_of_run} bytes of run {run!r} wait, this batch has {payload_bytes} "
+            f"and max_bytes_per_run is {limits.max_bytes_per_run}"
+        )
 
 
-def _insert(tx: Transaction, upload: Upload) -> None:
-    tx.execute(
+def _insert(tx: Transaction, upload: Upload, state: State) -> None:
+    seq = tx.one(
         """
         INSERT INTO batches (id, content_hash, run, epoch, policy_version, prompt_tokens, completion_tokens,
-                             completions, payload_bytes, admitted_at, state)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                             completions, payload_bytes, admitted_at, state, scored)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
         """,
         upload.id,
         upload.content_hash,
@@ -114,36 +152,45 @@ def _insert(tx: Transaction, upload: Upload) -> None:
         upload.completions,
         len(upload.body),
         tx.at,
-        State.QUEUED,
+        state,
+        not upload.to_score,
     )
-    seq = tx.db.last_insert_rowid()
-    tx.execute("INSERT INTO payloads VALUES (?, ?)", seq, upload.body)
-    tx.note(seq, State.QUEUED)
+    tx.execute("INSERT INTO payloads (seq, body) VALUES (?, ?)", seq, upload.body)
+    tx.note(seq, state)
 
 
 def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
-    """The longest run of queued batches from the oldest on whose tokens fit, but at least one."""
-    queued = "SELECT seq, prompt_tokens + completion_tokens FROM batches WHERE state = 'queued' ORDER BY seq"
+    """The longest run of queued batches from the oldest on whose tokens fit, but at least one.
+
+    One that was interrupted goes alone: should it be what ends its server, it takes no other with it.
+    """
+    queued = f"""
+        SELECT seq, prompt_tokens + completion_tokens, interruptions FROM batches
+        WHERE state = 'queued' ORDER BY seq LIMIT {_MAX_CLAIMS} {tx.db.skip_locked}
+    """
     chosen: list[int] = []
     total = 0
-    for seq, tokens in tx.db.execute(queued):  # not tx.rows: only the few that fit are to be read
+    for seq, tokens, interruptions in tx.rows(queued):
         total += tokens
-        if chosen and total > max_tokens:
+        if chosen and (total > max_tokens or interruptions):
             break
         chosen.append(seq)
+        if interruptions:
+            break
     return chosen
 
 
 def _claimed(tx: Transaction, id: str) -> tuple[int, int]:
-    """seq and failed attempts of a batch that is being scored."""
+    """seq and failed attempts of a batch that this scorer has claimed."""
     seq, state = _find(tx, id)
-    if state != State.SCORING:
-        raise WrongState(f"batch {id} is {state}, not being scored")
-    return seq, tx.one("SELECT scoring_attempts FROM batches WHERE seq = ?", seq)
+    scorer, attempts = tx.one("SELECT scorer, scoring_attempts FROM batches WHERE seq = ?", seq)
+    if state != State.SCORING or scorer != tx.scorer:
+        raise WrongState(f"batch {id} is {state}, not being scored" + (" here" if state == State.SCORING else ""))
+    return seq, attempts
 
 
 def _find(tx: Transaction, id: str) -> tuple[int, State]:
-    row = tx.one("SELECT seq, state FROM batches WHERE id = ?", id)
+    row = tx.one(f"SELECT seq, state FROM batches WHERE id = ? {tx.db.lock}", id)
     if row is None:
         raise KeyError(id)
     return row[0], State(row[1])

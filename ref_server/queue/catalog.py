@@ -1,6 +1,7 @@
-"""Looking into the SQLite queue without changing it."""
+"""Looking into a queue in SQL without changing it."""
 
 import re
+from typing import Any
 
 from ref_server.queue.interface import BatchInfo, Depth, Event, Page, State, Stats
 from ref_server.queue.transaction import Transaction
@@ -17,7 +18,7 @@ def get(tx: Transaction, id: str) -> BatchInfo | None:
     row = tx.one(f"{_INFO} WHERE id = ?", id)
     if row is None:
         return None
-    events = tx.rows("SELECT at, state, detail FROM events WHERE seq = ? ORDER BY rowid", row[-1])
+    events = tx.rows("SELECT at, state, detail FROM events WHERE seq = ? ORDER BY number", row[-1])
     return _info(row, tuple(Event(at, State(state), detail) for at, state, detail in events))
 
 
@@ -37,7 +38,10 @@ def page(tx: Transaction, state: State | None, run: str | None, limit: int, curs
 
 def stats(tx: Transaction) -> Stats:
     depths = tx.rows(
-        "SELECT run, state, sum(batches), sum(payload_bytes) FROM depths GROUP BY run, state ORDER BY run, state"
+        """
+        SELECT run, state, CAST(sum(batches) AS BIGINT), CAST(sum(payload_bytes) AS BIGINT) FROM depths
+        GROUP BY run, state HAVING sum(batches) > 0 ORDER BY run, state
+        """
     )
     admitted = [_oldest_admission(tx, state) for state in (State.QUEUED, State.SCORING, State.READY)]
     ages = [max(0.0, tx.at - at) for at in admitted if at is not None]
@@ -59,6 +63,6 @@ def _parse_cursor(cursor: str | None) -> int:
     return int(cursor, 16)
 
 
-def _info(row: tuple, history: tuple[Event, ...] = ()) -> BatchInfo:
+def _info(row: tuple[Any, ...], history: tuple[Event, ...] = ()) -> BatchInfo:
     id, run, epoch, version, state, *rest, _seq = row
     return BatchInfo(id, run, epoch, version, State(state), *rest, history=history)

@@ -1,7 +1,12 @@
 """Batches that no consumer will want again: too old a policy, or weights that a resumed training left behind."""
 
+from collections.abc import Iterator
+
 from ref_server.queue.interface import LeaseRequest, State
 from ref_server.queue.transaction import Transaction
+
+# As the index on waiting batches says it.
+_WAITING = "state IN ('queued', 'ready')"
 
 
 def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
@@ -9,19 +14,28 @@ def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
     if request.run is None:
         return
     _remember_epoch(tx, request)
-    waiting = "SELECT DISTINCT epoch FROM depths WHERE run = ? AND state IN ('queued', 'ready')"
-    for (epoch,) in tx.rows(f"{waiting} AND epoch <= ifnull(?, epoch)", request.run, request.epoch):
+    for epoch in _waiting_epochs(tx, request.run, request.epoch):
         if (fork := _fork_version(tx, request, epoch)) is not None:
             _expire(tx, request.run, epoch, "policy_version > ?", fork, "abandoned")
         if request.policy_version is not None and request.max_lag is not None:
             _expire(tx, request.run, epoch, "policy_version < ?", request.policy_version - request.max_lag, "stale")
 
 
+def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[int]:
+    """Epochs up to `newest` that batches of the run wait in, from the newest on: a look at an index for each."""
+    below = tx.one(
+        f"SELECT max(epoch) FROM batches WHERE run = ? AND {_WAITING} AND epoch <= coalesce(?, epoch)", run, newest
+    )
+    while below is not None:
+        yield below
+        below = tx.one(f"SELECT max(epoch) FROM batches WHERE run = ? AND {_WAITING} AND epoch < ?", run, below)
+
+
 def _remember_epoch(tx: Transaction, request: LeaseRequest) -> None:
     """The first request of a new epoch comes at the version of the checkpoint where it forks off."""
     if request.epoch is not None and request.policy_version is not None:
         tx.execute(
-            "INSERT INTO epochs VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            "INSERT INTO epochs (run, epoch, fork_version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             request.run,
             request.epoch,
             request.policy_version,
@@ -40,7 +54,8 @@ def _fork_version(tx: Transaction, request: LeaseRequest, epoch: int) -> int | N
 
 def _expire(tx: Transaction, run: str, epoch: int, condition: str, version: int, reason: str) -> None:
     useless = tx.rows(
-        f"SELECT seq FROM batches WHERE run = ? AND epoch = ? AND state IN ('queued', 'ready') AND {condition}",
+        f"SELECT seq FROM batches WHERE run = ? AND epoch = ? AND {_WAITING} AND {condition} "
+        f"ORDER BY seq {tx.db.skip_locked}",
         run,
         epoch,
         version,

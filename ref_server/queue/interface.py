@@ -43,6 +43,10 @@ class QueueFull(Exception):
         self.retry_after = retry_after
 
 
+class TooManyInFlight(QueueFull):
+    """So many batches are leased and not yet settled that no more are: ack or release some."""
+
+
 class ContentConflict(Exception):
     """The id is known with other content."""
 
@@ -65,18 +69,25 @@ class StorageBroken(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what waits in the queue: queued, scoring, ready, and leased batches whose training has not started."""
+    """Bounds of the queue.
+
+    max_batches, max_bytes: of what waits: queued, scoring, ready, and leased batches whose training has not started.
+    max_in_flight: leased batches that are not settled yet, whether their training has started or not.
+    """
 
     max_batches: int = 10_000
-    max_bytes: int = 4 * 2**30
     max_batches_per_run: int = 10_000
+    max_bytes: int = 4 * 2**30
+    max_bytes_per_run: int = 4 * 2**30
+    max_in_flight: int = 4096
+    max_in_flight_per_run: int = 4096
     max_deliveries: int = 5
     max_scoring_attempts: int = 3
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A checked batch on its way in. content_hash: 32 bytes. completions: G."""
+    """A checked batch on its way in. content_hash: 32 bytes. completions: G. to_score: else it is ready at once."""
 
     id: str
     content_hash: bytes
@@ -87,6 +98,7 @@ class Upload:
     completion_tokens: int
     completions: int
     body: bytes
+    to_score: bool = True
 
 
 @dataclass(frozen=True)
@@ -221,7 +233,7 @@ class Queue(Protocol):
     def lease(self, request: LeaseRequest) -> Lease | None:
         """Leases one ready batch, or None. Expires what the request shows to be stale or abandoned.
 
-        Raises Superseded.
+        Raises Superseded, TooManyInFlight.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Leases in SQLite: who holds which batch, until when, and what becomes of it then."""
+"""Leases in SQL: who holds which batch, until when, and what becomes of it then."""
 
 import hmac
 import secrets
@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ref_server.queue.freshness import expire_useless
-from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Order, Outcome, State, Superseded
+from ref_server.queue.interface import (
+    Lease,
+    LeaseKey,
+    LeaseRequest,
+    Order,
+    Outcome,
+    State,
+    Superseded,
+    TooManyInFlight,
+)
 from ref_server.queue.transaction import Transaction, Value
 
 # What comes back from a lease is first in line whatever the order.
@@ -22,17 +31,11 @@ class _Held(NamedTuple):
     consumer: str | None
     token: str | None
     released_token: str | None
-    started: int
+    started: bool
     deliveries: int
 
 
 _HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
-
-
-def sweep(tx: Transaction) -> None:
-    """Takes back every lease whose time is over."""
-    for row in tx.rows(f"{_HELD} WHERE expires <= ?", tx.now):
-        _lose(tx, _Held(*row), "its time was over")
 
 
 def grant_grace(tx: Transaction) -> None:
@@ -41,10 +44,12 @@ def grant_grace(tx: Transaction) -> None:
 
 
 def lease(tx: Transaction, request: LeaseRequest) -> Lease | None:
+    tx.db.serialise(f"consumer {request.consumer}")  # a repeated request may come while the first is under way
     _recognise(tx, request)
     expire_useless(tx, request)
     seq = _find_repeated(tx, request)
     if seq is None:
+        _check_in_flight(tx, request)
         seq = _choose(tx, request)
         if seq is None:
             return None
@@ -62,20 +67,20 @@ def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> li
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
         tx.move(held.seq, State.DONE, detail, payload_bytes=0, expires=None)
 
-    return [_use(tx, key, settle) for key in keys]
+    return _use(tx, keys, settle)
 
 
 def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, started: bool) -> list[Outcome]:
     def prolong(held: _Held) -> None:
         tx.execute(
-            "UPDATE batches SET lease_seconds = ?, expires = ?, started = max(started, ?) WHERE seq = ?",
+            "UPDATE batches SET lease_seconds = ?, expires = ?, started = (started OR ?) WHERE seq = ?",
             lease_seconds,
             tx.now + lease_seconds,
-            int(started),
+            started,
             held.seq,
         )
 
-    return [_use(tx, key, prolong) for key in keys]
+    return _use(tx, keys, prolong)
 
 
 def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
@@ -87,14 +92,24 @@ def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> lis
         else:
             _return_counted(tx, held, f"{detail}: {error}")
 
-    return [_use(tx, key, give_back, once_released=Outcome.ALREADY) for key in keys]
+    return _use(tx, keys, give_back, once_released=Outcome.ALREADY)
 
 
 def end(tx: Transaction, seq: int, state: State, detail: str, **columns: Value) -> None:
     """Moves a batch on, and with it ends the lease that it may be under."""
     for column in ("token", "consumer", "incarnation", "request_id", "expires"):
         columns[column] = None
-    tx.move(seq, state, detail, started=0, **columns)
+    tx.move(seq, state, detail, started=False, **columns)
+
+
+def lose(tx: Transaction, seq: int, why: str) -> None:
+    """Takes a lease away. It counts as a delivery if training on the batch had started."""
+    held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
+    detail = f"lease of {held.consumer} lost: {why}"
+    if held.started:
+        _return_counted(tx, held, detail)
+    else:
+        _return(tx, held, detail, held.deliveries)
 
 
 def _recognise(tx: Transaction, request: LeaseRequest) -> None:
@@ -111,9 +126,9 @@ def _recognise(tx: Transaction, request: LeaseRequest) -> None:
     tx.execute(
         "INSERT INTO incarnations (consumer, incarnation, seen_at) VALUES (?, ?, ?)", consumer, incarnation, tx.at
     )
-    old = f"{_HELD} WHERE state = 'leased' AND consumer = ? AND incarnation IS NOT ?"
-    for row in tx.rows(old, consumer, incarnation):
-        _lose(tx, _Held(*row), "a new incarnation came")
+    old = "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND incarnation IS DISTINCT FROM ?"
+    for (seq,) in tx.rows(f"{old} ORDER BY seq {tx.db.lock}", consumer, incarnation):
+        lose(tx, seq, "a new incarnation came")
 
 
 def _find_repeated(tx: Transaction, request: LeaseRequest) -> int | None:
@@ -127,27 +142,33 @@ def _find_repeated(tx: Transaction, request: LeaseRequest) -> int | None:
     )
 
 
-def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
-    """The first batch in the request's order: the first of the first ones of each run and epoch that it may lease from.
-
-    So an index finds it, however many batches wait, and those that the request may not lease are never walked through.
-    """
-    order = _ORDERS[request.order]
-    return tx.one(
-        f"""
-        SELECT seq FROM batches WHERE seq IN (
-            SELECT (
-                SELECT seq FROM batches
-                WHERE run = depths.run AND epoch = depths.epoch AND batches.state = 'ready' ORDER BY {order} LIMIT 1
-            )
-            FROM depths
-            WHERE state = 'ready' AND run = ifnull(?, run) AND epoch <= ifnull(?, epoch)
-        )
-        ORDER BY {order} LIMIT 1
+def _check_in_flight(tx: Transaction, request: LeaseRequest) -> None:
+    """Raises TooManyInFlight when so many batches are leased and not yet settled that no more may be."""
+    leased, of_run = tx.one(
+        """
+        SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
+               CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT)
+        FROM depths WHERE state = 'leased'
         """,
         request.run,
-        None if request.run is None else request.epoch,
     )
+    limits = tx.limits
+    if leased >= limits.max_in_flight:
+        raise TooManyInFlight(f"{leased} batches are leased and not settled; max_in_flight is {limits.max_in_flight}")
+    if of_run >= limits.max_in_flight_per_run:
+        raise TooManyInFlight(
+            f"{of_run} batches of run {request.run!r} are leased and not settled; "
+            f"max_in_flight_per_run is {limits.max_in_flight_per_run}"
+        )
+
+
+def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
+    """The first batch in the request's order. An index of that order finds it, however many batches wait."""
+    conditions = {"run = ?": request.run, "epoch <= ?": None if request.run is None else request.epoch}
+    given = {condition: value for condition, value in conditions.items() if value is not None}
+    where = " AND ".join(["state = 'ready'", *given])
+    order = f"ORDER BY {_ORDERS[request.order]} LIMIT 1"
+    return tx.one(f"SELECT seq FROM batches WHERE {where} {order} {tx.db.skip_locked}", *given.values())
 
 
 def _grant(tx: Transaction, seq: int, request: LeaseRequest) -> None:
@@ -165,10 +186,24 @@ def _grant(tx: Transaction, seq: int, request: LeaseRequest) -> None:
 
 
 def _use(
-    tx: Transaction, key: LeaseKey, effect: Callable[[_Held], None], once_released: Outcome = Outcome.STALE
-) -> Outcome:
-    """Applies the effect if the token still holds. once_released: the answer to a token that gave its batch back."""
-    row = tx.one(f"{_HELD} WHERE id = ?", key.id)
+    tx: Transaction,
+    keys: Sequence[LeaseKey],
+    effect: Callable[[_Held], None],
+    once_released: Outcome = Outcome.STALE,
+) -> list[Outcome]:
+    """Applies the effect to the batches whose tokens still hold, and answers each key in its place.
+
+    once_released: the answer to a token that gave its batch back.
+    """
+    outcomes: dict[int, Outcome] = {}
+    # In an order that all keep to, so that two who want the same batches do not wait for each other.
+    for place, key in sorted(enumerate(keys), key=lambda item: (item[1].id, item[0])):
+        outcomes[place] = _use_one(tx, key, effect, once_released)
+    return [outcomes[place] for place in range(len(keys))]
+
+
+def _use_one(tx: Transaction, key: LeaseKey, effect: Callable[[_Held], None], once_released: Outcome) -> Outcome:
+    row = tx.one(f"{_HELD} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:
         return Outcome.UNKNOWN
     held = _Held(*row)
@@ -184,14 +219,6 @@ def _same(known: str | None, shown: str) -> bool:
     return known is not None and hmac.compare_digest(known.encode(), shown.encode())
 
 
-def _lose(tx: Transaction, held: _Held, why: str) -> None:
-    detail = f"lease of {held.consumer} lost: {why}"
-    if held.started:
-        _return_counted(tx, held, detail)
-    else:
-        _return(tx, held, detail, held.deliveries)
-
-
 def _return_counted(tx: Transaction, held: _Held, detail: str) -> None:
     """Takes back a batch that may be what broke its consumer: at max_deliveries such returns it is dead."""
     deliveries = held.deliveries + 1
@@ -203,4 +230,4 @@ def _return_counted(tx: Transaction, held: _Held, detail: str) -> None:
 
 
 def _return(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
-    end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=1)
+    end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=True)

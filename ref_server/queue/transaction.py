@@ -1,33 +1,59 @@
-"""What one operation on the SQLite queue sees: the store, the bounds, and a moment that stands still."""
+"""What one operation on a queue in SQL sees: the store, the bounds, and a moment that stands still.
+
+The operations are written once, in the SQL that SQLite and PostgreSQL share. Where the two differ, in locks, a
+`Database` answers.
+"""
 
 from dataclasses import dataclass
-from typing import Any
-
-import apsw
+from typing import Any, Protocol
 
 from ref_server.queue.interface import Limits, State
 
-Value = str | int | float | bytes | None
+Value = str | int | float | bool | bytes | None
+
+
+class Database(Protocol):
+    """A connection inside a transaction. Values stand as `?` in the SQL."""
+
+    lock: str
+    """Ends a SELECT whose rows are about to change: others wait for them."""
+    skip_locked: str
+    """The same, but rows that another transaction holds are left out."""
+
+    def rows(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
+        """All that a statement returns; nothing for one that returns nothing."""
+        ...
+
+    def serialise(self, name: str) -> None:
+        """From here to the end of the transaction, nobody else who asks for the same name."""
+        ...
 
 
 @dataclass(frozen=True)
 class Transaction:
-    """now: seconds on the monotonic clock, for leases. at: Unix seconds, for people and for retention."""
+    """now: seconds on the clock of leases. at: Unix seconds, for people and for retention.
 
-    db: apsw.Connection
+    scorer: whose claims these are. claim_seconds: how long a claim holds unless renewed; None when it ends with the
+    process only.
+    """
+
+    db: Database
     limits: Limits
     now: float
     at: float
+    scorer: str
+    claim_seconds: float | None
 
     def execute(self, sql: str, *values: Value) -> None:
-        self.db.execute(sql, values)
+        self.db.rows(sql, values)
 
-    def rows(self, sql: str, *values: Value) -> list[Any]:
-        return self.db.execute(sql, values).fetchall()
+    def rows(self, sql: str, *values: Value) -> list[tuple[Any, ...]]:
+        return self.db.rows(sql, values)
 
     def one(self, sql: str, *values: Value) -> Any:
         """The one row that a query finds, or its value where it has but one column; None when it finds none."""
-        return self.db.execute(sql, values).get
+        row = next(iter(self.db.rows(sql, values)), None)
+        return row[0] if row is not None and len(row) == 1 else row
 
     def move(self, seq: int, state: State, detail: str = "", **columns: Value) -> None:
         """Brings a batch into a state, sets the columns that change with it, and writes a line of its history."""
@@ -39,4 +65,4 @@ class Transaction:
         self.note(seq, state, detail)
 
     def note(self, seq: int, state: State, detail: str = "") -> None:
-        self.execute("INSERT INTO events VALUES (?, ?, ?, ?)", seq, self.at, state, detail)
+        self.execute("INSERT INTO events (seq, at, state, detail) VALUES (?, ?, ?, ?)", seq, self.at, state, detail)

@@ -1,14 +1,15 @@
-"""The SQLite file of the embedded queue: who may hold it, how it is opened, what is in it."""
+"""The SQLite file of the embedded queue: who may hold it, where it may lie, how it is opened, what is in it."""
 
 import fcntl
 from pathlib import Path
 from typing import IO
 
 import apsw
+import psutil
 
 from ref_server.queue.interface import StorageBroken
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Payloads live apart, so that walking through batches never reads them. `depths` counts batches as they move, so that
 # admission and statistics cost the same at any depth; the triggers below are the only code that writes it.
@@ -30,6 +31,8 @@ CREATE TABLE batches (
     settled_at        REAL,                        -- Unix seconds; since when it is done, expired or dead
     scored            INTEGER NOT NULL DEFAULT 0,
     scoring_attempts  INTEGER NOT NULL DEFAULT 0,  -- those that failed
+    interruptions     INTEGER NOT NULL DEFAULT 0,  -- servers that ended while scoring it
+    scorer            TEXT,                        -- who has claimed it, while scoring
     deliveries        INTEGER NOT NULL DEFAULT 0,  -- that count: lost once training had started, or broken
     returned          INTEGER NOT NULL DEFAULT 0,  -- it came back from a lease, so it is first in line
     released_token    TEXT,                        -- the last token that gave it back, to know a repeated release
@@ -38,7 +41,7 @@ CREATE TABLE batches (
     incarnation       TEXT,
     request_id        TEXT,
     lease_seconds     REAL,
-    expires           REAL,                        -- while leased; on this process's monotonic clock
+    expires           REAL,                        -- of the lease, on this process's monotonic clock
     started           INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
@@ -48,6 +51,7 @@ CREATE TABLE payloads (
 ) STRICT;
 
 CREATE TABLE events (
+    number INTEGER PRIMARY KEY,
     seq    INTEGER NOT NULL REFERENCES batches ON DELETE CASCADE,
     at     REAL NOT NULL,
     state  TEXT NOT NULL,
@@ -74,35 +78,42 @@ CREATE TABLE incarnations (
 CREATE TABLE depths (
     state         TEXT NOT NULL,
     run           TEXT NOT NULL,
-    epoch         INTEGER NOT NULL,
     started       INTEGER NOT NULL,
     batches       INTEGER NOT NULL,
     payload_bytes INTEGER NOT NULL,
-    PRIMARY KEY (state, run, epoch, started)
+    PRIMARY KEY (state, run, started)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE probe (written_at REAL NOT NULL) STRICT;
 INSERT INTO probe VALUES (0);
 
 CREATE INDEX batches_in_state ON batches (state, seq);
-CREATE INDEX ready_fifo ON batches (run, epoch, returned DESC, seq) WHERE state = 'ready';
-CREATE INDEX ready_freshest ON batches (run, epoch, returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
+CREATE INDEX ready_fifo ON batches (returned DESC, seq) WHERE state = 'ready';
+CREATE INDEX ready_fifo_of_run ON batches (run, returned DESC, seq) WHERE state = 'ready';
+CREATE INDEX ready_freshest ON batches (returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
+CREATE INDEX ready_freshest_of_run ON batches (run, returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
 CREATE INDEX waiting_by_version ON batches (run, epoch, policy_version) WHERE state IN ('queued', 'ready');
-CREATE INDEX leases_by_expiry ON batches (expires) WHERE expires IS NOT NULL;
+CREATE INDEX by_expiry ON batches (expires) WHERE expires IS NOT NULL;
 CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX events_of_batch ON events (seq);
 """
 
+# Of a file system with these, WAL mode's shared memory and locks mean nothing, or less than they say.
+_NETWORK = {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
+
+# Before it, the log of one connection could be reset under another's reader: a rare but real loss of data.
+_OLDEST_SQLITE = (3, 51, 3)
+
 _ENTER = """
-    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.epoch, NEW.started, 1, NEW.payload_bytes)
+    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.started, 1, NEW.payload_bytes)
     ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
 """
 _LEAVE = """
     UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
-    WHERE state = OLD.state AND run = OLD.run AND epoch = OLD.epoch AND started = OLD.started;
+    WHERE state = OLD.state AND run = OLD.run AND started = OLD.started;
     DELETE FROM depths
-    WHERE state = OLD.state AND run = OLD.run AND epoch = OLD.epoch AND started = OLD.started AND batches = 0;
+    WHERE state = OLD.state AND run = OLD.run AND started = OLD.started AND batches = 0;
 """
 _TRIGGERS = f"""
 CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN {_ENTER} END;
@@ -116,6 +127,7 @@ def hold(path: Path) -> IO[bytes]:
     lock_path = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _refuse_network(path.parent)
         lock = lock_path.open("wb")
     except OSError as error:
         raise StorageBroken(f"cannot write to {path.parent}: {error}") from error
@@ -127,8 +139,32 @@ def hold(path: Path) -> IO[bytes]:
     return lock
 
 
+def _refuse_network(directory: Path) -> None:
+    kind = file_system(directory)
+    if kind in _NETWORK or kind.startswith("fuse.ssh"):
+        raise StorageBroken(
+            f"{directory} is on a network file system ({kind}), where SQLite cannot keep its promises: "
+            "choose a directory on a local disk, or a store on PostgreSQL"
+        )
+
+
+def file_system(directory: Path) -> str:
+    """The kind of the file system that holds a directory, as the operating system names it; empty when not known."""
+    above = [directory.resolve(), *directory.resolve().parents]
+    mounted = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounted[path].lower() for path in above if path in mounted), "")
+
+
+def _refuse_old_sqlite() -> None:
+    version = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in version.split(".")) < _OLDEST_SQLITE:
+        needed = ".".join(map(str, _OLDEST_SQLITE))
+        raise StorageBroken(f"SQLite is {version}; older than {needed} it can lose data: pip install --upgrade apsw")
+
+
 def prepare(db: apsw.Connection, path: Path) -> None:
     """Checks the file, brings it to the schema, sets what a connection forgets. Raises StorageBroken, apsw.Error."""
+    _refuse_old_sqlite()
     verdict = db.pragma("quick_check", 1)
     if verdict != "ok":
         raise StorageBroken(f"{path} is damaged: {verdict}")

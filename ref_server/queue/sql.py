@@ -1,0 +1,111 @@
+"""The queue in SQL: each method of the protocol is one operation in one transaction.
+
+A transaction begins by taking back the claims and leases whose time is over, so that none ever sees one that no longer
+holds. What SQLite and PostgreSQL do differently stands in `sqlite.py` and `postgres.py`: how a transaction is run, what
+makes it durable, and which clock it goes by.
+"""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ref_server.queue import batches, catalog, leasing
+from ref_server.queue.interface import (
+    Admission,
+    BatchInfo,
+    Claim,
+    Lease,
+    LeaseKey,
+    LeaseRequest,
+    Limits,
+    Outcome,
+    Page,
+    State,
+    Stats,
+    Upload,
+)
+from ref_server.queue.transaction import Database, Transaction
+
+T = TypeVar("T")
+
+_HOUSEKEEPING_SECONDS = 60.0
+
+
+class SqlQueue(ABC):
+    """A `Queue`; see `interface.py` for what the methods promise."""
+
+    _claim_seconds: float | None = None
+
+    def __init__(self, limits: Limits, retention_seconds: float) -> None:
+        self._limits = limits
+        self._retention_seconds = retention_seconds
+        self._scorer = secrets.token_hex(8)
+        self._housekeeping_due = float("-inf")
+
+    @abstractmethod
+    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
+        """What `operation` returns, once its transaction is committed; durable: once it survives a power cut.
+
+        It begins with `_begin`. Raises what the operation raises, StorageFull, StorageBroken.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def put(self, upload: Upload) -> Admission:
+        return self._run(lambda tx: batches.put(tx, upload), durable=True)
+
+    def claim(self, max_tokens: int) -> list[Claim]:
+        return self._run(lambda tx: batches.claim(tx, max_tokens))
+
+    def complete(self, id: str, body: bytes) -> None:
+        self._run(lambda tx: batches.complete(tx, id, body))
+
+    def fail(self, id: str, error: str) -> State:
+        return self._run(lambda tx: batches.fail(tx, id, error))
+
+    def lease(self, request: LeaseRequest) -> Lease | None:
+        return self._run(lambda tx: leasing.lease(tx, request))
+
+    def ack(self, leases: Sequence[LeaseKey], checkpoint: str | None = None) -> list[Outcome]:
+        return self._run(lambda tx: leasing.ack(tx, leases, checkpoint), durable=True)
+
+    def extend(self, leases: Sequence[LeaseKey], lease_seconds: float, started: bool = False) -> list[Outcome]:
+        return self._run(lambda tx: leasing.extend(tx, leases, lease_seconds, started))
+
+    def release(self, leases: Sequence[LeaseKey], error: str | None = None) -> list[Outcome]:
+        return self._run(lambda tx: leasing.release(tx, leases, error))
+
+    def requeue(self, id: str) -> State:
+        return self._run(lambda tx: batches.requeue(tx, id), durable=True)
+
+    def drop(self, id: str) -> None:
+        self._run(lambda tx: batches.drop(tx, id), durable=True)
+
+    def get(self, id: str) -> BatchInfo | None:
+        return self._run(lambda tx: catalog.get(tx, id))
+
+    def payload(self, id: str) -> bytes | None:
+        return self._run(lambda tx: catalog.payload(tx, id))
+
+    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> Page:
+        return self._run(lambda tx: catalog.page(tx, state, run, limit, cursor))
+
+    def stats(self) -> Stats:
+        return self._run(catalog.stats)
+
+    def check(self) -> None:
+        self._run(lambda tx: tx.execute("UPDATE probe SET written_at = ?", tx.at), durable=True)
+
+    def _begin(self, db: Database, now: float, at: float) -> Transaction:
+        """now: seconds on the clock of leases. at: Unix seconds."""
+        tx = self._transaction(db, now, at)
+        batches.sweep(tx)
+        if now >= self._housekeeping_due:
+            self._housekeeping_due = now + _HOUSEKEEPING_SECONDS
+            batches.forget(tx, older_than=at - self._retention_seconds)
+        return tx
+
+    def _transaction(self, db: Database, now: float, at: float) -> Transaction:
+        return Transaction(db, self._limits, now, at, self._scorer, self._claim_seconds)
