@@ -1,0 +1,44 @@
+"""Rollout batches out of random numbers: valid, of rewards with variance, the same for the same seed."""
+
+import random
+from dataclasses import replace
+
+import httpx
+import numpy as np
+from uuid6 import UUID
+
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+
+_COMPLETIONS = 4
+_PROMPT_TOKENS = 8
+# Of the tiny model's 265 tokens, those that stand for bytes.
+_FIRST_TOKEN, _LAST_TOKEN = 5, 260
+
+
+def random_batch(
+    chance: random.Random, run: str, *, longest: int = 10, completions: int = _COMPLETIONS
+) -> RolloutBatch:
+    """longest: tokens of a completion, at most."""
+    numbers = np.random.default_rng(chance.getrandbits(64))
+    lengths = numbers.integers(max(1, longest // 2), longest + 1, size=completions)
+    ids = numbers.integers(_FIRST_TOKEN, _LAST_TOKEN, size=_PROMPT_TOKENS + int(lengths.sum()))
+    return RolloutBatch(
+        id=str(UUID(int=chance.getrandbits(128), version=7)),
+        run=run,
+        epoch=0,
+        policy_version=0,
+        temperature=1.0,
+        group=TokenGroup(ids[:_PROMPT_TOKENS], ids[_PROMPT_TOKENS:], lengths),
+        rewards=numbers.permutation(np.linspace(0, 1, completions, dtype=np.float32)),
+        finished=np.ones(completions, dtype=bool),
+    )
+
+
+def with_sampler_logps(batch: RolloutBatch, server: httpx.Client) -> RolloutBatch:
+    """The batch as if the server's own model had sampled it."""
+    headers = {"Content-Type": wire.CONTENT_TYPE}
+    answer = server.post("/v1/logprobs", content=wire.encode(batch), headers=headers).raise_for_status()
+    scored = wire.decode(answer.content)
+    assert isinstance(scored, ScoredBatch)
+    return replace(batch, sampler_logps=scored.ref_logps)
