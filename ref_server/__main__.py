@@ -12,6 +12,8 @@ from ref_server.app import create_app
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import StorageBroken
 from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue_command import queue_command
+from ref_server.queue_options import Environment
 from ref_server.service import Service
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
@@ -22,11 +24,13 @@ from shared.settings import load_settings
 log = structlog.get_logger()
 
 USAGE = """usage: ref-server serve --model PATH_OR_HUB_ID [options]
+       ref-server queue stats|ls|show|requeue|purge [options]
 
 The reference server: scores per-token log-probs with a frozen model and queues the generated batches.
 
 commands:
   serve    serve a model; `ref-server serve --help` explains every option
+  queue    look after the queue of a running server; `ref-server queue --help` lists its commands
 """
 
 
@@ -48,7 +52,7 @@ class Server(uvicorn.Server):
 
 
 def serve(arguments: list[str]) -> int:
-    config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=ServeConfig)
+    config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
     configure_logs()
     end_with_parent()
     use_threads(config.threads)
@@ -86,16 +90,19 @@ def serve(arguments: list[str]) -> int:
     return 0 if server.started else 1
 
 
+COMMANDS = {"serve": serve, "queue": queue_command}
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         sys.exit(0 if arguments else 2)
-    if arguments[0] != "serve":
+    if arguments[0] not in COMMANDS:
         print(f"ref-server: there is no command {arguments[0]!r}\n\n{USAGE}", file=sys.stderr)
         sys.exit(2)
     try:
-        sys.exit(serve(arguments[1:]))
+        sys.exit(COMMANDS[arguments[0]](arguments[1:]))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from argparse import ArgumentParser
 from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -87,7 +88,7 @@ def _with_sources(
     """The same settings, read from these sources and no others, the strongest first."""
 
     class Loaded(cls):  # type: ignore[valid-type,misc]
-        __doc__ = cls.__doc__
+        __doc__ = cleandoc(cls.__doc__ or "")  # --help prints it as it stands
 
         @classmethod
         def settings_customise_sources(
