@@ -58,6 +58,7 @@ class LeaseFeed:
         self._trained: dict[str, Leased] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._dry = threading.Event()
         self._failure: Exception | None = None
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
@@ -111,6 +112,18 @@ class LeaseFeed:
         self._ack(trained, checkpoint.name)
         with self._lock:
             self._forget(trained)
+
+    def settle_rest(self, *, check: Callable[[], None]) -> None:
+        """Waits until what the ledger still holds has come again and is acked: nobody will ask for it after this life.
+
+        No longer than the server has something to lease: what it does not lease again is settled there. check is called
+        while waiting; what it raises ends the wait.
+        """
+        self._dry.clear()
+        while self._ledger.ids() and not self._waiting.full() and not self._dry.wait(0.05):
+            if self._failure:
+                raise self._failure
+            check()
 
     def close(self) -> None:
         """Ends both threads and gives back what was not trained. What was trained and not settled stays leased."""
@@ -180,7 +193,9 @@ class LeaseFeed:
     def _fetch(self) -> None:
         while not self._stop.is_set():
             leased = self._client.lease(self._terms, policy_version=self._version, wait_seconds=_POLL_SECONDS)
-            if leased is not None:
+            if leased is None:
+                self._dry.set()
+            else:
                 self._receive(leased)
 
     def _receive(self, leased: Leased) -> None:

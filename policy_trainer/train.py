@@ -144,6 +144,7 @@ class Trainer:
         if finished:
             self._publish(finished=True)
             save_model(parts.learner.model, parts.tokenizer, parts.directory.model)
+            parts.feed.settle_rest(check=parts.stop.check)  # of a life that was killed between its checkpoint and ack
         elif parts.ledger.ids() or state.step:
             self._checkpoint()
         return finished

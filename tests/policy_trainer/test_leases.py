@@ -366,6 +366,15 @@ class TestLedger:
         feed.settle(CHECKPOINT)
         assert len(server.calls) == calls, "there is nothing left to say"
 
+    def test_the_rest_is_acked_before_a_finished_run_ends(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(3))
+        ledger = Ledger([*known[:2], "gone"])
+        open_feed(ledger).settle_rest(check=lambda: None)
+        assert server.done == known[:2]
+        assert ledger.ids() == ["gone"], "which is not waited for: the server has nothing more to lease"
+
     def test_is_safe_to_share_and_sorted(self) -> None:
         ledger = Ledger(["b"])
         ledger.add(["c", "a", "b"])
