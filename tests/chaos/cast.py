@@ -1,0 +1,113 @@
+"""The three processes of a training, each of which can be killed and started again."""
+
+import re
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.chaos.launch import Launched, Launcher
+
+_PATIENCE = 60.0
+_LAST_WORDS = 2000
+# Small, so that all that can happen happens often: a step in a fraction of a second, a checkpoint every few.
+_TRAINING = (
+    "--rollout", "external", "--resume", "--steps", "1000000", "--threads", "1", "--lease-seconds", "10",
+    "--sampling.group-size", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
+    "--sampling.max-new-tokens", "8", "--evaluation.problems", "2", "--evaluation.every", "0",
+    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-5", "--checkpoint.every", "3",
+)  # fmt: skip
+
+
+class Ended(Exception):
+    """A process ended although nobody had asked it to, did not end when asked, or did not get on."""
+
+
+class Actor:
+    """One of the processes. Its output goes to one log, life after life."""
+
+    def __init__(self, launcher: Launcher, package: str, arguments: tuple[str, ...], log: Path) -> None:
+        self._launcher = launcher
+        self._package = package
+        self._arguments = arguments
+        self._log = log
+
+    def start(self) -> None:
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self.started = time.monotonic()
+        self._process: Launched = self._launcher.start(f"{self._package}.__main__", self._arguments, self._log)
+
+    def kill(self) -> None:
+        self.check()
+        self._process.kill()
+
+    def end(self, number: int, *, status: int) -> None:
+        """Sends it a signal and waits for its end. Raises Ended when its exit status is another."""
+        self.check()
+        self._process.signal(number)
+        ended = self._process.wait(_PATIENCE)
+        if ended != status:
+            raise Ended(f"{self._log.stem} ended with status {ended}, not {status}:\n{self.output()[-_LAST_WORDS:]}")
+
+    def check(self) -> None:
+        """Raises Ended when it has ended by itself."""
+        if not self._process.running:
+            raise Ended(f"{self._log.stem} ended with status {self._process.wait()}:\n{self.output()[-_LAST_WORDS:]}")
+
+    def output(self) -> str:
+        """Of this life."""
+        if not self._log.exists():
+            return ""
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
+
+
+class Cast:
+    """Server, trainer and worker."""
+
+    def __init__(self, launcher: Launcher, model: Path, directory: Path, port: int, url: str, store: tuple[str, ...]):
+        """port: the server's. url: where trainer and worker reach it."""
+        self.data = directory / "server"
+        self.run_dir = directory / "run"
+        self.config = self.run_dir / "config.toml"
+        self.server_url = f"http://127.0.0.1:{port}"
+        serve = ("serve", "--model", str(model), "--port", str(port), "--threads", "1", "--data-dir", str(self.data))
+        train = ("train", "--model", str(model), "--server", url, "--run-dir", str(self.run_dir), *_TRAINING)
+        rollout = ("rollout", "--config", str(self.config))
+        self.actors = {
+            "server": Actor(launcher, "ref_server", (*serve, *store), directory / "server.log"),
+            "trainer": Actor(launcher, "policy_trainer", train, directory / "trainer.log"),
+            "worker": Actor(launcher, "policy_trainer", rollout, directory / "worker.log"),
+        }
+
+    def start(self) -> None:
+        self.actors["server"].start()
+        self.until_ready()
+        self.actors["trainer"].start()
+        while not self.config.exists():
+            self.actors["trainer"].check()
+            time.sleep(0.05)
+        self.actors["worker"].start()
+
+    def check(self) -> None:
+        for actor in self.actors.values():
+            actor.check()
+
+    def until_ready(self) -> tuple[float, float]:
+        """Seconds from the server's start until its store was open, by its log, and until it was ready, by /readyz."""
+        server, store = self.actors["server"], 0.0
+        while (elapsed := time.monotonic() - server.started) < _PATIENCE:
+            server.check()
+            store = store or (elapsed if re.search(r"queue open\b", server.output()) else 0.0)
+            if self._is_ready():
+                ready = time.monotonic() - server.started
+                return store or ready, ready
+            time.sleep(0.01)
+        raise Ended(f"the server is not ready after {_PATIENCE:.0f} s:\n{server.output()[-_LAST_WORDS:]}")
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(self.server_url + "/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False

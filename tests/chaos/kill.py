@@ -1,0 +1,153 @@
+"""SIGKILL for server, trainer and worker, at any moment, while they train; then an account of every batch.
+
+Half of the moments are random times, half are moments of the protocol: a request that is on its way, or an answer that
+has just come. Most kills wait until the system has got on since the last; every third comes as it may.
+"""
+
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import httpx
+
+from policy_trainer.metrics import read_metrics
+from tests.chaos.cast import Cast, Ended
+from tests.chaos.checker import check_kills
+from tests.chaos.endings import record_ending
+from tests.chaos.history import Event, History
+from tests.chaos.launch import Launcher
+from tests.chaos.proof import Proof, store_options
+from tests.chaos.proxy import NoFaults, Proxy
+from tests.chaos.serving import tiny_model
+from tests.integration.processes import free_port
+
+BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, ready again in under 2 s"
+
+_TARGETS = ("server", "trainer", "worker")
+_MOMENTS = tuple((kind, verb) for kind in ("request", "answer") for verb in ("upload", "lease", "extend", "ack"))
+_LONGEST_WAIT = 1.5
+# After a moment of the protocol: what it sets in motion is over soon.
+_SHORT_WAIT = 0.03
+_PATIENCE = 60.0
+_INTERRUPTED = 130
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    model, port = tiny_model(directory), free_port()
+    with (
+        History(directory / "history.jsonl") as history,
+        store_options(backend) as store,
+        Proxy(port, history, NoFaults()) as proxy,
+        Launcher() as launcher,
+    ):
+        cast = Cast(launcher, model, directory, port, proxy.url, store)
+        try:
+            _play(cast, history, cycles, random.Random(seed))
+        except Ended as error:  # the rest of the history still says something
+            history.record("ended", why=str(error))
+        verdict = check_kills(history.events())
+    return verdict.proof("kill", backend, BAR)
+
+
+def _play(cast: Cast, history: History, cycles: int, chance: random.Random) -> None:
+    cast.start()
+    _until_progress(cast, history, history.mark())
+    for cycle, target in zip(range(cycles), _targets(chance), strict=False):
+        _wait_for_moment(history, chance)
+        mark = history.mark()
+        _kill_and_start(cast, history, target)
+        if cycle % 3 != 2:
+            _until_progress(cast, history, mark)
+    _until_progress(cast, history, history.mark())
+    for name in ("trainer", "worker"):
+        cast.actors[name].end(signal.SIGINT, status=_INTERRUPTED)
+    _drain(cast, history)
+    _record_lineage(cast, history)
+    record_ending(history, cast.server_url)
+
+
+def _targets(chance: random.Random) -> Iterator[str]:
+    """Each equally often, in random order, without end."""
+    while True:
+        yield from chance.sample(_TARGETS, len(_TARGETS))
+
+
+def _wait_for_moment(history: History, chance: random.Random) -> None:
+    if chance.random() < 0.5:
+        time.sleep(chance.uniform(0, _LONGEST_WAIT))
+        return
+    kind, verb = chance.choice(_MOMENTS)
+    history.wait_for(
+        lambda event: event["kind"] == kind and event["verb"] == verb, since=history.mark(), seconds=_LONGEST_WAIT
+    )
+    time.sleep(chance.choice((0.0, chance.uniform(0, _SHORT_WAIT))))
+
+
+def _kill_and_start(cast: Cast, history: History, target: str) -> None:
+    actor = cast.actors[target]
+    actor.kill()
+    history.record("kill", target=target)
+    if target != "server":
+        return actor.start()
+    _record_integrity(cast, history)
+    actor.start()
+    store, ready = cast.until_ready()
+    history.record("restart", store_seconds=round(store, 3), ready_seconds=round(ready, 3))
+
+
+def _until_progress(cast: Cast, history: History, mark: int) -> None:
+    """Until a checkpoint has been acked: for that all three must have done their part."""
+    deadline = time.monotonic() + _PATIENCE
+    while not history.wait_for(_is_progress, since=mark, seconds=0.5):
+        cast.check()
+        if time.monotonic() > deadline:
+            words = "\n".join(f"{name}: {actor.output()[-500:]}" for name, actor in cast.actors.items())
+            raise Ended(f"no checkpoint was acked for {_PATIENCE:.0f} s:\n{words}")
+
+
+def _is_progress(event: Event) -> bool:
+    return event["kind"] == "answer" and event["verb"] == "ack" and "ok" in event.get("outcomes", ())
+
+
+def _drain(cast: Cast, history: History) -> None:
+    """Consumes what is left, as another trainer would, so that every batch ends."""
+    deadline = time.monotonic() + _PATIENCE
+    with httpx.Client(base_url=cast.server_url, timeout=_PATIENCE) as client:
+        while _unsettled(client):
+            if time.monotonic() > deadline:
+                raise Ended(f"batches are neither settled nor leased to anybody else after {_PATIENCE:.0f} s")
+            answer = client.post("/v1/batches/lease", json={"consumer": "drain", "wait_seconds": 1}).raise_for_status()
+            if answer.status_code == httpx.codes.NO_CONTENT:
+                continue
+            key = {"id": answer.headers["Batch-Id"], "token": answer.headers["Lease-Token"]}
+            client.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
+            history.record("drained", id=key["id"])
+
+
+def _unsettled(client: httpx.Client) -> int:
+    states = client.get("/v1/queue").raise_for_status().json()["states"]
+    return sum(states[state]["batches"] for state in ("queued", "scoring", "ready", "leased"))
+
+
+def _record_lineage(cast: Cast, history: History) -> None:
+    """What the weights contain, by the run's own record, which a resumed trainer cuts back to its checkpoint."""
+    for record in read_metrics(cast.run_dir / "metrics.jsonl"):
+        if record["kind"] == "step":
+            history.record("step", step=record["step"], epoch=record["epoch"], batch_ids=record["batch_ids"])
+
+
+def _record_integrity(cast: Cast, history: History) -> None:
+    """SQLite's own verdict on a copy of what a killed server left; a PostgreSQL was not killed."""
+    for file in cast.data.glob("*.sqlite"):
+        with tempfile.TemporaryDirectory() as directory:
+            for part in (file, file.with_name(f"{file.name}-wal")):
+                if part.exists():
+                    shutil.copy(part, directory)
+            with closing(apsw.Connection(str(Path(directory) / file.name))) as store:
+                history.record("integrity", verdict=str(store.pragma("integrity_check")))

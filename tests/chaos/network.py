@@ -1,0 +1,135 @@
+"""Uploads through a network that fails: 2,000 of them, with a fifth of all requests going wrong somewhere.
+
+Workers and consumers are our own client on many threads, since its retries are what is on trial; the server is real.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from policy_trainer.client import Leased, LeaseTerms, RefServerClient
+from shared import wire
+from shared.batch import RolloutBatch
+from tests.chaos.batches import random_batch
+from tests.chaos.checker import check_network
+from tests.chaos.endings import record_ending
+from tests.chaos.history import History
+from tests.chaos.proof import Proof, store_options
+from tests.chaos.proxy import Proxy, RandomFaults
+from tests.chaos.serving import serving, tiny_model
+
+BAR = "2,000 uploads, 20% of requests faulty: each there exactly once"
+
+_RUN = "network"
+_UPLOADS = 2000
+_FAULTY = 0.2
+# Backoff is most of the time: while some wait, others send.
+_UPLOADERS = 24
+_CONSUMERS = 16
+_ACKED_TOGETHER = 4
+# Longer than the test: a lease that comes a second time was not lost by its time.
+_LEASE_SECONDS = 600.0
+_PATIENCE = 300.0
+
+
+class OutOfTime(Exception):
+    """Some batches did not arrive in the time that they were given."""
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    """cycles means nothing here: the number of uploads is the bar's."""
+    model = tiny_model(directory)
+    with (
+        History(directory / "history.jsonl") as history,
+        store_options(backend) as store,
+        serving(model, directory, *store) as server,
+        Proxy(server.port, history, RandomFaults(_FAULTY, seed)) as proxy,
+    ):
+        began = time.monotonic()
+        _Traffic(proxy.url, history).send(_make_batches(seed))
+        seconds = time.monotonic() - began
+        record_ending(history, server.url)
+        verdict = check_network(history.events(), uploads=_UPLOADS)
+    return verdict.proof("network", backend, BAR, seconds=round(seconds, 1))
+
+
+class _Traffic:
+    """Uploaders and consumers, until every batch is acked or one of them fails."""
+
+    def __init__(self, url: str, history: History) -> None:
+        self._url = url
+        self._history = history
+        self._deadline = time.monotonic() + _PATIENCE
+        self._acked = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def send(self, batches: Sequence[RolloutBatch]) -> None:
+        """Raises what a thread raised."""
+        shares = [batches[k::_UPLOADERS] for k in range(_UPLOADERS)]
+        work: list[Callable[[], None]] = [*(lambda s=share: self._upload(s) for share in shares)]
+        work += [lambda k=k: self._consume(f"consumer {k}") for k in range(_CONSUMERS)]
+        with ThreadPoolExecutor(len(work)) as threads:
+            running = [threads.submit(each) for each in work]
+            wait(running, return_when=FIRST_EXCEPTION)
+            self._over.set()
+        for thread in running:
+            thread.result()
+
+    def _upload(self, batches: Sequence[RolloutBatch]) -> None:
+        client = RefServerClient(self._url, on_wait=self._wait)
+        for batch in batches:
+            self._history.record("uploading", id=batch.id, digest=_digest(batch))
+            client.upload(wire.encode(batch))
+            self._history.record("uploaded", id=batch.id)
+        client.close()
+
+    def _consume(self, name: str) -> None:
+        client = RefServerClient(self._url, on_wait=self._wait)
+        terms = LeaseTerms(name, _RUN, 0, None, _LEASE_SECONDS)
+        while not self._over.is_set():
+            leased = self._lease(client, terms)
+            if leased:
+                client.extend(leased, _LEASE_SECONDS, started=True)
+                self._count(client.ack(leased, "a checkpoint"))
+        client.close()
+
+    def _lease(self, client: RefServerClient, terms: LeaseTerms) -> list[Leased]:
+        """Some batches, or fewer when no more come at once."""
+        held: list[Leased] = []
+        while len(held) < _ACKED_TOGETHER and not self._over.is_set():
+            self._check_time()
+            leased = client.lease(terms, policy_version=0, wait_seconds=0.5)
+            if leased is None:
+                break
+            self._history.record("consumed", id=leased.id, digest=_digest(leased.rollout))
+            held.append(leased)
+        return held
+
+    def _count(self, outcomes: dict[str, str]) -> None:
+        with self._lock:
+            self._acked += len(outcomes)
+            if self._acked >= _UPLOADS:
+                self._over.set()
+
+    def _wait(self, reason: str, seconds: float) -> None:
+        """Our client's own word for a retry."""
+        self._history.record("retry", reason=reason)
+        self._check_time()
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise OutOfTime(f"{self._acked} of {_UPLOADS} batches were acked within {_PATIENCE:.0f} s")
+
+
+def _make_batches(seed: int) -> list[RolloutBatch]:
+    chance = random.Random(seed)
+    return [random_batch(chance, _RUN, longest=4, completions=2) for _ in range(_UPLOADS)]
+
+
+def _digest(batch: RolloutBatch) -> str:
+    """Of all that a batch says."""
+    return wire.content_hash(wire.encode(batch)).hex()[:16]

@@ -1,0 +1,194 @@
+"""A proxy on loopback between trainer, workers and the reference server, which records every exchange.
+
+It knows only as much HTTP/1.1 as our client and uvicorn speak with each other. An upload counts as acknowledged once
+the server's 2xx has reached the proxy, whether or not it reaches the client.
+"""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from enum import StrEnum
+from typing import Protocol
+
+from tests.chaos.history import History
+from tests.chaos.messages import Answer, Request, parse_answer, parse_request
+
+_LATENCY_SECONDS = (0.02, 0.3)
+# On close: nothing more is sent, and the other side sees a reset.
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Fault(StrEnum):
+    RESET = "reset"  # before the server hears of the request
+    CUT_REQUEST = "cut request"
+    LOST_ANSWER = "lost answer"  # the server has done what was asked
+    CUT_ANSWER = "cut answer"
+    LATENCY = "latency"
+
+
+class Faults(Protocol):
+    def draw(self) -> Fault | None:
+        """What goes wrong with the next request."""
+        ...
+
+    def cut(self, size: int) -> int:
+        """How many of so many bytes still pass."""
+        ...
+
+    def delay(self) -> float: ...
+
+
+class NoFaults:
+    def draw(self) -> None:
+        return None
+
+    def cut(self, size: int) -> int:
+        return size
+
+    def delay(self) -> float:
+        return 0.0
+
+
+class RandomFaults:
+    """A share of the requests fails, all kinds alike often."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self._share = share
+        self._random = random.Random(seed)
+
+    def draw(self) -> Fault | None:
+        return self._random.choice(list(Fault)) if self._random.random() < self._share else None
+
+    def cut(self, size: int) -> int:
+        return self._random.randrange(size) if size else 0
+
+    def delay(self) -> float:
+        return self._random.uniform(*_LATENCY_SECONDS)
+
+
+class _Broken(Exception):
+    """The client's connection is to be reset."""
+
+
+class Proxy:
+    """Runs on a thread of its own while the block runs; `url` is what clients are given."""
+
+    def __init__(self, port: int, history: History, faults: Faults) -> None:
+        """port: the server's."""
+        self._port = port
+        self._history = history
+        self._faults = faults
+        self._requests = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._running = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="proxy", daemon=True)
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        self._running.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._serve, sock=self._listener)
+        self._running.set()
+        await self._stop.wait()
+        server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while request := await _read_request(reader):
+                await self._exchange(request, reader, writer)
+        except _Broken:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client has gone, or its connection was closed already
+        except asyncio.CancelledError:
+            pass  # the proxy ends; asyncio would print a traceback for every connection
+        finally:
+            writer.transport.abort()
+
+    async def _exchange(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._requests += 1
+        fault = self._faults.draw()
+        known = {"verb": request.verb, "number": self._requests}
+        if request.verb != "look":
+            self._history.record("request", **known, ids=request.ids())
+        if fault is Fault.LATENCY:
+            await asyncio.sleep(self._faults.delay())
+        try:
+            answer = await self._ask(request, fault, reader)
+        except _Broken as error:
+            self._history.record("unanswered", **known, why=str(error), fault=fault and fault.value)
+            raise
+        told = {"status": answer.status, **answer.told(request.verb)}
+        self._history.record("answer", **known, **told, fault=fault and fault.value)
+        if fault is Fault.LOST_ANSWER:
+            raise _Broken
+        if fault is Fault.CUT_ANSWER:
+            writer.write(answer.raw[: self._faults.cut(len(answer.raw))])
+            writer.close()  # in order: the client sees the end of the stream, and must notice that it came too early
+            await writer.wait_closed()
+            raise ConnectionAbortedError
+        writer.write(answer.raw)
+        await writer.drain()
+
+    async def _ask(self, request: Request, fault: Fault | None, client: asyncio.StreamReader) -> Answer:
+        """The server's answer. Raises _Broken when there is none."""
+        if fault is Fault.RESET:
+            raise _Broken("reset before the server heard of it")
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            raise _Broken("the server is down") from None
+        try:
+            if fault is Fault.CUT_REQUEST:
+                writer.write(request.without_connection() + request.body[: self._faults.cut(len(request.body))])
+                await writer.drain()
+                raise _Broken("the server heard a part of it")
+            writer.write(request.without_connection() + request.body)
+            await writer.drain()
+            answer = parse_answer(await _read_answer(reader, client, request.verb))
+        except ConnectionError:
+            raise _Broken("the server ended before it answered") from None
+        finally:
+            writer.transport.abort()
+        if answer is None:
+            raise _Broken("the server ended before it answered")
+        return answer
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Request | None:
+    """The next request of a connection; None when the client has closed it."""
+    try:
+        head = parse_request(await reader.readuntil(b"\r\n\r\n"))
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        return None
+    body = await reader.readexactly(int(head.headers.get("content-length", "0")))
+    return Request(head.method, head.path, head.headers, body)
+
+
+async def _read_answer(server: asyncio.StreamReader, client: asyncio.StreamReader, verb: str) -> bytes:
+    """All that the server sends. A long poll of a client that has gone ends, as it would without a proxy."""
+    reading = asyncio.ensure_future(server.read())
+    if verb != "lease":
+        return await reading
+    gone = asyncio.ensure_future(client.read(1))
+    await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (reading, gone):
+        waiting.cancel()
+    outcome, _ = await asyncio.gather(reading, gone, return_exceptions=True)
+    if isinstance(outcome, asyncio.CancelledError):
+        raise _Broken("the client went away")
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
