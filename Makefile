@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SEED ?= 0
+CYCLES ?= 20
 
-.PHONY: demo test lint types pytest bench bench-trl clean
+.PHONY: demo test lint types pytest bench bench-trl chaos clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -27,6 +28,9 @@ bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
 bench-trl: $(STAMP)  ## the demo beside TRL's GRPOTrainer, which it installs
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m tests.bench.trl_demo
+
+chaos: $(STAMP)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"
+	$(BIN)/python -m tests.chaos $(ONLY) --cycles $(CYCLES) --seed $(SEED) $(if $(BACKEND),--backend $(BACKEND))
 
 clean:
 	rm -rf .venv

@@ -48,7 +48,7 @@ def check_kills(events: Sequence[Event]) -> Verdict:
     violations = [
         *_name("acknowledged uploads are lost", lost),
         *_name("effects are doubled", doubled),
-        *_name("effects are lost: done, but neither in the weights nor drained", not_in_weights),
+        *_name("effects are lost, done but not in the weights", not_in_weights),
         *_name("batches are in the weights, but not done", set(lineage) - done),
         *_name("acks were answered, but the batch is not done", acked - done),
         *_check_batches(events, batches),

@@ -74,14 +74,17 @@ class _Traffic:
         work += [lambda k=k: self._consume(f"consumer {k}") for k in range(_CONSUMERS)]
         with ThreadPoolExecutor(len(work)) as threads:
             running = [threads.submit(each) for each in work]
-            wait(running, return_when=FIRST_EXCEPTION)
-            self._over.set()
+            try:
+                wait(running, return_when=FIRST_EXCEPTION)
+            finally:
+                self._over.set()
         for thread in running:
             thread.result()
 
     def _upload(self, batches: Sequence[RolloutBatch]) -> None:
         client = RefServerClient(self._url, on_wait=self._wait)
         for batch in batches:
+            self._check_time()
             self._history.record("uploading", id=batch.id, digest=_digest(batch))
             client.upload(wire.encode(batch))
             self._history.record("uploaded", id=batch.id)
@@ -121,8 +124,8 @@ class _Traffic:
         self._check_time()
 
     def _check_time(self) -> None:
-        if time.monotonic() > self._deadline:
-            raise OutOfTime(f"{self._acked} of {_UPLOADS} batches were acked within {_PATIENCE:.0f} s")
+        if time.monotonic() > self._deadline or (self._over.is_set() and self._acked < _UPLOADS):
+            raise OutOfTime(f"{self._acked} of {_UPLOADS} batches were acked when the time was over")
 
 
 def _make_batches(seed: int) -> list[RolloutBatch]:
