@@ -1,0 +1,173 @@
+"""A consumer that is stopped until its lease is over is refused when it wakes, whoever has its batch by then."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy_trainer.client import RefServerClient
+from shared import wire
+from tests.chaos import consumer
+from tests.chaos.batches import random_batch
+from tests.chaos.proof import Proof, store_options
+from tests.chaos.serving import serving, tiny_model
+from tests.integration.processes import Server, until
+
+BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its batch is settled once, by its next holder"
+
+_RUN = "frozen"
+_CONSUMERS = 10
+_LEASE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """One SIGSTOP: what the sleeper was told when it woke, and what the next holder of its batch was told.
+
+    stopped: the kernel had the process as stopped when the lease ended. elsewhere: the batch was leased by its next
+    holder before the sleeper woke; otherwise it was ready again and leased afterwards.
+    """
+
+    id: str
+    stopped: bool
+    elsewhere: bool
+    told_sleeper: str
+    told_holder: str
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    chance = random.Random(seed)
+    with store_options(backend) as store, serving(tiny_model(directory), directory, *store) as server:
+        client = RefServerClient(server.url, on_wait=lambda reason, seconds: None)
+        for _ in range(cycles):
+            client.upload(wire.encode(random_batch(chance, _RUN)))
+        client.close()
+        until(lambda: _count(server, "ready") == cycles, "all batches to be scored", server)
+        with _consumers(server, min(_CONSUMERS, cycles)) as sleepers:
+            freezes: list[Freeze] = []
+            while len(freezes) < cycles:
+                elsewhere = not (freezes and freezes[-1].elsewhere)  # by turns
+                freezes += _freeze(server, sleepers[: cycles - len(freezes)], elsewhere=elsewhere)
+        settled = {batch["id"]: _times_done(server, batch["id"]) for batch in server.batches(run=_RUN)}
+    faults = judge(freezes, settled, cycles)
+    return Proof(
+        "SIGSTOP past the lease", backend, BAR, not faults,
+        {
+            "freezes": len(freezes),
+            "told stale": sum(freeze.told_sleeper == "stale" for freeze in freezes),
+            "leased by another before the sleeper woke": sum(freeze.elsewhere for freeze in freezes),
+            "effects doubled": sum(times > 1 for times in settled.values()),
+            "faults": "; ".join(faults) or "none",
+        },
+    )  # fmt: skip
+
+
+def judge(freezes: Sequence[Freeze], settled: dict[str, int], cycles: int) -> list[str]:
+    """What is wrong; nothing is the verdict that it passed. settled: how often each batch became done, by its history.
+
+    An ack that comes first and is `ok` after all would leave the next holder with `stale` or `already`.
+    """
+    faults = []
+    for freeze in freezes:
+        if freeze.told_sleeper != "stale":
+            faults.append(f"{freeze.id}: the sleeper was told {freeze.told_sleeper}")
+        if freeze.told_holder != "ok":
+            faults.append(f"{freeze.id}: its next holder was told {freeze.told_holder}")
+        if not freeze.stopped:
+            faults.append(f"{freeze.id}: the sleeper was not stopped")
+    faults += [f"{id}: settled {times} times" for id, times in settled.items() if times != 1]
+    repeated = [id for id, times in Counter(freeze.id for freeze in freezes).items() if times > 1]
+    faults += [f"{id}: came again after it was settled" for id in repeated]
+    if len(freezes) < cycles or {freeze.id for freeze in freezes} - settled.keys():
+        faults.append(f"{len(freezes)} freezes of {len(settled)} known batches, not {cycles}")
+    return faults
+
+
+def _freeze(server: Server, sleepers: Sequence["_Consumer"], *, elsewhere: bool) -> list[Freeze]:
+    """All sleepers lease, are stopped past their leases, and wake to ack. elsewhere: as in Freeze."""
+    for sleeper in sleepers:
+        sleeper.say("lease")
+    held = [sleeper.hear()["id"] for sleeper in sleepers]
+    for sleeper in sleepers:
+        sleeper.stop()
+        sleeper.say("ack")  # read when it wakes
+    until(lambda: not _count(server, "leased"), "the leases to end", server)
+    stopped = [sleeper.is_stopped for sleeper in sleepers]
+    keys = _lease_again(server, held) if elsewhere else {}
+    for sleeper in sleepers:
+        sleeper.wake()
+    told = [sleeper.hear() for sleeper in sleepers]
+    keys = keys or _lease_again(server, held)
+    return [
+        Freeze(id, was_stopped, elsewhere, outcome, consumer.ack(server.url, keys[id]) if id in keys else "-")
+        for id, was_stopped, outcome in zip(held, stopped, told, strict=True)
+    ]
+
+
+def _lease_again(server: Server, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The key of each of these batches: what comes back from a lease is first in line."""
+    keys = [consumer.lease(server.url, "holder", 60) for _ in ids]
+    return {key["id"]: key for key in keys if key is not None}
+
+
+def _count(server: Server, state: str) -> int:
+    return server.get("/v1/queue")["states"][state]["batches"]
+
+
+def _times_done(server: Server, id: str) -> int:
+    return sum(event["state"] == "done" for event in server.get(f"/v1/batches/{id}")["history"])
+
+
+@contextmanager
+def _consumers(server: Server, count: int) -> Iterator[list["_Consumer"]]:
+    consumers = [_Consumer(server, f"sleeper-{number}") for number in range(count)]
+    try:
+        yield consumers
+    finally:
+        for sleeper in consumers:
+            sleeper.end()
+
+
+class _Consumer:
+    """A process of tests/chaos/consumer.py."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.consumer", server.url, name, str(_LEASE_SECONDS)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
+
+    def say(self, word: str) -> None:
+        self._input.write(word + "\n")
+
+    def hear(self) -> Any:
+        """The answer to the oldest line that was not heard yet."""
+        return json.loads(self._output.readline())
+
+    def stop(self) -> None:
+        self._popen.send_signal(signal.SIGSTOP)
+        os.waitpid(self._popen.pid, os.WUNTRACED)  # returns once it is stopped
+
+    def wake(self) -> None:
+        self._popen.send_signal(signal.SIGCONT)
+
+    @property
+    def is_stopped(self) -> bool:
+        status = Path(f"/proc/{self._popen.pid}/stat").read_text()
+        return status.rpartition(")")[2].split()[0] == "T"
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        self._input.close()
+        self._output.close()
