@@ -3,6 +3,8 @@
 import signal
 import socket
 import sys
+import time
+from contextlib import closing
 from types import FrameType
 
 import structlog
@@ -10,11 +12,11 @@ import uvicorn
 
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import StorageBroken
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.interface import Queue, StorageBroken
 from ref_server.queue_command import queue_command
 from ref_server.queue_options import Environment
 from ref_server.service import Service
+from ref_server.stores import open_queue
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
 from shared.models import load_model, load_tokenizer, use_threads
@@ -57,23 +59,25 @@ def serve(arguments: list[str]) -> int:
     end_with_parent()
     use_threads(config.threads)
     try:
-        log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
-        model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
-        service = Service(
-            model,
-            tokenizer,
-            lambda limits, retention: SqliteQueue(
-                config.data_dir / "queue.sqlite", limits=limits, retention_seconds=retention
-            ),
-            config,
-        )
+        opening = time.monotonic()
+        with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
+            log.info("queue open", seconds=round(time.monotonic() - opening, 3))
+            return _listen(_load(config, store), config)
     except StorageBroken as error:
-        log.error("the queue cannot be opened", data_dir=str(config.data_dir), error=str(error))
-        return 1
+        log.error("the queue cannot be opened", error=str(error))
     except Refused as error:
         log.error("the model cannot be served", error=str(error))
-        return 1
+    return 1
+
+
+def _load(config: ServeConfig, store: Queue) -> Service:
+    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    return Service(model, tokenizer, store, config)
+
+
+def _listen(service: Service, config: ServeConfig) -> int:
     server = Server(
         uvicorn.Config(
             create_app(service),

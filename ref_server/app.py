@@ -43,6 +43,7 @@ from ref_server.queue.interface import (
     StorageBroken,
     StorageFull,
     Superseded,
+    TooManyInFlight,
     WrongState,
 )
 from ref_server.scoring import Busy
@@ -54,8 +55,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# A poll looks again this often, in seconds, since a lease that runs out rings no bell.
-POLL_SECONDS = 1.0
+# A poll looks again this often, in seconds: neither a lease that runs out nor another server rings the bell.
+POLL_SECONDS = 0.5
 
 _SAFETENSORS = {wire.CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _UPLOAD_BODY = {"requestBody": {"required": True, "content": _SAFETENSORS}}
@@ -231,14 +232,14 @@ def _add_queue(app: FastAPI, service: Service) -> None:
             "runs": runs,
             "oldest_age_seconds": stats.oldest_age,
             "scoring": {**totals, "tokens_per_second": rate},
-            "limits": asdict(service.limits),
+            "limits": asdict(service.config.queue.limits),
         }
 
 
 def _add_leases(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/batches/lease", response_class=Response,
-        responses={200: {"content": _SAFETENSORS}, 204: {"description": "none came in time"}, **_errors(409, 503)},
+        responses={200: {"content": _SAFETENSORS}, 204: {"description": "none came in time"}, **_errors(409, 429, 503)},
     )  # fmt: skip
     async def lease(body: LeaseBody, request: Request) -> Response:
         """Leases one scored batch; waits up to wait_seconds for one."""
@@ -256,7 +257,9 @@ def _add_leases(app: FastAPI, service: Service) -> None:
     @app.post("/v1/leases/ack")
     def ack(body: AckBody) -> Results:
         """Settles batches, after the checkpoint that contains their effect is durable."""
-        return _results(body.keys(), service.queue.ack(body.keys(), body.checkpoint))
+        results = _results(body.keys(), service.queue.ack(body.keys(), body.checkpoint))
+        service.bell.ring()  # fewer are in flight now
+        return results
 
     @app.post("/v1/leases/extend")
     def extend(body: ExtendBody) -> Results:
@@ -280,7 +283,12 @@ async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: fl
             raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
         if await request.is_disconnected():
             return None
-        got = await run_in_threadpool(lease)
+        try:
+            got = await run_in_threadpool(lease)
+        except TooManyInFlight:
+            if time.monotonic() >= deadline:
+                raise
+            got = None
         remaining = deadline - time.monotonic()
         if got or remaining <= 0:
             return got
@@ -325,9 +333,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
         Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
         WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
-        QueueFull: lambda error: Problem(
-            429, "queue_full", str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))}
-        ),
+        QueueFull: lambda error: _full("queue_full", error),
+        TooManyInFlight: lambda error: _full("in_flight_full", error),
         Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
         StorageFull: lambda error: Problem(507, "storage_full", str(error)),
         StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
@@ -340,6 +347,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     for kind, translate in translations.items():
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
     app.add_exception_handler(Exception, answer_bug)
+
+
+def _full(code: str, error: QueueFull) -> Problem:
+    return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
 
 
 def _http_problem(error: HTTPException) -> Problem:

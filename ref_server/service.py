@@ -1,7 +1,7 @@
 """What the server does, without HTTP: admits batches after checking them against the model, scores, describes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import structlog
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Admission, Limits, Queue, StorageBroken, StorageFull, Upload
+from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
 from ref_server.scoring import Scorer, ScoringLoop
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
@@ -75,18 +75,12 @@ class Service:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        open_queue: Callable[[Limits, float], Queue],
+        queue: Queue,
         config: ServeConfig,
     ) -> None:
         forward = choose_forward(model)
         self.config = config
         self.tokenizer = tokenizer
-        self.limits = Limits(
-            max_batches=config.queue.max_batches,
-            max_bytes=config.queue.max_mib * 2**20,
-            max_batches_per_run=config.queue.max_batches_per_run,
-            max_deliveries=config.queue.max_deliveries,
-        )
         self.model = ModelInfo(
             name=config.model,
             revision=config.revision,
@@ -100,7 +94,7 @@ class Service:
             forward=forward.name,
         )
         log.info("reference model ready", **{k: v for k, v in vars(self.model).items() if k != "tokenizer_fingerprint"})
-        self.queue = open_queue(self.limits, config.queue.retention_days * 86_400)
+        self.queue = queue
         self.bell = Bell()
         self.draining = False
         self.scoring = ScoringLoop(

@@ -26,8 +26,7 @@ def put(tx: Transaction, upload: Upload) -> Admission:
 def claim(tx: Transaction, max_tokens: int) -> list[Claim]:
     chosen = _oldest_queued(tx, max_tokens)
     for seq in chosen:
-        expires = None if tx.claim_seconds is None else tx.now + tx.claim_seconds
-        tx.move(seq, State.SCORING, scorer=tx.scorer, expires=expires)
+        tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
     payloads = "SELECT id, body, scoring_attempts FROM batches JOIN payloads USING (seq) WHERE seq = ?"
     return [Claim(*tx.one(payloads, seq)) for seq in chosen]
 

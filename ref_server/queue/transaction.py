@@ -44,6 +44,11 @@ class Transaction:
     scorer: str
     claim_seconds: float | None
 
+    @property
+    def claim_expires(self) -> float | None:
+        """When a claim that is made or renewed now runs out."""
+        return None if self.claim_seconds is None else self.now + self.claim_seconds
+
     def execute(self, sql: str, *values: Value) -> None:
         self.db.rows(sql, values)
 

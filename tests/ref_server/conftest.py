@@ -19,9 +19,9 @@ from uuid6 import uuid7
 from policy_trainer.base_model import make_model, make_tokenizer
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Limits, Queue
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.interface import Queue
 from ref_server.service import Service
+from ref_server.stores import open_queue
 from shared.batch import RolloutBatch, TokenGroup
 
 
@@ -92,10 +92,8 @@ def make_service(
     def make(*, wrap: Callable[[Queue], Any] = lambda queue: queue, **settings: Any) -> Service:
         data_dir: Path = tmp_path_factory.mktemp("data")
 
-        def open_queue(limits: Limits, retention_seconds: float) -> Queue:
-            return wrap(SqliteQueue(data_dir / "queue.sqlite", limits=limits, retention_seconds=retention_seconds))
-
-        return Service(model, tokenizer, open_queue, ServeConfig(model="tiny", data_dir=data_dir, **settings))
+        config = ServeConfig(model="tiny", data_dir=data_dir, **settings)
+        return Service(model, tokenizer, wrap(open_queue(config)), config)
 
     return make
 

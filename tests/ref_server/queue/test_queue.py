@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ref_server.queue.interface import (
     Admission,
@@ -30,36 +26,10 @@ from ref_server.queue.interface import (
     Upload,
     WrongState,
 )
-from ref_server.queue.sqlite import SqliteQueue
+from tests.ref_server.queue.backends import BACKENDS, RETENTION, Backend, Clock
 
 LEASE_SECONDS = 10.0
-RETENTION = 1000.0
 Open = Callable[..., Queue]
-
-
-class Clock:
-    """Seconds that pass only when told to: the monotonic clock and, counted from elsewhere, the wall clock."""
-
-    def __init__(self) -> None:
-        self.now = 5.0
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.now
-
-
-def open_sqlite(folder: Path, clock: Clock, limits: Limits) -> Queue:
-    return SqliteQueue(
-        folder / "queue.sqlite", limits=limits, retention_seconds=RETENTION, clock=clock.monotonic, wall=clock.wall
-    )
-
-
-BACKENDS = {"sqlite": open_sqlite}
 
 
 @pytest.fixture
@@ -68,11 +38,17 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=sorted(BACKENDS))
-def open_queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Open]:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    with BACKENDS[request.param](tmp_path) as backend:
+        yield backend
+
+
+@pytest.fixture
+def open_queue(backend: Backend, clock: Clock) -> Iterator[Open]:
     with ExitStack() as opened:
 
         def open_with(**limits: int) -> Queue:
-            return opened.enter_context(closing(BACKENDS[request.param](tmp_path, clock, Limits(**limits))))
+            return opened.enter_context(closing(backend.open(clock, Limits(**limits))))
 
         yield open_with
 
@@ -924,86 +900,3 @@ def test_a_closed_queue_says_so(queue: Queue) -> None:
     queue.close()
     with pytest.raises(StorageBroken, match="closed"):
         queue.put(upload("a"))
-
-
-# --- any order of anything
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Whatever is asked in whatever order, a batch has one holder, settles once, and is counted where it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = Clock()
-        self.folder = TemporaryDirectory()
-        self.holders: dict[str, Lease] = {}  # by batch, the lease granted last
-        self.done: set[str] = set()
-        self.count = 0
-
-    @initialize(backend=st.sampled_from(sorted(BACKENDS)))
-    def open(self, backend: str) -> None:
-        self.queue = BACKENDS[backend](Path(self.folder.name), self.clock, Limits(max_deliveries=2))
-
-    def teardown(self) -> None:
-        self.queue.close()
-        self.folder.cleanup()
-
-    @rule(version=st.integers(0, 5), epoch=st.integers(0, 2), run=st.sampled_from(["x", "y"]), scored=st.booleans())
-    def put(self, version: int, epoch: int, run: str, scored: bool) -> None:
-        self.count += 1
-        self.queue.put(upload(f"{self.count}", run=run, epoch=epoch, version=version))
-        if scored:
-            make_ready(self.queue)
-
-    @rule(
-        consumer=st.sampled_from(["one", "two"]),
-        incarnation=st.integers(0, 3),
-        where=st.sampled_from([{}, {"run": "x"}, {"run": "x", "epoch": 1, "policy_version": 3, "max_lag": 2}]),
-        order=st.sampled_from(Order),
-    )
-    def lease(self, consumer: str, incarnation: int, where: dict, order: Order) -> None:
-        try:
-            held = ask(self.queue, consumer, incarnation=str(incarnation), order=order, **where)
-        except Superseded:
-            return
-        if held is None:
-            return
-        assert held.id not in self.done
-        if (before := self.holders.get(held.id)) is not None:
-            assert self.queue.extend([key(before)], 1.0) == [Outcome.STALE]
-        self.holders[held.id] = held
-
-    @rule(data=st.data(), act=st.sampled_from(["ack", "start", "release", "fail", "drop"]))
-    def use(self, data: st.DataObject, act: str) -> None:
-        if not self.holders:
-            return
-        held = self.holders[data.draw(st.sampled_from(sorted(self.holders)))]
-        keys = [key(held)]
-        if act == "ack":
-            [outcome] = self.queue.ack(keys)
-            assert (outcome is Outcome.ALREADY) == (held.id in self.done)
-            if outcome is Outcome.OK:
-                self.done.add(held.id)
-        elif act == "start":
-            self.queue.extend(keys, LEASE_SECONDS, started=True)
-        elif act == "drop":
-            self.queue.drop(held.id)
-        else:
-            self.queue.release(keys, error="boom" if act == "fail" else None)
-
-    @rule(seconds=st.sampled_from([1.0, LEASE_SECONDS]))
-    def wait(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    @invariant()
-    def each_batch_is_counted_where_it_is(self) -> None:
-        infos = self.queue.list(None, None, 10_000, None).batches
-        assert len(infos) == self.count
-        assert {info.id for info in infos if info.state is State.DONE} == self.done
-        counted = Counter((info.run, info.state) for info in infos)
-        assert counted == {(depth.run, depth.state): depth.batches for depth in self.queue.stats().depths}
-        assert sum(info.payload_bytes for info in infos) == sum(d.payload_bytes for d in self.queue.stats().depths)
-
-
-AnyOrder.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,158 @@
+"""The queue on PostgreSQL: several servers score from it, several trainers lease from it.
+
+A method is one transaction on a connection of its own, so that many run at once. Rows that change are locked, rows that
+others hold are left out (SKIP LOCKED). Leases and claims run on the database's clock.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+import structlog
+from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, UndefinedTable
+from psycopg_pool import ConnectionPool, PoolClosed
+
+from ref_server.queue import postgres_schema
+from ref_server.queue.interface import Claim, Limits, StorageBroken, StorageFull
+from ref_server.queue.sql import SqlQueue
+from ref_server.queue.transaction import Transaction, Value
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+_CONNECTIONS = 16
+_CONNECT_SECONDS = 5.0
+_UPKEEP_SECONDS = 1.0
+# The other of two that waited for each other has gone on meanwhile.
+_DEADLOCK_ATTEMPTS = 5
+
+
+def database_time(db: psycopg.Connection) -> float:
+    row = db.execute("SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)").fetchone()
+    assert row is not None
+    return row[0]
+
+
+class PostgresQueue(SqlQueue):
+    """The `Queue` in the database at `url`; its tables are made if there are none.
+
+    retention_seconds: how long a settled batch's id stays known. claim_seconds: a server that shows no sign of life for
+    so long loses what it was scoring. clock: Unix seconds, of the database unless a test has others.
+    Raises StorageBroken when the database cannot be reached or has an unknown schema.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        limits: Limits,
+        retention_seconds: float = 30 * 86400.0,
+        claim_seconds: float = 60.0,
+        clock: Callable[[psycopg.Connection], float] = database_time,
+    ) -> None:
+        super().__init__(limits, retention_seconds)
+        self._claim_seconds = claim_seconds
+        self._clock = clock
+        self._claims: set[str] = set()
+        self._closing = threading.Event()
+        self._pool = _connect(url)
+        self._upkeep = threading.Thread(target=self._keep_up, name="queue-upkeep", daemon=True)
+        self._upkeep.start()
+
+    def claim(self, max_tokens: int) -> list[Claim]:
+        claims = super().claim(max_tokens)
+        self._claims.update(claim.id for claim in claims)
+        return claims
+
+    def close(self) -> None:
+        """Ends the connections; every later call raises StorageBroken."""
+        self._closing.set()
+        self._upkeep.join()
+        self._pool.close()
+
+    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
+        for attempt in range(1, _DEADLOCK_ATTEMPTS + 1):
+            try:
+                with self._pool.connection() as db:
+                    db.execute("SELECT set_config('synchronous_commit', %s, true)", ["on" if durable else "off"])
+                    now = self._clock(db)
+                    return operation(self._begin(_Postgres(db), now, now))
+            except DeadlockDetected as error:
+                if attempt == _DEADLOCK_ATTEMPTS:
+                    raise StorageBroken(f"the database is too busy: {error}") from error
+            except psycopg.Error as error:
+                raise _storage_error(error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _keep_up(self) -> None:
+        """Holds on to what is being scored here, and keeps counting cheap."""
+        while not self._closing.wait(_UPKEEP_SECONDS):
+            try:
+                self._run(self._renew)
+                self._run(lambda tx: tx.execute(postgres_schema.ADD_UP))
+            except (StorageBroken, StorageFull) as error:
+                log.warning("the database cannot be used", error=str(error))
+
+    def _renew(self, tx: Transaction) -> None:
+        """Only claims that are known here: one whose answer was lost on the way runs out and is claimed again."""
+        mine = "id = ? AND state = 'scoring' AND scorer = ?"
+        for id in sorted(self._claims.copy()):
+            renewed = f"UPDATE batches SET expires = ? WHERE {mine} RETURNING id"
+            if not tx.rows(renewed, tx.claim_expires, id, tx.scorer):
+                self._claims.discard(id)
+
+
+class _Postgres:
+    """A connection, with `?` for values as in SQLite."""
+
+    lock = "FOR UPDATE"
+    skip_locked = "FOR UPDATE SKIP LOCKED"
+
+    def __init__(self, db: psycopg.Connection) -> None:
+        self._db = db
+
+    def rows(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
+        cursor = self._db.execute(sql.replace("?", "%s").encode(), [_storable(value) for value in values])
+        return cursor.fetchall() if cursor.description else []
+
+    def serialise(self, name: str) -> None:
+        self._db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_storable(f"tandem {name}")])
+
+
+def _storable(value: Value) -> Value:
+    """PostgreSQL has no NUL in its texts."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value
+
+
+def _connect(url: str) -> ConnectionPool:
+    def configure(db: psycopg.Connection) -> None:
+        db.execute(f"SET search_path TO {postgres_schema.SCHEMA}".encode())
+        db.commit()
+
+    # check: after a restart of the database the connections that it has ended are replaced before they are used.
+    pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
+        url, min_size=1, max_size=_CONNECTIONS, timeout=_CONNECT_SECONDS, configure=configure,
+        check=ConnectionPool.check_connection, open=False,
+    )  # fmt: skip
+    try:
+        with psycopg.connect(url, connect_timeout=int(_CONNECT_SECONDS)) as db:  # whose error tells why it cannot
+            configure(db)
+            postgres_schema.prepare(db)
+        pool.open(wait=True, timeout=_CONNECT_SECONDS)
+    except psycopg.Error as error:
+        pool.close()
+        raise StorageBroken(f"the database cannot be used: {error}") from error
+    return pool
+
+
+def _storage_error(error: psycopg.Error) -> Exception:
+    """What the database did, in the queue's words; any other error is a bug and stays what it is."""
+    if isinstance(error, DiskFull):
+        return StorageFull(f"the database's disk is full: {error}")
+    if isinstance(error, PoolClosed):
+        return StorageBroken("the queue is closed")
+    if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, ReadOnlySqlTransaction, UndefinedTable)):
+        return StorageBroken(f"the database cannot be used: {error}")
+    return error

@@ -1,0 +1,97 @@
+"""The stores of a queue, each empty at first, on clocks that a test moves."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from ref_server.queue.interface import Limits, Queue
+from ref_server.queue.postgres import PostgresQueue
+from ref_server.queue.sqlite import SqliteQueue
+from tests.postgresql import Postgres, PostgresMissing, postgres
+
+RETENTION = 1000.0
+
+
+class Clock:
+    """Seconds that pass only when told to: the monotonic clock and, counted from elsewhere, the wall clock."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+
+class Backend(Protocol):
+    """One store: what is opened again finds what was there."""
+
+    def open(self, clock: Clock, limits: Limits) -> Queue: ...
+
+
+class SqliteBackend:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "queue.sqlite"
+
+    def open(self, clock: Clock, limits: Limits) -> Queue:
+        return SqliteQueue(
+            self._path, limits=limits, retention_seconds=RETENTION, clock=clock.monotonic, wall=clock.wall
+        )
+
+
+class PostgresBackend:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def open(self, clock: Clock, limits: Limits) -> Queue:
+        return PostgresQueue(
+            self.url, limits=limits, retention_seconds=RETENTION, claim_seconds=60.0, clock=lambda _: clock.wall()
+        )
+
+
+@contextmanager
+def sqlite_backend(folder: Path) -> Iterator[Backend]:
+    yield SqliteBackend(folder)
+
+
+@contextmanager
+def postgres_backend(folder: Path) -> Iterator[PostgresBackend]:
+    cluster = _cluster()
+    database = f"test_{next(_numbers)}"
+    yield PostgresBackend(cluster.create_database(database))
+    cluster.execute(f"DROP DATABASE {database} WITH (FORCE)")
+
+
+BACKENDS: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
+    "postgresql": postgres_backend,
+    "sqlite": sqlite_backend,
+}
+
+_numbers = itertools.count()
+_running = ExitStack()
+
+
+@cache
+def _cluster() -> Postgres:
+    """One for the whole process, made when it is first asked for; conftest.py stops it."""
+    try:
+        return _running.enter_context(postgres(settings=("fsync = off", "max_connections = 200")))
+    except PostgresMissing as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+
+
+def stop_cluster() -> None:
+    _running.close()
