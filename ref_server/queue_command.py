@@ -4,6 +4,8 @@ Over HTTP, since the server holds its store for itself.
 """
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +61,12 @@ def queue_command(arguments: list[str]) -> int:
         print(f"ref-server queue: there is no command {name!r}\n\n{USAGE}", file=sys.stderr)
         return 2
     try:
-        return VERBS[name](rest)
+        status = VERBS[name](rest)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads has seen enough; Python would complain about the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except QueueError as error:
         print(f"ref-server queue {name}: {error}", file=sys.stderr)
         return 1

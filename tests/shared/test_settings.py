@@ -289,3 +289,18 @@ def test_help_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         entry = listed[re.search(rf" {option}[ ,]", listed).start() :].partition(")")[0]  # type: ignore[union-attr]
         assert description in entry, option
         assert default.rstrip(")") in entry, option
+
+
+class Told(BaseSettings):
+    """Tell things.
+
+    At length.
+    """
+
+    model_config = settings_config("TANDEM_TEST_")
+
+
+def test_help_leaves_out_the_indentation_of_the_source(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(Told, ["--help"], prog="told", schema=Told)
+    assert "\n\nTell things.\n\nAt length.\n\n" in capsys.readouterr().out

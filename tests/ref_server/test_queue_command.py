@@ -1,0 +1,496 @@
+"""`ref-server queue` against a real server: every verb, for people and for programs, and every refusal."""
+
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
+from typing import Any, get_args
+
+import httpx
+import numpy as np
+import pytest
+
+from ref_server import queue_client
+from ref_server.__main__ import serve
+from ref_server.config import QueueConfig
+from ref_server.queue.interface import State
+from ref_server.queue_client import QueueClient, ServerSilent
+from ref_server.queue_command import VERBS, queue_command
+from ref_server.queue_options import Ls
+from ref_server.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+
+Rollout = Callable[..., RolloutBatch]
+Command = Callable[..., tuple[int, str, str]]
+
+# Batches that may wait in one run.
+ROOM = 6
+UNKNOWN = "00000000-0000-7000-8000-000000000000"
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def service(make_service: Callable[..., Service]) -> Service:
+    """A batch dies of its first failure, and a run is soon full."""
+    return make_service(queue=QueueConfig(max_deliveries=1, max_batches_per_run=ROOM))
+
+
+@pytest.fixture
+def run() -> str:
+    """A run of the test's own, so that tests share a server."""
+    return f"run-{next(NUMBERS)}"
+
+
+@pytest.fixture
+def command(http: httpx.Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command against the server: its status, standard output and standard error."""
+    monkeypatch.setenv("REF_SERVER_URL", str(http.base_url))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = queue_command(list(arguments))
+        except SystemExit as exited:
+            status = int(exited.code or 0)
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return command
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Terminal]:
+    """Gives the command a terminal on which somebody types this; what it asks there."""
+
+    def sit_down(typed: str) -> Terminal:
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stdin", Terminal(typed))
+        monkeypatch.setattr(sys, "stderr", screen)
+        return screen
+
+    return sit_down
+
+
+def ready(http: httpx.Client, batch: RolloutBatch) -> str:
+    """Uploads a batch and waits until it is scored: its id."""
+    body = wire.encode(batch)
+    assert http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).status_code == 201
+    lease(http, batch.run, error=None)
+    return batch.id
+
+
+def dead(http: httpx.Client, batch: RolloutBatch, error: str = "the loss is not finite") -> str:
+    """Uploads a batch and lets it die: its id. No other batch of its run may be ready."""
+    ready(http, batch)
+    lease(http, batch.run, error=error)
+    assert state(http, batch.id) == "dead"
+    return batch.id
+
+
+def lease(http: httpx.Client, run: str, error: str | None) -> None:
+    """Leases a batch and gives it back."""
+    leased = http.post("/v1/batches/lease", json={"consumer": "trainer", "run": run, "wait_seconds": 15})
+    key = {"id": leased.headers["Batch-Id"], "token": leased.headers["Lease-Token"]}
+    http.post("/v1/leases/release", json={"leases": [key], "error": error}).raise_for_status()
+
+
+def state(http: httpx.Client, id: str) -> str:
+    return http.get(f"/v1/batches/{id}").json()["state"]
+
+
+# Looking
+
+
+def test_stats(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    dead(http, rollout(run=run))
+    ready(http, rollout(run=run))
+    status, out, err = command("stats")
+    assert (status, err) == (0, "")
+    assert [line.split() for line in out.splitlines() if line.startswith(run)] == [
+        [run, "ready", "1", "<0.1"],
+        [run, "dead", "1", "<0.1"],
+    ]
+    assert [f"batches, {run}", "1", str(ROOM), "16.7"] in [line.split("  ") for line in squeezed(out)]
+    assert "the oldest waiting batch has waited" in out
+    assert "tokens/s" in out
+    status, out, _ = command("stats", "--json")
+    told, asked = json.loads(out), http.get("/v1/queue").json()
+    assert (status, told["runs"][run], told["limits"]) == (0, asked["runs"][run], asked["limits"])
+
+
+def squeezed(text: str) -> list[str]:
+    """Lines whose columns are two blanks apart."""
+    return ["  ".join(part.strip() for part in line.split("  ") if part.strip()) for line in text.splitlines()]
+
+
+def test_ls(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    first = dead(http, rollout(run=run, policy_version=7, prompt=5, lengths=(4, 6)), "a long story " * 20)
+    second = ready(http, rollout(run=run))
+    status, out, err = command("ls", "--run", run)
+    assert (status, err) == (0, "")
+    headers, *lines = squeezed(out)
+    assert headers.split("  ")[:6] == ["id", "run", "epoch", "version", "state", "age"]
+    assert headers.split("  ")[6:] == ["tokens", "deliveries", "consumer", "reason"]
+    assert [line.split()[0] for line in lines] == [first, second]
+    assert lines[0].startswith(f"{first}  {run}  0  7  dead  ")
+    assert "  15  1  1 deliveries failed" in lines[0]
+    assert lines[0].endswith("a long story " * 19 + "a long story"), "a pipe gets whole lines"
+    assert command("ls", "--run", run, "--state", "ready")[1].splitlines()[1].startswith(second)
+    status, out, _ = command("ls", "--run", run, "--state", "dead", "--json")
+    assert (status, [batch["id"] for batch in json.loads(out)["batches"]]) == (0, [first])
+    assert command("ls", "--run", "nobody's") == (0, "", "no such batch\n")
+
+
+def test_ls_over_many_pages(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [ready(http, rollout(run=run)) for _ in range(5)]
+    monkeypatch.setattr(queue_client, "PAGE", 2)
+
+    def listed(*arguments: str) -> tuple[list[str], str, Any]:
+        _, out, err = command("ls", "--run", run, *arguments)
+        page = json.loads(command("ls", "--run", run, "--json", *arguments)[1])
+        assert [line.split()[0] for line in out.splitlines()[1:]] == [batch["id"] for batch in page["batches"]]
+        return [batch["id"] for batch in page["batches"]], err, page["next_cursor"]
+
+    assert listed() == (ids, "", None)
+    assert listed("--limit", "0") == (ids, "", None)
+    assert listed("--limit", "5") == (ids, "", None)
+    some, err, cursor = listed("--limit", "3")
+    assert some == ids[:3]
+    assert "the 3 oldest; there are more" in err
+    rest = http.get("/v1/batches", params={"run": run, "cursor": cursor}).json()["batches"]
+    assert [batch["id"] for batch in rest] == ids[3:]
+
+
+def test_show(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    rewards = np.array([1, np.nan, 0.5], dtype=np.float32)
+    id = dead(http, rollout(run=run, rewards=rewards, reward_parts={"accuracy": rewards}))
+    status, out, err = command("show", id)
+    assert (status, err) == (0, "")
+    assert "state            dead" in out
+    assert "3 completions, 12 tokens; prompt 5" in out
+    history = [line.split()[4] for line in out.splitlines() if " s  " in line]
+    assert history == ["queued", "scoring", "ready", "leased", "ready", "leased", "dead"]
+    assert "completion 0" not in out
+    out = command("show", id, "--tokens")[1]
+    assert "completion 0: reward 1, accuracy 1; 4 tokens, finished" in out
+    assert "completion 1: reward not judged, accuracy not judged; 1 tokens, finished" in out
+    told, asked = json.loads(command("show", id, "--tokens", "--json")[1]), http.get(f"/v1/batches/{id}").json()
+    assert told == asked | {"tokens": http.get(f"/v1/batches/{id}/tokens").json()}
+    assert json.loads(command("show", id, "--json")[1]) == asked
+
+
+def test_a_payload_that_is_gone(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    id = ready(http, rollout(run=run))
+    http.delete(f"/v1/batches/{id}").raise_for_status()
+    status, out, err = command("show", id, "--tokens")
+    assert status == 0
+    assert "payload          gone" in out
+    assert "its payload is gone" in err
+    assert json.loads(command("show", id, "--tokens", "--json")[1])["tokens"] is None
+
+
+def test_what_clients_say_does_not_steer_the_terminal(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str
+) -> None:
+    id = dead(http, rollout(run=run), "\x1b[31m[red]:smile:\n")
+    for arguments in (["ls", "--run", run], ["show", id]):
+        out = command(*arguments)[1]
+        assert "\x1b" not in out
+        assert r"\x1b[31m[red]:smile:\n" in out
+
+
+# Bringing back
+
+
+def test_requeue_some(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    first, second = dead(http, rollout(run=run)), dead(http, rollout(run=run))
+    fine = ready(http, rollout(run=run))
+    status, out, err = command("requeue", first, fine, UNKNOWN, "a/b", second, first)
+    assert (status, out) == (1, "2 batches brought back\n")
+    assert [line.partition(": ")[0] for line in err.splitlines()] == [fine, UNKNOWN, "a/b"]
+    assert "only an expired or a dead batch" in err
+    assert {state(http, id) for id in (first, second)} == {"ready"}
+    status, out, err = command("requeue", fine, UNKNOWN, "--json")
+    answer = json.loads(out)
+    assert (status, err, answer["requeued"]) == (1, "", [])
+    assert [(failure["id"], failure["status"]) for failure in answer["failed"]] == [(fine, 409), (UNKNOWN, 404)]
+    assert "is known here" in answer["failed"][1]["message"]
+
+
+def test_requeue_all_of_a_state(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [dead(http, rollout(run=run)) for _ in range(3)]
+    other = dead(http, rollout(run=f"{run}-other"))
+    dropped = ready(http, rollout(run=run))
+    http.delete(f"/v1/batches/{dropped}").raise_for_status()
+    monkeypatch.setattr(queue_client, "PAGE", 2)
+    status, out, _ = command("requeue", "--state", "dead", "--run", run, "--json")
+    assert status == 0
+    assert json.loads(out) == {"requeued": [{"id": id, "state": "ready"} for id in ids], "failed": []}
+    assert state(http, other) == "dead"
+    # What was dropped cannot come back, and is no failure when nobody named it.
+    assert command("requeue", "--state", "expired", "--run", run) == (0, "0 batches brought back\n", "")
+
+
+def test_requeue_into_a_full_queue(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    ids = [dead(http, rollout(run=run)) for _ in range(2)]
+    for _ in range(ROOM - 1):
+        ready(http, rollout(run=run))
+    status, out, err = command("requeue", "--state", "dead", "--run", run)
+    assert (status, out) == (1, "1 batch brought back\n")
+    assert err.startswith(f"{ids[1]}: {ROOM} batches")
+    assert [state(http, id) for id in ids] == ["ready", "dead"]
+
+
+def test_many_refusals_are_told_in_brief(command: Command) -> None:
+    status, _, err = command("requeue", *(f"nobody-{number}" for number in range(25)))
+    assert status == 1
+    assert err.count("is known here") == 20
+    assert err.endswith("and 5 more; --json tells all\n")
+
+
+# Dropping
+
+
+@pytest.mark.parametrize("typed", ["n\n", "\n", ""])
+def test_purge_asks_and_hears_no(
+    command: Command, terminal: Callable[[str], Terminal], http: httpx.Client, rollout: Rollout, run: str, typed: str
+) -> None:
+    id = dead(http, rollout(run=run))
+    screen = terminal(typed)
+    assert command("purge", id)[:2] == (1, "")
+    assert "Drop 1 batch, <0.1 MiB, for good?" in screen.getvalue()
+    assert "nothing was purged" in screen.getvalue()
+    assert state(http, id) == "dead"
+
+
+def test_purge_asks_and_hears_yes(
+    command: Command, terminal: Callable[[str], Terminal], http: httpx.Client, rollout: Rollout, run: str
+) -> None:
+    ids = [dead(http, rollout(run=run)) for _ in range(12)]
+    screen = terminal("y\n")
+    assert command("purge", "--state", "dead", "--run", run)[:2] == (0, "12 batches purged, <0.1 MiB\n")
+    assert "Drop 12 batches" in screen.getvalue()
+    assert "purged" in screen.getvalue(), "a bar shows how far it is"
+    assert {state(http, id) for id in ids} == {"expired"}
+
+
+def test_purge_without_a_terminal(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    id = dead(http, rollout(run=run))
+    status, out, err = command("purge", "--state", "dead", "--run", run)
+    assert (status, out) == (1, "")
+    assert "would drop 1 batch" in err
+    assert "--yes" in err
+    assert state(http, id) == "dead"
+    size = http.get(f"/v1/batches/{id}").json()["payload_bytes"]
+    status, out, err = command("purge", "--state", "dead", "--run", run, "--yes", "--json")
+    assert (status, err, json.loads(out)) == (0, "", {"purged": [id], "bytes": size, "failed": []})
+    assert state(http, id) == "expired"
+    # There is nothing left, so nothing to ask.
+    assert command("purge", "--state", "expired", "--run", run) == (0, "0 batches purged, 0.0 MiB\n", "")
+
+
+def test_purge_by_age(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = ready(http, rollout(run=run))
+    arguments = ["purge", "--state", "ready", "--run", run, "--older-than-days", "1", "--yes"]
+    assert command(*arguments)[1] == "0 batches purged, 0.0 MiB\n"
+    admitted = http.get(f"/v1/batches/{id}").json()["admitted_at"]
+    monkeypatch.setattr("ref_server.queue_command.time.time", lambda: admitted + 86_401)
+    assert command(*arguments)[1] == "1 batch purged, <0.1 MiB\n"
+    assert state(http, id) == "expired"
+
+
+def test_purge_by_name(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    id = ready(http, rollout(run=run))
+    status, out, err = command("purge", UNKNOWN, id, "--yes")
+    assert (status, out) == (1, "1 batch purged, <0.1 MiB\n")
+    assert err.startswith(UNKNOWN)
+    assert err.count("\n") == 1
+    answer = json.loads(command("purge", UNKNOWN, "--yes", "--json")[1])
+    assert (answer["purged"], answer["failed"][0]["status"]) == ([], 404)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ServerSilent("the server has gone")])
+def test_an_end_in_the_middle_says_how_far_it_came(
+    error: BaseException,
+    command: Command,
+    http: httpx.Client,
+    rollout: Rollout,
+    run: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ids = [dead(http, rollout(run=run)) for _ in range(3)]
+    drop = QueueClient.drop
+
+    def drop_one(client: QueueClient, id: str) -> str:
+        if id != ids[0]:
+            raise error
+        return drop(client, id)
+
+    monkeypatch.setattr(QueueClient, "drop", drop_one)
+    if isinstance(error, KeyboardInterrupt):  # which main() turns into 130
+        with pytest.raises(KeyboardInterrupt):
+            command("purge", *ids, "--yes")
+        err = capsys.readouterr().err
+    else:
+        status, _, err = command("purge", *ids, "--yes")
+        assert status == 1
+        assert err.endswith("ref-server queue purge: the server has gone\n")
+    assert err.startswith("1 of 3 were purged before this ended\n")
+    assert [state(http, id) for id in ids] == ["expired", "dead", "dead"]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("arguments", [["stats"], ["ls"], ["show", UNKNOWN], ["requeue", UNKNOWN], ["purge", UNKNOWN]])
+def test_no_server(command: Command, arguments: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    status, out, err = command(*arguments, "--url", url)
+    assert (status, out) == (1, "")
+    assert f"ref-server queue {arguments[0]}: no server answers at {url}" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("answered", "told"), [(200, "is no reference server"), (502, "502 Bad Gateway")])
+def test_another_server(command: Command, answered: int, told: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answered)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        status, out, err = command("stats", "--url", f"http://127.0.0.1:{server.server_port}")
+        thread.join()
+    assert (status, out) == (1, "")
+    assert told in err
+
+
+def test_what_the_server_refuses_is_told_in_its_words(command: Command) -> None:
+    status, out, err = command("show", UNKNOWN)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"ref-server queue show: no batch '{UNKNOWN}' is known here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("fly", "there is no command 'fly'"),
+        ("show", "required: ID"),
+        ("requeue", "name batches, or choose them by --state"),
+        ("requeue a --state dead", "one of the two"),
+        ("requeue a --run r", "--run goes with --state"),
+        ("requeue --state ready", "state: Input should be 'dead' or 'expired'"),
+        ("purge a --older-than-days 3", "--older-than-days goes with --state"),
+        ("purge --state done", "state: "),
+        ("ls --state gone", "state: "),
+        ("ls --limit -1", "limit: "),
+        ("ls --url localhost:8400", "url: "),
+        ("ls --surprise", "--surprise"),
+    ],
+)
+def test_commands_that_cannot_be(command: Command, arguments: str, message: str) -> None:
+    status, out, err = command(*arguments.split())
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_the_environment_of_a_server_does_no_harm(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REF_SERVER_PORT", "1")
+    monkeypatch.setenv("REF_SERVER_QUEUE__MAX_MIB", "1")
+    assert command("ls", "--limit", "1")[0] == 0
+    monkeypatch.setenv("REF_SERVER_YES", "1")
+    status, _, err = command("purge", "--state", "dead")
+    assert status == 2
+    assert "REF_SERVER_YES is not a setting" in err
+
+
+def test_the_url_in_the_environment_does_the_server_no_harm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REF_SERVER_URL", "http://127.0.0.1:1")
+    with pytest.raises(SystemExit):
+        serve(["--model", "m", "--port", "0"])
+    err = capsys.readouterr().err
+    assert "port: " in err
+    assert "URL" not in err
+
+
+def test_help(command: Command) -> None:
+    status, out, _ = command("--help")
+    assert status == 0
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert command()[0] == 2
+    for verb in VERBS:
+        status, out, _ = command(verb, "--help")
+        assert status == 0
+        assert out.startswith(f"usage: ref-server queue {verb} ")
+        assert "REF_SERVER_URL" in out
+        assert "--json" in out
+
+
+def test_every_state_can_be_listed() -> None:
+    choices, _ = get_args(Ls.model_fields["state"].annotation)
+    assert set(get_args(choices)) == set(State)
+
+
+# As a process
+
+
+def test_a_process(http: httpx.Client, rollout: Rollout, run: str) -> None:
+    id = ready(http, rollout(run=run))
+    command = [sys.executable, "-m", "ref_server", "queue", "ls", "--run", run, "--url", str(http.base_url), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=80)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [batch["id"] for batch in json.loads(done.stdout)["batches"]] == [id]
+
+
+def test_a_reader_that_has_seen_enough(http: httpx.Client) -> None:
+    code = "import sys; from ref_server.queue_command import queue_command; sys.exit(queue_command(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "stats", "--json", "--url", str(http.base_url)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_ctrl_c(http: httpx.Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(80)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "ref_server", "queue", "stats", "--url", url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()
+            with connection:
+                connection.recv(1)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (128 + signal.SIGINT, "")
+    assert "Traceback" not in err
