@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SEED ?= 0
+STEPS ?= 50000
 CYCLES ?= 20
 
-.PHONY: demo test lint types pytest bench bench-trl chaos clean
+.PHONY: demo test lint types pytest bench bench-trl chaos queue-model clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -31,6 +32,9 @@ bench-trl: $(STAMP)  ## the demo beside TRL's GRPOTrainer, which it installs
 
 chaos: $(STAMP)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"
 	$(BIN)/python -m tests.chaos $(ONLY) --cycles $(CYCLES) --seed $(SEED) $(if $(BACKEND),--backend $(BACKEND))
+
+queue-model: $(STAMP)  ## both stores of the queue beside a model of it, 50,000 operations each
+	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s tests/ref_server/queue/test_model.py
 
 clean:
 	rm -rf .venv

@@ -24,7 +24,6 @@ log = structlog.get_logger()
 
 _CONNECTIONS = 16
 _CONNECT_SECONDS = 5.0
-_UPKEEP_SECONDS = 1.0
 # The other of two that waited for each other has gone on meanwhile.
 _DEADLOCK_ATTEMPTS = 5
 
@@ -39,7 +38,7 @@ class PostgresQueue(SqlQueue):
     """The `Queue` in the database at `url`; its tables are made if there are none.
 
     retention_seconds: how long a settled batch's id stays known. claim_seconds: a server that shows no sign of life for
-    so long loses what it was scoring. clock: Unix seconds, of the database unless a test has others.
+    so long loses what it was scoring. upkeep_seconds: how often it shows one. clock: Unix seconds, of the database unless a test has others.
     Raises StorageBroken when the database cannot be reached or has an unknown schema.
     """
 
@@ -50,10 +49,12 @@ class PostgresQueue(SqlQueue):
         limits: Limits,
         retention_seconds: float = 30 * 86400.0,
         claim_seconds: float = 60.0,
+        upkeep_seconds: float = 1.0,
         clock: Callable[[psycopg.Connection], float] = database_time,
     ) -> None:
         super().__init__(limits, retention_seconds)
         self._claim_seconds = claim_seconds
+        self._upkeep_seconds = upkeep_seconds
         self._clock = clock
         self._claims: set[str] = set()
         self._closing = threading.Event()
@@ -88,7 +89,7 @@ class PostgresQueue(SqlQueue):
 
     def _keep_up(self) -> None:
         """Holds on to what is being scored here, and keeps counting cheap."""
-        while not self._closing.wait(_UPKEEP_SECONDS):
+        while not self._closing.wait(self._upkeep_seconds):
             try:
                 self._run(self._renew)
                 self._run(lambda tx: tx.execute(postgres_schema.ADD_UP))

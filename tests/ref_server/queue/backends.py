@@ -16,6 +16,7 @@ from ref_server.queue.sqlite import SqliteQueue
 from tests.postgresql import Postgres, PostgresMissing, postgres
 
 RETENTION = 1000.0
+CLAIM_SECONDS = 60.0
 
 
 class Clock:
@@ -56,7 +57,12 @@ class PostgresBackend:
 
     def open(self, clock: Clock, limits: Limits) -> Queue:
         return PostgresQueue(
-            self.url, limits=limits, retention_seconds=RETENTION, claim_seconds=60.0, clock=lambda _: clock.wall()
+            self.url,
+            limits=limits,
+            retention_seconds=RETENTION,
+            claim_seconds=CLAIM_SECONDS,
+            upkeep_seconds=3600.0,  # so that only what a test does happens
+            clock=lambda _: clock.wall(),
         )
 
 

@@ -1,0 +1,353 @@
+"""A queue as one would write it down without a database: plain lists, nothing fast, one thread.
+
+It says what a `Queue` must do, so that a test can put both through the same operations.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ref_server.queue.interface import (
+    ContentConflict,
+    LeaseKey,
+    LeaseRequest,
+    Limits,
+    Order,
+    Outcome,
+    QueueFull,
+    State,
+    Superseded,
+    TooManyInFlight,
+    Upload,
+    WrongState,
+)
+from tests.ref_server.queue.backends import RETENTION, Clock
+
+HOUSEKEEPING = 60.0
+SETTLED = (State.DONE, State.EXPIRED, State.DEAD)
+
+
+@dataclass
+class Hold:
+    """A claim (token None) or a lease, and until when it holds; None: as long as its process lives."""
+
+    expires: float | None
+    token: str | None = None
+    consumer: str | None = None
+    incarnation: str | None = None
+    request_id: str | None = None
+    seconds: float = 0.0
+    started: bool = False
+    scorer: int | None = None
+
+    def repeats(self, request: LeaseRequest) -> bool:
+        same = (self.consumer, self.request_id) == (request.consumer, request.request_id)
+        return same and request.request_id is not None
+
+    def is_outlived_by(self, request: LeaseRequest) -> bool:
+        return self.consumer == request.consumer and self.incarnation != request.incarnation
+
+
+@dataclass
+class Entry:
+    """A batch, as old as its place in the list of all."""
+
+    upload: Upload
+    admitted_at: float
+    state: State
+    body: bytes | None
+    reason: str | None = None
+    settled_at: float = 0.0
+    scored: bool = False
+    attempts: int = 0
+    interruptions: int = 0
+    deliveries: int = 0
+    returned: bool = False
+    hold: Hold | None = None
+    settled_by: Hold | None = None
+    released: set[str] = field(default_factory=set)
+
+    @property
+    def waits(self) -> bool:
+        in_line = self.state in (State.QUEUED, State.SCORING, State.READY)
+        return in_line or (self.state is State.LEASED and not self.lease.started)
+
+    @property
+    def lease(self) -> Hold:
+        assert self.hold is not None
+        return self.hold
+
+    @property
+    def size(self) -> int:
+        return len(self.body or b"")
+
+
+class ModelQueue:
+    """claim_seconds: how long a claim holds; None: as long as its process lives."""
+
+    def __init__(self, limits: Limits, clock: Clock, claim_seconds: float | None) -> None:
+        self.limits, self.clock, self.claim_seconds = limits, clock, claim_seconds
+        self.entries: list[Entry] = []
+        self.lives: list[tuple[str, str, float]] = []  # consumer, incarnation, first seen; the newest last
+        self.forks: dict[tuple[str, int], int] = {}
+        self.scorer = 0
+        self.due = float("-inf")
+
+    # --- time
+
+    def begin(self) -> Callable[[], None]:
+        """What time alone does. Returns how to undo the forgetting, which fails with the operation."""
+        now = self.clock.now
+        for entry in self.entries:
+            if entry.hold and entry.hold.expires is not None and entry.hold.expires <= now:
+                if entry.state is State.SCORING:
+                    self._interrupt(entry)
+                else:
+                    self._lose(entry)
+        before = self.entries, self.lives
+        if now >= self.due:
+            self.due = now + HOUSEKEEPING
+            old = now - RETENTION
+            self.entries = [e for e in self.entries if not (e.state in SETTLED and e.settled_at < old)]
+            self.lives = [life for life in self.lives if life[2] >= old]
+
+        def undo() -> None:
+            self.entries, self.lives = before
+
+        return undo
+
+    def restart(self) -> None:
+        """Another process opens the store."""
+        self.scorer += 1
+        self.due = float("-inf")
+        if self.claim_seconds is not None:
+            return  # the claims and leases go on
+        for entry in self.entries:
+            if entry.state is State.SCORING:
+                self._interrupt(entry)
+            elif entry.state is State.LEASED:
+                entry.lease.expires = self.clock.now + entry.lease.seconds
+
+    # --- admission and scoring
+
+    def put(self, upload: Upload) -> tuple[State, bool]:
+        known = self._known(upload.id)
+        if known:
+            if known.upload.content_hash != upload.content_hash:
+                raise ContentConflict
+            return known.state, False
+        self._check_room(upload.run, len(upload.body))
+        state = State.QUEUED if upload.to_score else State.READY
+        self.entries.append(Entry(upload, self.clock.wall(), state, upload.body, scored=not upload.to_score))
+        return state, True
+
+    def claim(self, max_tokens: int) -> list[tuple[str, bytes | None, int]]:
+        chosen: list[Entry] = []
+        for entry in [e for e in self.entries if e.state is State.QUEUED]:
+            tokens = sum(e.upload.prompt_tokens + e.upload.completion_tokens for e in [*chosen, entry])
+            if chosen and (tokens > max_tokens or entry.interruptions):
+                break
+            chosen.append(entry)
+            if entry.interruptions:
+                break
+        for entry in chosen:
+            expires = None if self.claim_seconds is None else self.clock.now + self.claim_seconds
+            entry.state, entry.hold = State.SCORING, Hold(expires, scorer=self.scorer)
+        return [(entry.upload.id, entry.body, entry.attempts) for entry in chosen]
+
+    def complete(self, id: str, body: bytes) -> None:
+        entry = self._claimed(id)
+        entry.state, entry.body, entry.scored, entry.hold = State.READY, body, True, None
+
+    def fail(self, id: str, error: str) -> State:
+        entry = self._claimed(id)
+        entry.attempts += 1
+        entry.state, entry.hold = State.QUEUED, None
+        if entry.attempts == self.limits.max_scoring_attempts:
+            self._settle(entry, State.DEAD, error)
+        return entry.state
+
+    # --- leases
+
+    def lease(self, request: LeaseRequest) -> Entry | None:
+        self._recognise(request)
+        if request.run is not None:
+            if request.epoch is not None and request.policy_version is not None:
+                self.forks.setdefault((request.run, request.epoch), request.policy_version)
+            for entry in self.entries:
+                if reason := self._useless(entry, request):
+                    self._settle(entry, State.EXPIRED, reason)
+        for entry in self.entries:
+            if entry.state is State.LEASED and entry.lease.repeats(request):
+                return entry
+        leased = [entry for entry in self.entries if entry.state is State.LEASED]
+        of_run = [entry for entry in leased if entry.upload.run == request.run]
+        if len(leased) >= self.limits.max_in_flight or len(of_run) >= self.limits.max_in_flight_per_run:
+            raise TooManyInFlight("full")
+        good = [entry for entry in self.entries if entry.state is State.READY and self._suits(entry, request)]
+        if not good:
+            return None
+        if request.order is Order.FIFO:
+            chosen = min(good, key=lambda e: (not e.returned, self.entries.index(e)))
+        else:
+            chosen = max(good, key=lambda e: (e.returned, e.upload.policy_version, self.entries.index(e)))
+        chosen.state = State.LEASED
+        chosen.hold = Hold(
+            self.clock.now + request.lease_seconds,
+            consumer=request.consumer,
+            incarnation=request.incarnation,
+            request_id=request.request_id,
+            seconds=request.lease_seconds,
+        )
+        return chosen
+
+    def ack(self, keys: Sequence[LeaseKey]) -> list[Outcome]:
+        def settle(entry: Entry) -> None:
+            entry.settled_by, entry.body = entry.hold, None
+            self._settle(entry, State.DONE, None)
+
+        return self._use(keys, settle)
+
+    def extend(self, keys: Sequence[LeaseKey], seconds: float, started: bool) -> list[Outcome]:
+        def prolong(entry: Entry) -> None:
+            entry.lease.expires, entry.lease.seconds = self.clock.now + seconds, seconds
+            entry.lease.started = entry.lease.started or started
+
+        return self._use(keys, prolong)
+
+    def release(self, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
+        def give_back(entry: Entry) -> None:
+            assert entry.lease.token
+            entry.released = {entry.lease.token}  # the last one is known, for a repeated release
+            self._return(entry, counts=error is not None)
+
+        outcomes = self._use(keys, give_back)
+        for place, key in enumerate(keys):
+            entry = self._known(key.id)
+            if outcomes[place] is Outcome.STALE and entry and key.token in entry.released:
+                outcomes[place] = Outcome.ALREADY
+        return outcomes
+
+    # --- what an operator does
+
+    def requeue(self, id: str) -> State:
+        entry = self._find(id)
+        if entry.state not in (State.EXPIRED, State.DEAD) or entry.body is None:
+            raise WrongState
+        self._check_room(entry.upload.run, entry.size)
+        entry.state = State.READY if entry.scored else State.QUEUED
+        entry.reason, entry.returned = None, False
+        entry.attempts = entry.interruptions = entry.deliveries = 0
+        return entry.state
+
+    def drop(self, id: str) -> None:
+        entry = self._find(id)
+        if entry.state is State.SCORING:
+            raise WrongState
+        if entry.state is not State.DONE:
+            entry.body = None
+            self._settle(entry, State.EXPIRED, "dropped")
+
+    # --- looking
+
+    def depths(self) -> dict[tuple[str, State], tuple[int, int]]:
+        batches = Counter((e.upload.run, e.state) for e in self.entries)
+        return {
+            key: (count, sum(e.size for e in self.entries if (e.upload.run, e.state) == key))
+            for key, count in batches.items()
+        }
+
+    def oldest_age(self) -> float | None:
+        waiting = [e for e in self.entries if e.state in (State.QUEUED, State.SCORING, State.READY)]
+        return max((self.clock.wall() - e.admitted_at for e in waiting), default=None)
+
+    # --- how
+
+    def _known(self, id: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.upload.id == id), None)
+
+    def _find(self, id: str) -> Entry:
+        if (entry := self._known(id)) is None:
+            raise KeyError
+        return entry
+
+    def _claimed(self, id: str) -> Entry:
+        entry = self._find(id)
+        if entry.state is not State.SCORING or entry.lease.scorer != self.scorer:
+            raise WrongState
+        return entry
+
+    def _check_room(self, run: str, size: int) -> None:
+        waiting = [entry for entry in self.entries if entry.waits]
+        of_run = [entry for entry in waiting if entry.upload.run == run]
+        for part, batches, bytes_ in (
+            (waiting, self.limits.max_batches, self.limits.max_bytes),
+            (of_run, self.limits.max_batches_per_run, self.limits.max_bytes_per_run),
+        ):
+            if len(part) >= batches or sum(entry.size for entry in part) + size > bytes_:
+                raise QueueFull("full")
+
+    def _recognise(self, request: LeaseRequest) -> None:
+        if request.incarnation is None:
+            return
+        lives = [incarnation for consumer, incarnation, _ in self.lives if consumer == request.consumer]
+        if lives and lives[-1] == request.incarnation:
+            return
+        if request.incarnation in lives:
+            raise Superseded
+        self.lives.append((request.consumer, request.incarnation, self.clock.now))
+        for entry in self.entries:
+            if entry.state is State.LEASED and entry.lease.is_outlived_by(request):
+                self._lose(entry)
+
+    def _useless(self, entry: Entry, request: LeaseRequest) -> str | None:
+        upload = entry.upload
+        if entry.state not in (State.QUEUED, State.READY) or not self._suits(entry, request):
+            return None
+        for (run, epoch), version in self.forks.items():
+            left = request.epoch is not None and upload.epoch < epoch <= request.epoch
+            if run == upload.run and left and upload.policy_version > version:
+                return "abandoned"
+        if request.policy_version is None or request.max_lag is None:
+            return None
+        return "stale" if upload.policy_version < request.policy_version - request.max_lag else None
+
+    @staticmethod
+    def _suits(entry: Entry, request: LeaseRequest) -> bool:
+        if request.run is None:
+            return True
+        return entry.upload.run == request.run and (request.epoch is None or entry.upload.epoch <= request.epoch)
+
+    def _use(self, keys: Sequence[LeaseKey], effect: Callable[[Entry], None]) -> list[Outcome]:
+        return [self._use_one(key, effect) for key in keys]
+
+    def _use_one(self, key: LeaseKey, effect: Callable[[Entry], None]) -> Outcome:
+        entry = self._known(key.id)
+        if entry is None:
+            return Outcome.UNKNOWN
+        if entry.state is State.LEASED and entry.lease.token == key.token:
+            effect(entry)
+            return Outcome.OK
+        if entry.state is State.DONE and entry.settled_by and entry.settled_by.token == key.token:
+            return Outcome.ALREADY
+        return Outcome.STALE
+
+    def _interrupt(self, entry: Entry) -> None:
+        entry.interruptions += 1
+        entry.state, entry.hold = State.QUEUED, None
+        if entry.interruptions == self.limits.max_deliveries:
+            self._settle(entry, State.DEAD, "the server ended")
+
+    def _lose(self, entry: Entry) -> None:
+        self._return(entry, counts=entry.lease.started)
+
+    def _return(self, entry: Entry, *, counts: bool) -> None:
+        entry.state, entry.hold = State.READY, None
+        entry.deliveries += counts
+        if counts and entry.deliveries >= self.limits.max_deliveries:
+            self._settle(entry, State.DEAD, "deliveries failed")
+        else:
+            entry.returned = True
+
+    def _settle(self, entry: Entry, state: State, reason: str | None) -> None:
+        entry.state, entry.reason, entry.settled_at, entry.hold = state, reason, self.clock.now, None

@@ -1,0 +1,228 @@
+"""Each store beside a queue of plain lists: whatever is asked in whatever order, both answer the same.
+
+`make queue-model` does it 50,000 times; here it is a thousand.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from ref_server.queue.interface import (
+    BatchInfo,
+    ContentConflict,
+    LeaseKey,
+    LeaseRequest,
+    Limits,
+    Order,
+    QueueFull,
+    State,
+    Superseded,
+    Upload,
+    WrongState,
+)
+from tests.ref_server.queue.backends import BACKENDS, CLAIM_SECONDS, RETENTION, Clock
+from tests.ref_server.queue.model import Entry, ModelQueue
+
+STEPS = 50
+EXAMPLES = int(os.environ.get("QUEUE_MODEL_STEPS", "1000")) // 25  # hypothesis ends most of them early
+# So tight that every one of them is met.
+LIMITS = Limits(
+    max_batches=12,
+    max_batches_per_run=8,
+    max_bytes=200,
+    max_bytes_per_run=150,
+    max_in_flight=6,
+    max_in_flight_per_run=4,
+    max_deliveries=2,
+    max_scoring_attempts=2,
+)
+REFUSALS = (QueueFull, ContentConflict, Superseded, WrongState, KeyError)
+MADE_UP_REASONS = ("stale", "abandoned", "dropped")
+
+runs = st.sampled_from(["x", "y"])
+small = st.integers(0, 4)
+ids = st.integers(0, 24).map(str)
+requests = st.builds(
+    LeaseRequest,
+    consumer=st.sampled_from(["one", "two"]),
+    incarnation=st.sampled_from([None, "1", "2", "3"]),
+    request_id=st.sampled_from([None, None, "a", "b"]),
+    run=st.sampled_from([None, "x", "x", "y"]),
+    epoch=st.none() | st.integers(0, 2),
+    policy_version=st.none() | small,
+    max_lag=st.none() | st.integers(0, 2),
+    order=st.sampled_from(Order),
+    lease_seconds=st.sampled_from([5.0, 10.0, 100.0]),
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """One store and the model, through the same operations."""
+
+    backend = ""
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.opened = ExitStack()
+        folder = self.opened.enter_context(TemporaryDirectory())
+        self.store = self.opened.enter_context(BACKENDS[self.backend](Path(folder)))
+        self.queue = self.store.open(self.clock, LIMITS)
+        self.model = ModelQueue(LIMITS, self.clock, None if self.backend == "sqlite" else CLAIM_SECONDS)
+        self.keys: list[LeaseKey] = [LeaseKey("0", "made up"), LeaseKey("nobody", "made up")]
+
+    def teardown(self) -> None:
+        self.queue.close()
+        self.opened.close()
+
+    def both(self, real: Callable[[], Any], modelled: Callable[[], Any]) -> tuple[Any, Any]:
+        """What both answer; a refusal of either must be one of the other, and leaves nothing behind."""
+        type(self).steps += 1
+        got = _answer(real)
+        undo = self.model.begin()
+        expected = _answer(modelled)
+        if isinstance(expected, type):
+            undo()
+        if isinstance(expected, type) or isinstance(got, type):
+            assert got == expected
+        return got, expected
+
+    def same(self, real: Callable[[], Any], modelled: Callable[[], Any]) -> None:
+        got, expected = self.both(real, modelled)
+        assert got == expected
+
+    @rule(id=ids, run=runs, epoch=st.integers(0, 2), version=small, size=st.integers(1, 40), to_score=st.booleans())
+    def put(self, id: str, run: str, epoch: int, version: int, size: int, to_score: bool) -> None:
+        hashed = str((run, epoch, version, size)).ljust(32).encode()
+        upload = Upload(id, hashed, run, epoch, version, 4, 6 + size, 2, b"u" * size, to_score)
+
+        def put() -> tuple[State, bool]:
+            admission = self.queue.put(upload)
+            return admission.state, admission.created
+
+        self.same(put, lambda: self.model.put(upload))
+
+    @rule(max_tokens=st.integers(1, 100))
+    def claim(self, max_tokens: int) -> None:
+        self.same(
+            lambda: [(claim.id, claim.body, claim.attempts) for claim in self.queue.claim(max_tokens)],
+            lambda: self.model.claim(max_tokens),
+        )
+
+    @rule(id=ids, size=st.integers(1, 40))
+    def complete(self, id: str, size: int) -> None:
+        self.same(lambda: self.queue.complete(id, b"s" * size), lambda: self.model.complete(id, b"s" * size))
+
+    @rule(size=st.integers(1, 40))
+    def complete_all(self, size: int) -> None:
+        for entry in [entry for entry in self.model.entries if entry.state is State.SCORING]:
+            self.complete(entry.upload.id, size)  # pyright: ignore[reportArgumentType]
+
+    @rule(id=ids)
+    def fail(self, id: str) -> None:
+        self.same(lambda: self.queue.fail(id, "boom"), lambda: self.model.fail(id, "boom"))
+
+    @rule(request=requests)
+    def lease(self, request: LeaseRequest) -> None:
+        lease, entry = self.both(lambda: self.queue.lease(request), lambda: self.model.lease(request))
+        if isinstance(lease, type) or lease is None or entry is None:
+            assert lease == entry
+            return
+        hold = entry.lease
+        assert hold.token in (None, lease.token), "a repeated request gets the same token, another one a new one"
+        hold.token = lease.token
+        self.keys.append(LeaseKey(lease.id, lease.token))
+        expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.body
+        assert (lease.id, lease.lease_seconds, lease.deliveries, lease.body) == expected
+
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        keys = self.some_keys(data)
+        self.same(lambda: self.queue.ack(keys), lambda: self.model.ack(keys))
+
+    @rule(data=st.data(), seconds=st.sampled_from([5.0, 50.0]), started=st.booleans())
+    def extend(self, data: st.DataObject, seconds: float, started: bool) -> None:
+        keys = self.some_keys(data)
+        self.same(lambda: self.queue.extend(keys, seconds, started), lambda: self.model.extend(keys, seconds, started))
+
+    @rule(data=st.data(), error=st.sampled_from([None, "boom"]))
+    def release(self, data: st.DataObject, error: str | None) -> None:
+        keys = self.some_keys(data)
+        self.same(lambda: self.queue.release(keys, error), lambda: self.model.release(keys, error))
+
+    @rule(id=ids)
+    def requeue(self, id: str) -> None:
+        self.same(lambda: self.queue.requeue(id), lambda: self.model.requeue(id))
+
+    @rule(id=ids)
+    def drop(self, id: str) -> None:
+        self.same(lambda: self.queue.drop(id), lambda: self.model.drop(id))
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 10.0, 61.0, RETENTION]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule()
+    def restart(self) -> None:
+        self.queue.close()
+        self.queue = self.store.open(self.clock, LIMITS)
+        self.model.restart()
+
+    def some_keys(self, data: st.DataObject) -> list[LeaseKey]:
+        """Tokens old and new, of one batch or several, some of them twice."""
+        return data.draw(st.lists(st.sampled_from(self.keys[-12:]), min_size=1, max_size=4))
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        self.model.begin()
+        listed = self.queue.list(None, None, 1000, None).batches
+        assert [_seen(info) for info in listed] == [_modelled(entry) for entry in self.model.entries]
+        stats = self.queue.stats()
+        depths = {(depth.run, depth.state): (depth.batches, depth.payload_bytes) for depth in stats.depths}
+        assert depths == self.model.depths()
+        assert stats.oldest_age == pytest.approx(self.model.oldest_age())
+
+
+def _answer(operation: Callable[[], Any]) -> Any:
+    """What it returns, or the kind of its refusal."""
+    try:
+        return operation()
+    except REFUSALS as refusal:
+        return type(refusal)
+
+
+def _seen(info: BatchInfo) -> tuple:
+    reason = info.reason if info.reason in MADE_UP_REASONS else bool(info.reason)
+    return info.id, info.state, reason, info.payload_bytes, info.deliveries, info.scoring_attempts, info.consumer
+
+
+def _modelled(entry: Entry) -> tuple:
+    reason = entry.reason if entry.reason in MADE_UP_REASONS else bool(entry.reason)
+    hold = entry.hold or entry.settled_by
+    holder = hold.consumer if hold and entry.state in (State.LEASED, State.DONE) else None
+    return entry.upload.id, entry.state, reason, entry.size, entry.deliveries, entry.attempts, holder
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.timeout(3600)  # as long as `make queue-model` may take
+def test_a_store_does_what_the_model_does(backend: str) -> None:
+    machine = type(f"Machine_{backend}", (Machine,), {"backend": backend})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )
+    print(f"{backend}: {machine.steps:,} operations, no divergence")
