@@ -94,6 +94,9 @@ class Cast:
         for actor in self.actors.values():
             actor.check()
 
+    def writes_checkpoint(self) -> bool:
+        return any((self.run_dir / "checkpoints").glob(".tmp-*"))
+
     def until_ready(self) -> tuple[float, float]:
         """Seconds from the server's start until its store was open, by its log, and until it was ready, by /readyz."""
         server, store = self.actors["server"], 0.0

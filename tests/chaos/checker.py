@@ -62,8 +62,10 @@ def check_kills(events: Sequence[Event]) -> Verdict:
             "kills": kills.total(),
             **{f"kills of {target}": kills[target] for target in ("server", "trainer", "worker")},
             "acknowledged": len(acknowledged),
+            "uploaded again": sum(len(event["ids"]) for event in _answers(events, "upload", 200)),
             "lost": len(lost),
             "effects": len(lineage),
+            "leased again": sum(count - 1 for count in _leases(events).values()),
             "doubled": len(doubled),
             **{state: states[state] for state in _SETTLED},
             "drained": len(drained),
@@ -81,8 +83,6 @@ def check_network(events: Sequence[Event], uploads: int) -> Verdict:
     uploaded = {event["id"] for event in _of(events, "uploaded")}
     created = Counter(id for event in _answers(events, "upload", 201) for id in event["ids"])
     known = Counter(id for event in _answers(events, "upload", 200) for id in event["ids"])
-    tokens = {(event["ids"][0], event["token"]) for event in _answers(events, "lease", 200)}
-    leases = Counter(id for id, _ in tokens)
     consumed = Counter(event["id"] for event in _of(events, "consumed"))
     changed = {event["id"] for event in _of(events, "consumed") if event["digest"] != sent.get(event["id"])}
     settled = Counter(id for event in _answers(events, "ack", 200) for id in _with(event, "ok"))
@@ -90,7 +90,7 @@ def check_network(events: Sequence[Event], uploads: int) -> Verdict:
         *_name(f"uploads are missing of the {uploads} planned", range(uploads - len(uploaded))),
         *_name("uploads are not there", set(sent) - set(batches)),
         *_name("uploads were not admitted exactly once", _not_once(created, sent)),
-        *_name("batches were not leased exactly once", _not_once(leases, sent)),
+        *_name("batches were not leased exactly once", _not_once(_leases(events), sent)),
         *_name("batches were not consumed exactly once", _not_once(consumed, sent)),
         *_name("batches came with other content", changed),
         *_name("batches were not acked exactly once", _not_once(settled, sent)),
@@ -121,6 +121,11 @@ def acknowledged_uploads(events: Iterable[Event]) -> set[str]:
 
 def _acked(events: Iterable[Event]) -> set[str]:
     return {id for event in _answers(events, "ack", 200) for id in _with(event, "ok", "already")}
+
+
+def _leases(events: Iterable[Event]) -> Counter[str]:
+    """How often each batch was leased; a repeated answer is the same lease."""
+    return Counter(id for id, _ in {(event["ids"][0], event["token"]) for event in _answers(events, "lease", 200)})
 
 
 def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> list[str]:

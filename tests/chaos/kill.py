@@ -1,7 +1,8 @@
 """SIGKILL for server, trainer and worker, at any moment, while they train; then an account of every batch.
 
-Half of the moments are random times, half are moments of the protocol: a request that is on its way, or an answer that
-has just come. Most kills wait until the system has got on since the last; every third comes as it may.
+The moments are random times, moments of the protocol (a request is on its way, an answer has just come), and those
+around a checkpoint: while it is written, and when it is there and its batches are not acked yet. Most kills wait until
+the system has got on since the last; every third comes as it may.
 """
 
 import random
@@ -9,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -32,8 +33,8 @@ BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, re
 _TARGETS = ("server", "trainer", "worker")
 _MOMENTS = tuple((kind, verb) for kind in ("request", "answer") for verb in ("upload", "lease", "extend", "ack"))
 _LONGEST_WAIT = 1.5
-# After a moment of the protocol: what it sets in motion is over soon.
-_SHORT_WAIT = 0.03
+# After such a moment: what it sets in motion is over soon.
+_SHORT_WAIT = 0.05
 _PATIENCE = 60.0
 _INTERRUPTED = 130
 
@@ -59,7 +60,7 @@ def _play(cast: Cast, history: History, cycles: int, chance: random.Random) -> N
     cast.start()
     _until_progress(cast, history, history.mark())
     for cycle, target in zip(range(cycles), _targets(chance), strict=False):
-        _wait_for_moment(history, chance)
+        _wait_for_moment(cast, history, chance)
         mark = history.mark()
         _kill_and_start(cast, history, target)
         if cycle % 3 != 2:
@@ -78,15 +79,27 @@ def _targets(chance: random.Random) -> Iterator[str]:
         yield from chance.sample(_TARGETS, len(_TARGETS))
 
 
-def _wait_for_moment(history: History, chance: random.Random) -> None:
-    if chance.random() < 0.5:
-        time.sleep(chance.uniform(0, _LONGEST_WAIT))
-        return
-    kind, verb = chance.choice(_MOMENTS)
-    history.wait_for(
-        lambda event: event["kind"] == kind and event["verb"] == verb, since=history.mark(), seconds=_LONGEST_WAIT
-    )
+def _wait_for_moment(cast: Cast, history: History, chance: random.Random) -> None:
+    kind = chance.choice(("time", "protocol", "checkpoint begins", "checkpoint is there"))
+    if kind == "time":
+        return time.sleep(chance.uniform(0, _LONGEST_WAIT))
+    if kind == "protocol":
+        moment = chance.choice(_MOMENTS)
+        history.wait_for(
+            lambda event: (event["kind"], event.get("verb")) == moment, since=history.mark(), seconds=_LONGEST_WAIT
+        )
+    else:
+        _wait_until(cast.writes_checkpoint)
+        if kind == "checkpoint is there":
+            _wait_until(lambda: not cast.writes_checkpoint())
     time.sleep(chance.choice((0.0, chance.uniform(0, _SHORT_WAIT))))
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Not for long: that it never comes about is a moment too."""
+    deadline = time.monotonic() + _LONGEST_WAIT
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.0005)
 
 
 def _kill_and_start(cast: Cast, history: History, target: str) -> None:

@@ -81,6 +81,8 @@ class Proxy:
         self._history = history
         self._faults = faults
         self._requests = 0
+        # asyncio forgets the task of a client that has gone, and with it the answer that is still to come.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._running = threading.Event()
@@ -97,10 +99,15 @@ class Proxy:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, sock=self._listener)
+        server = await asyncio.start_server(self._accept, sock=self._listener)
         self._running.set()
         await self._stop.wait()
         server.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -110,8 +117,6 @@ class Proxy:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client has gone, or its connection was closed already
-        except asyncio.CancelledError:
-            pass  # the proxy ends; asyncio would print a traceback for every connection
         finally:
             writer.transport.abort()
 
