@@ -25,6 +25,7 @@ BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its bat
 
 _RUN = "frozen"
 _CONSUMERS = 10
+_FREEZES_PER_CYCLE = 5
 _LEASE_SECONDS = 0.5
 
 
@@ -45,19 +46,20 @@ class Freeze:
 
 def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     chance = random.Random(seed)
+    wanted = _FREEZES_PER_CYCLE * cycles
     with store_options(backend) as store, serving(tiny_model(directory), directory, *store) as server:
         client = RefServerClient(server.url, on_wait=lambda reason, seconds: None)
-        for _ in range(cycles):
+        for _ in range(wanted):
             client.upload(wire.encode(random_batch(chance, _RUN)))
         client.close()
-        until(lambda: _count(server, "ready") == cycles, "all batches to be scored", server)
-        with _consumers(server, min(_CONSUMERS, cycles)) as sleepers:
+        until(lambda: _count(server, "ready") == wanted, "all batches to be scored", server)
+        with _consumers(server, min(_CONSUMERS, wanted)) as sleepers:
             freezes: list[Freeze] = []
-            while len(freezes) < cycles:
+            while len(freezes) < wanted:
                 elsewhere = not (freezes and freezes[-1].elsewhere)  # by turns
-                freezes += _freeze(server, sleepers[: cycles - len(freezes)], elsewhere=elsewhere)
+                freezes += _freeze(server, sleepers[: wanted - len(freezes)], elsewhere=elsewhere)
         settled = {batch["id"]: _times_done(server, batch["id"]) for batch in server.batches(run=_RUN)}
-    faults = judge(freezes, settled, cycles)
+    faults = judge(freezes, settled, wanted)
     return Proof(
         "SIGSTOP past the lease", backend, BAR, not faults,
         {
@@ -70,9 +72,10 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     )  # fmt: skip
 
 
-def judge(freezes: Sequence[Freeze], settled: dict[str, int], cycles: int) -> list[str]:
-    """What is wrong; nothing is the verdict that it passed. settled: how often each batch became done, by its history.
+def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> list[str]:
+    """What is wrong; nothing is the verdict that it passed.
 
+    settled: how often each batch became done, by its history. wanted: how many freezes there were to be.
     An ack that comes first and is `ok` after all would leave the next holder with `stale` or `already`.
     """
     faults = []
@@ -86,8 +89,8 @@ def judge(freezes: Sequence[Freeze], settled: dict[str, int], cycles: int) -> li
     faults += [f"{id}: settled {times} times" for id, times in settled.items() if times != 1]
     repeated = [id for id, times in Counter(freeze.id for freeze in freezes).items() if times > 1]
     faults += [f"{id}: came again after it was settled" for id in repeated]
-    if len(freezes) < cycles or {freeze.id for freeze in freezes} - settled.keys():
-        faults.append(f"{len(freezes)} freezes of {len(settled)} known batches, not {cycles}")
+    if len(freezes) < wanted or {freeze.id for freeze in freezes} - settled.keys():
+        faults.append(f"{len(freezes)} freezes of {len(settled)} known batches, not {wanted}")
     return faults
 
 

@@ -1,0 +1,173 @@
+"""A server whose store cannot be written for a while: what it answered, and whether it kept what it had promised."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from shared import wire
+from shared.batch import RolloutBatch
+from tests.chaos.batches import random_batch
+from tests.integration.processes import Server, until
+
+_BEFORE = 6
+_LEASE_SECONDS = 2
+_REFUSALS = 3
+_MAX_UPLOADS = 1000
+
+
+@dataclass
+class Trouble:
+    """One trouble, from before it until everything that was admitted is settled.
+
+    admitted: ids whose upload was answered 200 or 201. refused: ids whose upload was not. answers: status of each
+    request in the trouble, by what it asked. reason: what /readyz said then. acked: ids whose ack was answered `ok` or
+    `already`. known: states by id that the server told afterwards. again: statuses of the refused uploads, repeated
+    afterwards. alive: the process that the trouble found became ready again.
+    """
+
+    admitted: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    answers: list[tuple[str, int]] = field(default_factory=list)
+    reason: str = ""
+    acked: list[str] = field(default_factory=list)
+    known: dict[str, str] = field(default_factory=dict)
+    again: list[int] = field(default_factory=list)
+    alive: bool = False
+
+
+def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
+    """What is wrong; nothing is the verdict that it passed.
+
+    refusals: the statuses that a request in trouble may get beside success. reason: what /readyz must have named.
+    """
+    faults = [f"{asked} was answered {status}" for asked, status in trouble.answers
+              if status not in (200, 201, 204, *refusals)]  # fmt: skip
+    if not trouble.refused:
+        faults.append("no upload was refused: there was no trouble")
+    if reason not in trouble.reason:
+        faults.append(f"/readyz said {trouble.reason!r}, which does not name {reason!r}")
+    if missing := set(trouble.admitted) - trouble.known.keys():
+        faults.append(f"{len(missing)} admitted batches are not known afterwards")
+    if undone := {id for id in trouble.acked if trouble.known.get(id) != "done"}:
+        faults.append(f"{len(undone)} acked batches are not done")
+    if stuck := {id for id in trouble.admitted if trouble.known.get(id, "done") != "done"}:
+        faults.append(f"{len(stuck)} admitted batches could not be settled afterwards")
+    if trouble.again != [201] * len(trouble.refused):
+        faults.append(
+            f"of {len(trouble.refused)} refused uploads, repeated afterwards, the answers were {trouble.again}"
+        )
+    if not trouble.alive:
+        faults.append("the server did not recover by itself")
+    return faults
+
+
+def counted(troubles: Sequence[Trouble]) -> str:
+    """All answers in trouble, as `upload 507: 3, …`."""
+    counts = Counter(f"{asked} {status}" for trouble in troubles for asked, status in trouble.answers)
+    return ", ".join(f"{answer}: {count}" for answer, count in sorted(counts.items()))
+
+
+class Witness:
+    """A client that asks once and notes the answer."""
+
+    def __init__(self, server: Server, chance: random.Random, run: str, trouble: Trouble) -> None:
+        self._server = server
+        self._chance = chance
+        self._run = run
+        self._http = httpx.Client(base_url=server.url, timeout=30)
+        self.trouble = trouble
+
+    def go_through(self, block: AbstractContextManager[None]) -> Trouble:
+        """What happens before, in and after `block`, within which the store cannot be written."""
+        held = self._prepare()
+        with block:
+            refused = self.upload_until_refused()
+            self._ask_everything(held)
+            self.trouble.reason = until(lambda: not_ready(self._server), "/readyz to tell of the trouble", self._server)
+        self.recover(refused)
+        return self.trouble
+
+    def upload_until_refused(self) -> list[bytes]:
+        """Uploads that were refused; those before them are noted as admitted."""
+        refused: list[bytes] = []
+        for _ in range(_MAX_UPLOADS):
+            body, status = self._upload()
+            self.trouble.answers.append(("upload", status))
+            if status >= 400:
+                refused.append(body)
+                if len(refused) == _REFUSALS:
+                    break
+        return refused
+
+    def recover(self, refused: Sequence[bytes]) -> None:
+        """Waits until the server is ready, repeats what was refused, and settles everything."""
+        until(lambda: not not_ready(self._server), "the server to be ready again", self._server)
+        self.trouble.alive = self._server.popen.poll() is None
+        self.trouble.again = [self._upload(body)[1] for body in refused]
+        while key := self._lease(wait_seconds=_LEASE_SECONDS + 1):  # also what is still leased from before
+            self._ack(key)
+        self.trouble.known = {batch["id"]: batch["state"] for batch in self._server.batches(run=self._run)}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _prepare(self) -> list[dict[str, str]]:
+        """Leases of half of a few batches."""
+        for _ in range(_BEFORE):
+            assert self._upload()[1] == 201
+        keys = [self._lease(wait_seconds=20) for _ in range(_BEFORE // 2)]
+        return [key for key in keys if key]
+
+    def _ask_everything(self, held: Sequence[dict[str, str]]) -> None:
+        """Everything that a consumer may ask."""
+        extend, release, ack = held
+        late = {"consumer": "late", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": 0}
+        asked = {
+            "extend": lambda: self._post("/v1/leases/extend", {"leases": [extend], "lease_seconds": _LEASE_SECONDS}),
+            "release": lambda: self._post("/v1/leases/release", {"leases": [release]}),
+            "ack": lambda: self._ack(ack),
+            "lease": lambda: self._post("/v1/batches/lease", late),
+            "list": lambda: self._http.get("/v1/batches"),
+            "queue": lambda: self._http.get("/v1/queue"),
+            "livez": lambda: self._http.get("/livez"),
+        }  # fmt: skip
+        self.trouble.answers += [(what, ask().status_code) for what, ask in asked.items()]
+
+    def _upload(self, body: bytes | None = None) -> tuple[bytes, int]:
+        body = body or wire.encode(random_batch(self._chance, self._run, longest=40, completions=16))
+        answer = self._http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
+        batch = wire.decode(body)
+        assert isinstance(batch, RolloutBatch)
+        (self.trouble.admitted if answer.is_success else self.trouble.refused).append(batch.id)
+        return body, answer.status_code
+
+    def _lease(self, wait_seconds: float) -> dict[str, str] | None:
+        asked = {"consumer": "witness", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": wait_seconds}
+        answer = self._post("/v1/batches/lease", asked)
+        if answer.status_code != 200:
+            return None
+        return {"id": answer.headers["Batch-Id"], "token": answer.headers["Lease-Token"]}
+
+    def _ack(self, key: dict[str, str]) -> httpx.Response:
+        answer = self._post("/v1/leases/ack", {"leases": [key]})
+        outcome = answer.json()["results"][0]["outcome"] if answer.is_success else ""
+        if outcome in ("ok", "already"):
+            self.trouble.acked.append(key["id"])
+        return answer
+
+    def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return self._http.post(path, json=body)
+
+
+def not_ready(server: Server) -> str:
+    """Why the server says that it is not ready; empty when it is, or does not answer."""
+    try:
+        answer = httpx.get(server.url + "/readyz", timeout=30)
+    except httpx.TransportError:
+        return ""
+    return "" if answer.status_code == 200 else answer.json()["error"]["message"]
