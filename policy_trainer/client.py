@@ -40,6 +40,18 @@ def batches_by_state(queue: Mapping[str, Any], run: str) -> Counter[str]:
     return Counter({state: depth["batches"] for state, depth in queue["runs"].get(run, {}).items()})
 
 
+def in_flight_allowance(queue: Mapping[str, Any]) -> int:
+    """How many batches one run may hold leased and not yet acked, from what `RefServerClient.queue` tells."""
+    return min(queue["limits"]["max_in_flight"], queue["limits"]["max_in_flight_per_run"])
+
+
+def leases_are_full(queue: Mapping[str, Any], run: str) -> bool:
+    """Whether the server leases a run nothing more until something is settled, from what `queue` tells."""
+    limits, leased = queue["limits"], queue["states"]["leased"]["batches"]
+    of_run = batches_by_state(queue, run)["leased"]
+    return leased >= limits["max_in_flight"] or of_run >= limits["max_in_flight_per_run"]
+
+
 @dataclass(frozen=True)
 class LeaseTerms:
     """Which batches a consumer wants: the same for every lease of one life of it."""

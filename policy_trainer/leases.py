@@ -43,15 +43,20 @@ class Ledger:
 class LeaseFeed:
     """Leases batches on a thread of its own, up to `ahead` before they are asked for, and sends heartbeats on another.
 
+    allowance: batches that the server lets be leased and not yet acked.
+
     A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped. One
     that was trained in this life comes again when its lease was lost, as by a suspended machine: it waits for the next
     checkpoint under its new lease.
     """
 
-    def __init__(self, client: RefServerClient, terms: LeaseTerms, ledger: Ledger, *, ahead: int, version: int) -> None:
+    def __init__(
+        self, client: RefServerClient, terms: LeaseTerms, ledger: Ledger, *, ahead: int, allowance: int, version: int
+    ) -> None:
         self._client = client
         self._terms = terms
         self._ledger = ledger
+        self._allowance = allowance
         self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
         self._version = version
         self._held: dict[str, Leased] = {}
@@ -104,6 +109,17 @@ class LeaseFeed:
         with self._lock:
             self._ledger.add(lease.id for lease in leased)
             self._trained.update({lease.id: lease for lease in leased})
+
+    @property
+    def unsettled(self) -> int:
+        """Batches that were trained and wait for a checkpoint, so that they can be acked."""
+        with self._lock:
+            return len(self._trained)
+
+    @property
+    def settling_is_due(self) -> bool:
+        """Whether half of the allowance waits for a checkpoint: the other half must do for the next step."""
+        return 2 * self.unsettled >= self._allowance
 
     def settle(self, checkpoint: Path) -> None:
         """Acks what a durable checkpoint holds. What is answered leaves the ledger."""

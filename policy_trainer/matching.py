@@ -1,10 +1,11 @@
-"""Whether a policy and the server's reference model speak of the same tokens."""
+"""Whether a run can be trained with a server: they speak of the same tokens, and a step fits its queue."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.client import in_flight_allowance
 from shared.logprobs import embedding_rows
 from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused
@@ -24,4 +25,21 @@ def check_models_match(
         raise Refused(
             f"model: the tokenizer of {name} is not that of the server's reference {reference['name']}; "
             "start ref-server with the model that this policy began as"
+        )
+
+
+def check_room(queue: Mapping[str, Any], groups_per_step: int) -> None:
+    """Raises Refused for a queue in which a step would wait for ever. queue: what `RefServerClient.queue` tells."""
+    room = min(queue["limits"]["max_batches"], queue["limits"]["max_batches_per_run"])
+    if groups_per_step > room:
+        raise Refused(
+            f"groups_per_step: a step needs {groups_per_step} groups and the server holds {room} at most; "
+            "lower it, or raise --queue.max-batches and --queue.max-batches-per-run of ref-server"
+        )
+    allowance = in_flight_allowance(queue)
+    if 2 * groups_per_step > allowance:
+        raise Refused(
+            f"groups_per_step: a step needs {groups_per_step} groups, which must be at most half of the {allowance} "
+            "batches that the server leases at once, since the other half may wait for a checkpoint; lower it, or "
+            f"raise --queue.max-in-flight and --queue.max-in-flight-per-run of ref-server to {2 * groups_per_step}"
         )

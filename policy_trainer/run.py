@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
-from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError, batches_by_state
+from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError, batches_by_state, in_flight_allowance
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
 from policy_trainer.evaluation import make_evaluator
 from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed, Ledger
-from policy_trainer.matching import check_models_match
+from policy_trainer.matching import check_models_match, check_room
 from policy_trainer.metrics import MetricsFile, truncate_metrics
 from policy_trainer.publish import latest
 from policy_trainer.run_directory import RunDirectory
@@ -100,7 +100,7 @@ def _run(
     display.start()
     client = RefServerClient(config.server, on_wait=outage)
     check_models_match(client.model(), model, tokenizer, config.model)
-    _look_at_queue(client, config, display, resumed=checkpoint is not None)
+    allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
     ledger = Ledger(state.ledger)
     terms = LeaseTerms(
         consumer=f"trainer of {config.run}",
@@ -111,7 +111,9 @@ def _run(
     )
     workers = choose_workers(config, directory, display.note)
     metrics = MetricsFile(directory.metrics)
-    feed = LeaseFeed(client, terms, ledger, ahead=config.groups_per_step, version=state.step)
+    # Half of the allowance may wait for a checkpoint; of the other, what is leased ahead must not be all.
+    ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
+    feed = LeaseFeed(client, terms, ledger, ahead=ahead, allowance=allowance, version=state.step)
     try:
         Trainer(
             Parts(
@@ -169,17 +171,16 @@ def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[
     return ExternalWorkers(directory.config)
 
 
-def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Display, *, resumed: bool) -> None:
-    """Refuses a queue in which a step would wait for ever, and tells of batches that are there already."""
+def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Display, *, resumed: bool) -> int:
+    """How many batches may be leased and not yet acked. Tells of batches that are there already.
+
+    Raises Refused for a queue in which a step would wait for ever.
+    """
     queue = client.queue()
-    room = min(queue["limits"]["max_batches"], queue["limits"]["max_batches_per_run"])
-    if room < config.groups_per_step:
-        raise Refused(
-            f"groups_per_step: a step needs {config.groups_per_step} groups and the server holds {room} at most; "
-            "lower it, or raise --queue.max-batches of ref-server"
-        )
+    check_room(queue, config.groups_per_step)
     states = batches_by_state(queue, config.run)
     waiting = sum(states[state] for state in ("queued", "scoring", "ready", "leased"))
     if waiting and not resumed:
         # Of another run of that name, most likely.
         display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")
+    return in_flight_allowance(queue)

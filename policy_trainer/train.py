@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.checkpoint import Checkpoints, TrainState
-from policy_trainer.client import Leased, RefServerClient, batches_by_state
+from policy_trainer.client import Leased, RefServerClient, batches_by_state, leases_are_full
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display
 from policy_trainer.endings import RunFailed, Stopped, StopRequest
@@ -63,6 +63,7 @@ class Trainer:
         self._accuracy: float | None = None
         self._depth: dict[str, int] = {}
         self._depth_at = 0.0
+        self._leases_full = False
 
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. Either way a checkpoint holds what was trained."""
@@ -96,7 +97,7 @@ class Trainer:
             self._publish()
         last = step == config.steps
         best = (last or (config.evaluation.every and step % config.evaluation.every == 0)) and self._evaluate()
-        if best or last or step % config.checkpoint.every == 0:
+        if best or last or step % config.checkpoint.every == 0 or self._parts.feed.settling_is_due:
             self._checkpoint()
 
     def _publish(self, *, finished: bool = False) -> None:
@@ -209,7 +210,11 @@ class Trainer:
         self._parts.workers.check()
         self._look_at_queue()
         depth = self._depth
-        if depth.get("queued") or depth.get("scoring"):
+        if self._leases_full and self._parts.feed.unsettled:
+            self._checkpoint()  # the limits were lowered, or are shared: what we hold may be what we wait for
+        if self._leases_full:
+            reason = "leased batches to be settled: the reference server has as many out as it allows"
+        elif depth.get("queued") or depth.get("scoring"):
             reason = f"the reference server to score {depth['queued'] + depth['scoring']} batches"
         else:
             reason = self._parts.workers.describe()
@@ -226,6 +231,7 @@ class Trainer:
         if queue is not None:
             states = batches_by_state(queue, self._config.run)
             self._depth = {state: states[state] for state in _DEPTH_STATES}
+            self._leases_full = leases_are_full(queue, self._config.run)
         self._depth_at = time.monotonic()
 
 

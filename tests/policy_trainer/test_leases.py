@@ -17,7 +17,10 @@ CHECKPOINT = Path("checkpoints/step-00000008")
 
 
 class RefServer:
-    """Leases as API.md has them, kept in dictionaries. `lose` is what time does to a lease."""
+    """Leases as API.md has them, kept in dictionaries. `lose` is what time does to a lease.
+
+    No more than `max_in_flight` are out at once.
+    """
 
     def __init__(self, open_site: Callable[..., Any]) -> None:
         self.lock = threading.RLock()
@@ -28,6 +31,7 @@ class RefServer:
         self.calls: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.forced: dict[str, str] = {}
         self.leases = 0
+        self.max_in_flight = 100
         self.refuses = False
         self.site = open_site(self.respond)
 
@@ -55,6 +59,9 @@ class RefServer:
                 self.calls.append((verb, body, outcomes))
                 results = [{"id": key["id"], "outcome": outcomes[key["id"]]} for key in body["leases"]]
                 return self.site.answer(200, json.dumps({"results": results}).encode())
+            if len(self.tokens) >= self.max_in_flight:
+                error = {"error": {"code": "in_flight_full", "message": "all leased"}}
+                return self.site.answer(429, json.dumps(error).encode(), {"Retry-After": "0"})
             if self.ready:
                 id = self.ready.pop(0)
                 self.leases += 1
@@ -97,11 +104,13 @@ def open_feed(server: RefServer) -> Iterator[Callable[..., LeaseFeed]]:
         ahead: int = 4,
         max_lag: int | None = None,
         lease_seconds: float = 60,
+        allowance: int = 100,
         version: int = 0,
     ) -> LeaseFeed:
         client = RefServerClient(server.site.url, on_wait=lambda reason, seconds: None)
         terms = LeaseTerms("trainer", "test", epoch=0, max_lag=max_lag, lease_seconds=lease_seconds)
-        feed = LeaseFeed(client, terms, Ledger() if ledger is None else ledger, ahead=ahead, version=version)
+        ledger = Ledger() if ledger is None else ledger
+        feed = LeaseFeed(client, terms, ledger, ahead=ahead, allowance=allowance, version=version)
         opened.append((feed, client))
         return feed
 
@@ -323,6 +332,35 @@ class TestLostLeases:
         eventually(lambda: not ledger.ids())
         with pytest.raises(Enough):
             feed.take(1, version=1, on_idle=impatient)
+
+
+class TestInFlight:
+    def test_settling_is_due_when_half_of_the_allowance_waits_for_it(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        """What an earlier life trained is no lease of ours, and so waits for nothing."""
+        server.put(*batches(9))
+        feed = open_feed(Ledger(["gone"]), allowance=7)
+        feed.trained(taken(feed, 3))
+        assert (feed.unsettled, feed.settling_is_due) == (3, False)
+        feed.trained(taken(feed, 1))
+        assert (feed.unsettled, feed.settling_is_due) == (4, True)
+        feed.settle(CHECKPOINT)
+        assert (feed.unsettled, feed.settling_is_due) == (0, False)
+
+    @pytest.mark.parametrize(("allowance", "count", "ahead"), [(8, 4, 1), (8, 2, 2), (9, 3, 1), (2, 1, 1)])
+    def test_settling_when_it_is_due_leaves_room_for_every_step(
+        self, server: RefServer, open_feed: Any, batches: Any, allowance: int, count: int, ahead: int
+    ) -> None:
+        server.max_in_flight = allowance
+        known = server.put(*batches(6 * count))
+        feed = open_feed(ahead=ahead, allowance=allowance)
+        for version in range(6):
+            feed.trained(taken(feed, count, version))
+            if feed.settling_is_due:
+                feed.settle(CHECKPOINT)
+        feed.settle(CHECKPOINT)
+        assert sorted(server.done) == sorted(known)
 
 
 class TestLedger:

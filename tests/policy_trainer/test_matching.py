@@ -1,11 +1,11 @@
-"""A policy and a reference that speak of other tokens are refused."""
+"""A policy and a reference that speak of other tokens are refused, and a queue that has no room for a step."""
 
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.matching import check_models_match
+from policy_trainer.matching import check_models_match, check_room
 from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused
 
@@ -22,3 +22,28 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
         check_models_match({**reference, "vocabulary_size": 266}, model, tokenizer, "mine")
     with pytest.raises(Refused, match=r"^model: the tokenizer of mine is not that of .* ref"):
         check_models_match({**reference, "tokenizer_fingerprint": "other"}, model, tokenizer, "mine")
+
+
+LIMITS = {"max_batches": 100, "max_batches_per_run": 100, "max_in_flight": 100, "max_in_flight_per_run": 100}
+
+
+@pytest.mark.parametrize(
+    ("limits", "groups", "refusal"),
+    [
+        ({}, 50, None),
+        ({"max_batches": 8}, 8, None),
+        ({"max_batches": 8}, 9, "needs 9 groups and the server holds 8 at most.*--queue.max-batches "),
+        ({"max_batches_per_run": 8}, 9, "holds 8 at most.*--queue.max-batches-per-run"),
+        ({"max_in_flight": 8}, 4, None),
+        ({"max_in_flight": 8}, 5, "at most half of the 8 batches.*--queue.max-in-flight .* to 10"),
+        ({"max_in_flight_per_run": 9}, 5, "at most half of the 9 batches.*--queue.max-in-flight-per-run .* to 10"),
+        ({"max_in_flight": 1}, 1, "at most half of the 1 batches"),
+    ],
+)
+def test_a_step_must_fit_the_queue(limits: dict[str, int], groups: int, refusal: str | None) -> None:
+    queue = {"limits": LIMITS | limits}
+    if refusal is None:
+        check_room(queue, groups)
+    else:
+        with pytest.raises(Refused, match=f"^groups_per_step: .*{refusal}"):
+            check_room(queue, groups)

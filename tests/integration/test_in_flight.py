@@ -1,0 +1,32 @@
+"""A server that leases few batches at once never brings a run to a halt."""
+
+from tests.integration.processes import Server, steps_of, until
+from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+
+RARELY = ("--checkpoint.every", "1000", "--steps", "14")
+
+
+def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "8")).until_ready()
+    refused = start(train(random_model, server, tmp_path / "refused", *QUICK, *RARELY, "--groups-per-step", "5"))
+    assert refused.wait() == 2
+    assert "groups_per_step: a step needs 5 groups, which must be at most half of the 8" in refused.output()
+    run_dir = tmp_path / "few"
+    trainer = start(train(random_model, server, run_dir, *QUICK, *RARELY))
+    assert trainer.wait() == 0, trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+    first = server.get(f"/v1/batches/{steps_of(run_dir)[0]['batch_ids'][0]}")
+    assert first["history"][-1]["detail"] == "in checkpoint step-00000001"
+
+
+def test_a_bound_that_is_lowered_under_a_run_is_lived_with(random_model, tmp_path, start):
+    """The trainer still believes in 64, of which half would be 32."""
+    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "64"))
+    run_dir = tmp_path / "lowered"
+    trainer = start(train(random_model, server, run_dir, *QUICK, *RARELY))
+    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", trainer)
+    server.kill()
+    server = start(Server(random_model, tmp_path, server.port, "--queue.max-in-flight", "8"))
+    assert trainer.wait() == 0, trainer.output()
+    assert "waiting for" in trainer.output() and "Traceback" not in trainer.output()
+    assert_trained_exactly_once(server, run_dir)
