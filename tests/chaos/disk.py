@@ -30,9 +30,11 @@ def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     model, chance = tiny_model(directory), random.Random(seed)
     with small_disk(directory / "server", _DISK_BYTES) as disk:
         with serving(model, directory) as server:
-            troubles = [_go_through(server, chance, _filled(disk)) for _ in range(cycles)]
+            troubles = [_go_through(server, chance, _filled(disk)) for _ in range(_rounds(cycles))]
             killed = Trouble()
-            with closing(Witness(server, chance, _RUN, killed)) as witness, _filled(disk):
+            witness = Witness(server, chance, _RUN, killed)
+            witness.prepare()  # a server that starts writes of leases that are out
+            with closing(witness), _filled(disk):
                 refused = witness.upload_until_refused()
                 server.kill()
                 killed.reason = _start_in_vain(server)
@@ -52,7 +54,7 @@ def run_read_only(cycles: int, backend: str, directory: Path, seed: int) -> Proo
     """Forbids writing under a server, again and again; the embedded store also to one that starts."""
     model, chance = tiny_model(directory), random.Random(seed)
     with _changeable_store(backend, directory) as (options, forbidden), serving(model, directory, *options) as server:
-        troubles = [_go_through(server, chance, forbidden()) for _ in range(cycles)]
+        troubles = [_go_through(server, chance, forbidden()) for _ in range(_rounds(cycles))]
     reason = {"sqlite": "disk I/O error", "postgresql": "read-only"}[backend]
     faults = [fault for trouble in troubles for fault in judge(trouble, (503,), reason)]
     figures = {"/readyz said": troubles[-1].reason if troubles else ""}
@@ -62,6 +64,11 @@ def run_read_only(cycles: int, backend: str, directory: Path, seed: int) -> Proo
         faults += judge_words(said, _READ_ONLY)
         figures |= {"integrity": integrity, "started read-only": said}
     return _proof("store read-only", backend, BAR_READ_ONLY, troubles, faults, figures)
+
+
+def _rounds(cycles: int) -> int:
+    """A round takes seconds: its leases must run out."""
+    return max(1, cycles // 5)
 
 
 def judge_words(said: str, reason: str) -> list[str]:

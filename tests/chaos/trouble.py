@@ -84,13 +84,20 @@ class Witness:
 
     def go_through(self, block: AbstractContextManager[None]) -> Trouble:
         """What happens before, in and after `block`, within which the store cannot be written."""
-        held = self._prepare()
+        held = self.prepare()
         with block:
             refused = self.upload_until_refused()
             self._ask_everything(held)
             self.trouble.reason = until(lambda: not_ready(self._server), "/readyz to tell of the trouble", self._server)
         self.recover(refused)
         return self.trouble
+
+    def prepare(self) -> list[dict[str, str]]:
+        """Leases of half of a few batches."""
+        for _ in range(_BEFORE):
+            assert self._upload()[1] == 201
+        keys = [self._lease(wait_seconds=20) for _ in range(_BEFORE // 2)]
+        return [key for key in keys if key]
 
     def upload_until_refused(self) -> list[bytes]:
         """Uploads that were refused; those before them are noted as admitted."""
@@ -115,13 +122,6 @@ class Witness:
 
     def close(self) -> None:
         self._http.close()
-
-    def _prepare(self) -> list[dict[str, str]]:
-        """Leases of half of a few batches."""
-        for _ in range(_BEFORE):
-            assert self._upload()[1] == 201
-        keys = [self._lease(wait_seconds=20) for _ in range(_BEFORE // 2)]
-        return [key for key in keys if key]
 
     def _ask_everything(self, held: Sequence[dict[str, str]]) -> None:
         """Everything that a consumer may ask."""
