@@ -6,6 +6,7 @@ Each test gets a directory of its own; it is kept when the test fails, with the 
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -18,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.chaos import kill, network, resume
+from tests.chaos import disk, frozen, kill, network, resume
 from tests.chaos.proof import BACKENDS, Proof
 
 _REPORT = Path("runs/chaos/report.json")
@@ -38,6 +39,9 @@ CHAOS: Mapping[str, Chaos] = {
     "kill": Chaos(kill.run),
     "network": Chaos(network.run),
     "resume": Chaos(resume.run),
+    "frozen": Chaos(frozen.run),
+    "disk": Chaos(disk.run_full, ("sqlite",)),
+    "read-only": Chaos(disk.run_read_only),
 }
 
 
@@ -60,6 +64,9 @@ def play(name: str, backend: str, cycles: int, seed: int, directory: Path) -> Pl
     except Exception as error:
         (directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         proof = Proof(name, backend, "comes to its end", False, {"error": f"{type(error).__name__}: {error}"})
+    except KeyboardInterrupt:
+        shutil.rmtree(directory)
+        raise
     if proof.passed:
         shutil.rmtree(directory)
     return Played(proof, time.monotonic() - began, directory)
@@ -67,6 +74,7 @@ def play(name: str, backend: str, cycles: int, seed: int, directory: Path) -> Pl
 
 def main() -> int:
     options = _parse_options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the processes would stay
     console = Console()
     played: list[Played] = []
     status = 0

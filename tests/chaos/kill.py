@@ -125,7 +125,9 @@ def _until_progress(cast: Cast, history: History, mark: int) -> None:
 
 
 def _is_progress(event: Event) -> bool:
-    return event["kind"] == "answer" and event["verb"] == "ack" and "ok" in event.get("outcomes", ())
+    """One that comes again after a resume, as the ledger has it, is acked alone, and before all others."""
+    settles = event["kind"] == "answer" and event["verb"] == "ack" and event["status"] == 200
+    return settles and len(event["ids"]) > 1 and "ok" in event["outcomes"]
 
 
 def _drain(cast: Cast, history: History) -> None:
