@@ -46,7 +46,12 @@ class RunDirectory:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def write_config(self, config: BaseSettings) -> None:
-        """The effective configuration, as a file that every command takes with --config."""
+        """The effective configuration, as a file that every command takes with --config.
+
+        Replaced in one rename: a worker may start while a resumed trainer writes it, or after one was killed doing so.
+        """
         values = json.loads(config.model_dump_json(exclude={"config", "resume"}, exclude_none=True))
         self.root.mkdir(parents=True, exist_ok=True)
-        self.config.write_text(tomli_w.dumps(values), encoding="utf-8")
+        temporary = self.config.with_name(f".{self.config.name}.tmp")
+        temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
+        temporary.replace(self.config)

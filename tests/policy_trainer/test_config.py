@@ -250,3 +250,15 @@ class TestRunDirectory:
         assert not directory.holds_a_run(), "nor is a file that a refused command has opened"
         directory.metrics.write_text("{}\n")
         assert directory.holds_a_run()
+
+    def test_a_crash_leaves_a_whole_configuration(self, tmp_path: Path, fuse: Any) -> None:
+        """The old one or the new one, whatever file operation was the last."""
+        directory = RunDirectory(tmp_path)
+        directory.write_config(TrainConfig(model="old"))
+        survived, operations = False, 0
+        while not survived:
+            operations += 1
+            survived = fuse.lives(operations, lambda: directory.write_config(TrainConfig(model="new")))
+            model = load(TrainConfig, "--config", str(directory.config)).model
+            assert model == "new" if survived else model in ("old", "new")
+        assert operations > 2
