@@ -1,0 +1,179 @@
+"""The server's wall clock moved by days while leases are out: they run on another clock, and nothing notices.
+
+libfaketime moves it, for the server alone and while it runs. A queue on PostgreSQL has the database's clock, which
+stays; there it is the server beside it whose clock is wrong.
+"""
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+
+from shared import wire
+from tests.chaos.batches import random_batch
+from tests.chaos.proof import Proof, store_options
+from tests.chaos.serving import serving, tiny_model
+from tests.integration.processes import Server, until
+
+BAR = "no early expiry, no stuck lease, when the wall clock moves by a day and by two, forward and back"
+
+_RUN = "clock"
+_DAY = 86_400
+# Where the clock is put, beside the right time: steps of a day and of two, both ways.
+_OFFSETS = (_DAY, 0, -_DAY, _DAY, -_DAY, 0)
+_SHORT_LEASE = 1.5
+_LONG_LEASE = 60.0
+# A long poll looks for leases that ran out once a second; the rest is for a busy machine.
+_LATE_SECONDS = 4.0
+_CLOCK_ERROR = 30.0
+
+
+class FaketimeMissing(Exception):
+    """There is no libfaketime on this machine, which moves a process's clock: `apt-get install faketime` brings it."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One move of the clock while three leases were out.
+
+    asked, seen: offset in seconds, as it was set and as the server's answers had it. kept: what long leases
+    were told after the move, when extended and when acked. came_back: seconds after which the short lease's batch could be leased
+    again; None if it could not. others: batches under a long lease that came to somebody else.
+    """
+
+    asked: float
+    seen: float
+    kept: Sequence[str]
+    came_back: float | None
+    others: int
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    chance = random.Random(seed)
+    model = tiny_model(directory)
+    rounds = max(1, cycles // 20)
+    with store_options(backend) as store, _wall_clock(directory) as wall:
+        with serving(model, directory, *store) as server:
+            moves = [_move(server, wall, chance, offset) for _ in range(rounds) for offset in _OFFSETS]
+            wall.put(_DAY)  # a server that starts cleans up, by the clock that it finds
+        with serving(model, directory, *store) as server:
+            moves += [_move(server, wall, chance, 0)]
+            states = Counter(batch["state"] for batch in server.batches(run=_RUN))
+    faults = judge(moves, states)
+    return Proof(
+        "wall clock moved by days", backend, BAR, not faults,
+        {
+            "moves": len(moves),
+            "told ok": sum(told == "ok" for move in moves for told in move.kept),
+            "expired early": sum(move.others for move in moves) + sum(_is_early(move) for move in moves),
+            "came back after s, at most": round(max(move.came_back or 0 for move in moves), 1),
+            "stuck": sum(move.came_back is None for move in moves),
+            "faults": "; ".join(faults) or "none",
+        },
+    )  # fmt: skip
+
+
+def judge(moves: Sequence[Move], states: Counter[str]) -> list[str]:
+    """What is wrong; nothing is the verdict that it passed. states: of all batches in the end."""
+    faults = []
+    for number, move in enumerate(moves):
+        if abs(move.seen - move.asked) > _CLOCK_ERROR:
+            faults.append(f"move {number}: the clock was off by {move.seen:.0f} s, not by {move.asked:.0f}")
+        if list(move.kept) != ["ok"] * 3:
+            faults.append(f"move {number}: leases that were to hold were told {move.kept}")
+        if move.others:
+            faults.append(f"move {number}: {move.others} leased batches came to somebody else")
+        if move.came_back is None:
+            faults.append(f"move {number}: a lease that was to end did not")
+        elif _is_early(move) or move.came_back > _SHORT_LEASE + _LATE_SECONDS:
+            faults.append(f"move {number}: a lease of {_SHORT_LEASE} s ended after {move.came_back:.2f} s")
+    if not moves or states != Counter(done=3 * len(moves)):
+        faults.append(f"of {3 * len(moves)} batches, all settled, the server has {dict(states)}")
+    return faults
+
+
+def _is_early(move: Move) -> bool:
+    return move.came_back is not None and move.came_back < _SHORT_LEASE
+
+
+def _move(server: Server, wall: "_WallClock", chance: random.Random, offset: int) -> Move:
+    """Leases three batches, one of them for a short time, moves the clock, and sees what becomes of the leases."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for _ in range(3):
+            body = wire.encode(random_batch(chance, _RUN))
+            client.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
+        first, second = (_lease(client, _LONG_LEASE) for _ in range(2))
+        began = time.monotonic()  # before it is leased: what comes back sooner came too soon
+        short = _lease(client, _SHORT_LEASE)
+        assert first and second and short, "the batches were not scored in time"
+        wall.put(offset)
+        seen = until(lambda: _offset_seen(client, offset), "the server's clock to have moved", server)
+        kept = [_use(client, "extend", first, lease_seconds=_LONG_LEASE), _use(client, "ack", second)]
+        again = _lease(client, _LONG_LEASE)
+        came_back = time.monotonic() - began if again and again["id"] == short["id"] else None
+        others = int(again is not None and again["id"] in (first["id"], second["id"]))
+        kept.append(_use(client, "ack", first))
+        if again:
+            _use(client, "ack", again)
+        return Move(offset, seen, kept, came_back, others)
+
+
+def _lease(client: httpx.Client, seconds: float) -> dict[str, str] | None:
+    asked = {"consumer": "clock", "run": _RUN, "lease_seconds": seconds, "wait_seconds": 10}
+    answer = client.post("/v1/batches/lease", json=asked).raise_for_status()
+    headers = answer.headers
+    return None if answer.status_code == 204 else {"id": headers["Batch-Id"], "token": headers["Lease-Token"]}
+
+
+def _use(client: httpx.Client, verb: str, key: dict[str, str], **more: Any) -> str:
+    """The outcome."""
+    answer = client.post(f"/v1/leases/{verb}", json={"leases": [key], **more}).raise_for_status()
+    return answer.json()["results"][0]["outcome"]
+
+
+def _offset_seen(client: httpx.Client, wanted: float) -> float | None:
+    """By how many seconds the clock of the server is wrong, by the date of its answer, once that is as wanted."""
+    date = parsedate_to_datetime(client.get("/livez").headers["Date"])
+    seen = date.timestamp() - time.time()
+    time.sleep(0.02)
+    return seen if abs(seen - wanted) < _CLOCK_ERROR else None
+
+
+class _WallClock:
+    """The offset that processes started under it read from a file whenever they look at the clock."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.put(0)
+
+    def put(self, offset: int) -> None:
+        temporary = self.file.with_suffix(".tmp")
+        temporary.write_text(f"{offset:+d}\n")
+        temporary.replace(self.file)
+
+
+@contextmanager
+def _wall_clock(directory: Path) -> Iterator[_WallClock]:
+    """Processes that are started in the block have a wall clock that can be moved. Raises FaketimeMissing."""
+    libraries = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))  # the one for programs with threads
+    if not libraries:
+        raise FaketimeMissing(FaketimeMissing.__doc__)
+    wall = _WallClock(directory / "clock")
+    settings = {
+        "LD_PRELOAD": str(libraries[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(wall.file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",  # its name in older versions
+    }
+    with patch.dict(os.environ, settings):
+        yield wall
