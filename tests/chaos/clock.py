@@ -45,8 +45,8 @@ class FaketimeMissing(Exception):
 class Move:
     """One move of the clock while three leases were out.
 
-    asked, seen: offset in seconds, as it was set and as the server's answers had it. kept: what long leases
-    were told after the move, when extended and when acked. came_back: seconds after which the short lease's batch could be leased
+    asked, seen: offset in seconds, as it was set and as the server's answers had it. kept: what long leases were told
+    after the move, when extended and when acked. came_back: seconds after which the short lease's batch could be leased
     again; None if it could not. others: batches under a long lease that came to somebody else.
     """
 
