@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from policy_trainer.client import Leased, LeaseTerms, RefServerClient
+from shared.batch import ScoredBatch
 
 log = structlog.get_logger()
 
@@ -93,8 +94,9 @@ class LeaseFeed:
                 if self._too_old(leased):
                     self._give_back([leased])
                     continue
-                if leased.rollout.sampler_logps is None:
-                    self._give_back([leased], error="it has no sampler_logps, which the ratio is taken against")
+                lack = _lack(leased)
+                if lack:
+                    self._give_back([leased], error=lack)
                     continue
                 taken.append(leased)
                 if len(taken) == count:
@@ -246,3 +248,12 @@ class LeaseFeed:
                 for lease in lost:
                     if self._held.get(lease.id) is lease:
                         del self._held[lease.id]
+
+
+def _lack(leased: Leased) -> str | None:
+    """Why a batch cannot be trained on, whenever it comes."""
+    if leased.rollout.sampler_logps is None:
+        return "it has no sampler_logps, which the ratio is taken against"
+    if not isinstance(leased.batch, ScoredBatch):
+        return "it has no ref_logps: it was uploaded to a server without a reference model"
+    return None

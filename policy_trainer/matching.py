@@ -14,7 +14,15 @@ from shared.refusal import Refused
 def check_models_match(
     reference: Mapping[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
-    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens."""
+    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens.
+
+    reference: what `RefServerClient.model` tells.
+    """
+    if reference["name"] is None:
+        raise Refused(
+            "server: it has no reference model (--no-model), and training without one, even with loss.beta = 0, is not "
+            f"possible yet; start it with: ref-server serve --model {name}"
+        )
     rows = embedding_rows(model)
     if rows != reference["vocabulary_size"]:
         raise Refused(

@@ -237,5 +237,5 @@ class Trainer:
 
 def _scored(leased: Sequence[Leased]) -> list[ScoredBatch]:
     batches = [lease.batch for lease in leased]
-    assert all(isinstance(batch, ScoredBatch) for batch in batches), "a server with a model leases scored batches"
+    assert all(isinstance(batch, ScoredBatch) for batch in batches), "the feed gives others back"
     return [batch for batch in batches if isinstance(batch, ScoredBatch)]

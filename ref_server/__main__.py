@@ -12,26 +12,27 @@ import uvicorn
 
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Queue, StorageBroken
+from ref_server.no_model import NoReference
+from ref_server.queue.interface import StorageBroken
 from ref_server.queue_command import queue_command
 from ref_server.queue_options import Environment
+from ref_server.reference import Reference
 from ref_server.service import Service
 from ref_server.stores import open_queue
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
-from shared.models import load_model, load_tokenizer, use_threads
 from shared.refusal import Refused
 from shared.settings import load_settings
 
 log = structlog.get_logger()
 
-USAGE = """usage: ref-server serve --model PATH_OR_HUB_ID [options]
+USAGE = """usage: ref-server serve --model PATH_OR_HUB_ID | --no-model [options]
        ref-server queue stats|ls|show|requeue|purge [options]
 
 The reference server: scores per-token log-probs with a frozen model and queues the generated batches.
 
 commands:
-  serve    serve a model; `ref-server serve --help` explains every option
+  serve    serve a model, or a queue alone; `ref-server serve --help` explains every option
   queue    look after the queue of a running server; `ref-server queue --help` lists its commands
 """
 
@@ -57,12 +58,11 @@ def serve(arguments: list[str]) -> int:
     config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
     configure_logs()
     end_with_parent()
-    use_threads(config.threads)
     try:
         opening = time.monotonic()
         with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
             log.info("queue open", seconds=round(time.monotonic() - opening, 3))
-            return _listen(_load(config, store), config)
+            return _listen(Service(_open_reference(config), store, config), config)
     except StorageBroken as error:
         log.error("the queue cannot be opened", error=str(error))
     except Refused as error:
@@ -70,11 +70,12 @@ def serve(arguments: list[str]) -> int:
     return 1
 
 
-def _load(config: ServeConfig, store: Queue) -> Service:
-    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
-    return Service(model, tokenizer, store, config)
+def _open_reference(config: ServeConfig) -> Reference:
+    if config.no_model:
+        return NoReference(config.max_batch_tokens)
+    from ref_server import frozen_model  # PyTorch takes seconds, and memory, which neither a queue nor its tools need
+
+    return frozen_model.load(config)
 
 
 def _listen(service: Service, config: ServeConfig) -> int:

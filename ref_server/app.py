@@ -46,8 +46,8 @@ from ref_server.queue.interface import (
     TooManyInFlight,
     WrongState,
 )
-from ref_server.scoring import Busy
-from ref_server.service import Service, TooLarge, group_of
+from ref_server.reference import Busy, NoModel, TooLarge
+from ref_server.service import Service, group_of
 from shared import wire
 from shared.batch import BatchError, ScoredBatch, TokenGroup
 
@@ -104,7 +104,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/readyz", response_class=PlainTextResponse, responses=_errors(503))
     def readyz() -> str:
-        """A batch would be scored now."""
+        """A batch would be scored now, or queued where there is no model."""
         reason = service.not_ready_reason()
         if reason:
             raise Problem(503, "not_ready", reason, headers={"Retry-After": "1"})
@@ -117,19 +117,19 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/model")
     async def model() -> dict[str, Any]:
-        """The reference model: what a client's own model must match."""
-        return asdict(service.model)
+        """The reference model: what a client's own model must match. All null but the limits when there is none."""
+        return service.model
 
 
 def _add_scoring(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/logprobs", response_model=Logprobs, openapi_extra=_LOGPROBS_BODY, responses=_errors(429, 503))
+    @app.post("/v1/logprobs", response_model=Logprobs, openapi_extra=_LOGPROBS_BODY, responses=_errors(409, 429, 503))
     async def logprobs(request: Request) -> Any:
         """Scores now, ahead of the queue; nothing is kept."""
         body = await request.body()
         if media_type(request.headers) == wire.CONTENT_TYPE:
             batch = await run_in_threadpool(service.read_rollout, body)
             ref_logps = await _score(batch.group, batch.temperature)
-            scored = ScoredBatch(batch, ref_logps, str(service.model.reference_version))
+            scored = ScoredBatch(batch, ref_logps, str(service.model["reference_version"]))
             return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
         group, temperature = await run_in_threadpool(_group, body)
         return await run_in_threadpool(_answer, group, await _score(group, temperature))
@@ -140,15 +140,17 @@ def _add_scoring(app: FastAPI, service: Service) -> None:
             group = service.tokenize(asked.prompt, [str(text) for text in asked.completions])
         else:
             group = group_of(asked.prompt_ids or [], [list(map(int, ids)) for ids in asked.completions])
-        service.check_tokens(group)
+        service.reference.check_tokens(group)
         return group, asked.temperature
 
     def _answer(group: TokenGroup, logps: np.ndarray) -> Response:
         rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
-        answer = Logprobs(
-            logprobs=[row.tolist() for row in rows],
-            tokens=[service.token_texts(ids.tolist()) for ids in group.completions()],
-            reference_version=service.model.reference_version,
+        answer = Logprobs.model_validate(
+            {
+                "logprobs": [row.tolist() for row in rows],
+                "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
+                "reference_version": service.model["reference_version"],
+            }
         )
         return Response(answer.model_dump_json(), media_type="application/json")
 
@@ -335,6 +337,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
         QueueFull: lambda error: _full("queue_full", error),
         TooManyInFlight: lambda error: _full("in_flight_full", error),
+        NoModel: lambda error: Problem(409, "no_model", str(error)),
         Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
         StorageFull: lambda error: Problem(507, "storage_full", str(error)),
         StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, CliToggleFlag
 
 from ref_server.queue.interface import Limits
 from shared.settings import Dtype, settings_config
@@ -54,8 +54,10 @@ class ServeConfig(BaseSettings):
 
     config: Path | None = None
     """TOML file with any of these settings."""
-    model: str = Field(min_length=1)
+    model: str | None = Field(default=None, min_length=1)
     """Directory or hub id of a Hugging Face causal LM."""
+    no_model: CliToggleFlag[bool] = False
+    """Serve the queue alone: batches are leased as they were uploaded."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     device: str = "cpu"
@@ -88,6 +90,12 @@ class ServeConfig(BaseSettings):
         if store != "sqlite" and not store.startswith(("postgresql://", "postgres://")):
             raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
         return store
+
+    @model_validator(mode="after")
+    def _model_or_none(self) -> "ServeConfig":
+        if (self.model is None) != self.no_model:
+            raise ValueError("give either --model PATH_OR_HUB_ID, or --no-model for a queue that scores nothing")
+        return self
 
     @model_validator(mode="after")
     def _largest_body_fits_the_queue(self) -> "ServeConfig":

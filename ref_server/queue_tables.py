@@ -104,12 +104,12 @@ def batch_sheet(batch: Mapping[str, Any]) -> Group:
 
 def token_sheet(tokens: Mapping[str, Any]) -> Group:
     """The prompt and each completion with its rewards."""
-    parts: list[RenderableType] = [Text("\nprompt"), _text(tokens["prompt"]["text"])]
+    parts: list[RenderableType] = [Text("\nprompt"), _text(tokens["prompt"])]
     for number, row in enumerate(tokens["rows"]):
         rewards = "".join(f", {_name(name)} {_reward(value)}" for name, value in row["rewards"].items())
         ending = "finished" if row["finished"] else "cut off"
         about = f"reward {_reward(row['reward'])}{rewards}; {len(row['ids'])} tokens, {ending}"
-        parts += [Text(f"\ncompletion {number}: {about}"), _text(row["text"])]
+        parts += [Text(f"\ncompletion {number}: {about}"), _text(row)]
     return Group(*parts)
 
 
@@ -184,7 +184,9 @@ def _cut(name: object) -> Text:
     return Text(_name(name), no_wrap=True, overflow="ellipsis")
 
 
-def _text(text: str) -> Padding:
+def _text(tokens: Mapping[str, Any]) -> Padding:
+    """A server without a model knows the ids only."""
+    text = " ".join(map(str, tokens["ids"])) if tokens["text"] is None else tokens["text"]
     return Padding(Text(_printable(text, keep="\n")), (0, 0, 0, 4), expand=False)
 
 

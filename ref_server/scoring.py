@@ -13,6 +13,7 @@ import structlog
 import torch
 
 from ref_server.queue.interface import Claim, Queue, StorageBroken, StorageFull
+from ref_server.reference import Busy, ScoringTotals
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward
@@ -21,10 +22,6 @@ log = structlog.get_logger()
 
 # An idle loop looks at the queue this often, in seconds: another server that shares the queue does not ring.
 IDLE_SECONDS = 0.5
-
-
-class Busy(Exception):
-    """Too many direct requests wait already."""
 
 
 class Scorer:
@@ -39,17 +36,6 @@ class Scorer:
             flat = self._forward(groups, temperatures).float().cpu().numpy()
         ends = np.cumsum([len(group.completion_ids) for group in groups])[:-1]
         return np.split(flat, ends)
-
-
-@dataclass
-class ScoringTotals:
-    """What the loop has done since it started; seconds of working and of waiting for work."""
-
-    batches: int = 0
-    tokens: int = 0
-    errors: int = 0
-    working_seconds: float = 0.0
-    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

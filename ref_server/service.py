@@ -1,47 +1,16 @@
-"""What the server does, without HTTP: admits batches after checking them against the model, scores, describes."""
+"""What the server does, without HTTP: admits batches after checking them, has them scored, describes."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import structlog
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
-from ref_server.scoring import Scorer, ScoringLoop
+from ref_server.reference import Reference
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
-from shared.logprobs import choose_forward, embedding_rows
-from shared.models import context_length, tokenizer_fingerprint
-
-log = structlog.get_logger()
-
-
-class TooLarge(ValueError):
-    """A batch is longer than the server or the model takes."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field} {message}")
-        self.field = field
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a client must know of the reference model."""
-
-    name: str
-    revision: str | None
-    vocabulary_size: int
-    context_length: int | None
-    dtype: str
-    device: str
-    reference_version: int
-    max_batch_tokens: int
-    tokenizer_fingerprint: str
-    forward: str
 
 
 class Bell:
@@ -69,41 +38,16 @@ class Bell:
 
 
 class Service:
-    """The reference model, the queue, and the loop between them."""
+    """The reference, the queue, and what scores between them."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        queue: Queue,
-        config: ServeConfig,
-    ) -> None:
-        forward = choose_forward(model)
+    def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
         self.config = config
-        self.tokenizer = tokenizer
-        self.model = ModelInfo(
-            name=config.model,
-            revision=config.revision,
-            vocabulary_size=embedding_rows(model),
-            context_length=context_length(model),
-            dtype=str(model.dtype).removeprefix("torch."),
-            device=str(model.device),
-            reference_version=0,
-            max_batch_tokens=config.max_batch_tokens,
-            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-            forward=forward.name,
-        )
-        log.info("reference model ready", **{k: v for k, v in vars(self.model).items() if k != "tokenizer_fingerprint"})
+        self.reference = reference
+        self.model = reference.describe()
         self.queue = queue
         self.bell = Bell()
         self.draining = False
-        self.scoring = ScoringLoop(
-            Scorer(forward),
-            self.queue,
-            reference_version=str(self.model.reference_version),
-            tokens_per_forward=config.scoring_tokens,
-            on_ready=self.bell.ring,
-        )
+        self.scoring = reference.scoring(queue, self.bell.ring)
 
     def start(self) -> None:
         self.bell.attach(asyncio.get_running_loop())
@@ -143,43 +87,26 @@ class Service:
             completion_tokens=len(batch.group.completion_ids),
             completions=batch.group.size,
             body=body,
+            to_score=self.reference.scores_uploads,
         )
         admission = self.queue.put(upload)
         self.scoring.ring()
         return batch.id, admission
 
     def read_rollout(self, body: bytes) -> RolloutBatch:
-        """Decodes a rollout batch and checks it against the model. Raises BatchError, TooLarge."""
+        """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""
         batch = wire.decode(body)
         if not isinstance(batch, RolloutBatch):
             raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: a batch is uploaded before it is scored")
-        self.check_tokens(batch.group)
+        self.reference.check_tokens(batch.group)
         return batch
 
-    def check_tokens(self, group: TokenGroup) -> None:
-        """Ids within the vocabulary, then lengths within what server and model take."""
-        for name, ids in (("prompt_ids", group.prompt_ids), ("completion_ids", group.completion_ids)):
-            if ids.min() < 0 or ids.max() >= self.model.vocabulary_size:
-                raise BatchError(name, f"must lie in [0, {self.model.vocabulary_size}), the reference's vocabulary")
-        if group.tokens > self.model.max_batch_tokens:
-            raise TooLarge(
-                "completion_ids",
-                f"and the prompt have {group.tokens} tokens; max_batch_tokens is {self.model.max_batch_tokens}",
-            )
-        if self.model.context_length is not None and group.longest_row > self.model.context_length:
-            raise TooLarge(
-                "completion_lengths",
-                f"and the prompt make a row of {group.longest_row} tokens; "
-                f"the model's context is {self.model.context_length}",
-            )
-
     def tokenize(self, prompt: str, completions: Sequence[str]) -> TokenGroup:
-        """Texts -> tokens, each apart and without special tokens. Raises BatchError when one is empty."""
-        texts = [self.tokenizer.encode(text, add_special_tokens=False) for text in (prompt, *completions)]
-        return group_of(texts[0], texts[1:])
+        """Texts -> tokens, each apart and without special tokens. Raises BatchError when one is empty, NoModel."""
+        return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return [str(self.tokenizer.decode([token])) for token in ids]
+    def token_texts(self, ids: Sequence[int]) -> list[str | None]:
+        return [self.reference.decode([token]) for token in ids]
 
     def describe_tokens(self, id: str) -> dict[str, Any] | None:
         """For looking: what `GET /v1/batches/{id}/tokens` shows, or None when there is no payload."""
@@ -198,12 +125,12 @@ class Service:
         return {
             "id": id,
             "prompt": {
-                "text": self.tokenizer.decode(rollout.group.prompt_ids.tolist()),
+                "text": self.reference.decode(rollout.group.prompt_ids.tolist()),
                 "ids": rollout.group.prompt_ids.tolist(),
             },
             "rows": [
                 {
-                    "text": self.tokenizer.decode(ids.tolist()),
+                    "text": self.reference.decode(ids.tolist()),
                     "ids": ids.tolist(),
                     "tokens": self.token_texts(ids.tolist()),
                     "sampler_logps": sampler[i],

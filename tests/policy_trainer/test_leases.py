@@ -211,16 +211,19 @@ class TestTake:
         assert ids(taken(feed, 2, version=9)) == young
         assert server.asked("release") == old
 
+    @pytest.mark.parametrize("lack", ["sampler_logps", "ref_logps"])
     def test_what_cannot_be_trained_on_is_given_back_with_the_reason(
-        self, server: RefServer, open_feed: Any, batches: Any
+        self, server: RefServer, open_feed: Any, batches: Any, lack: str
     ) -> None:
         """So that the server does not bring it again for ever."""
         good, bad = batches(2)
-        object.__setattr__(bad.rollout, "sampler_logps", None)
+        object.__setattr__(bad.rollout, "sampler_logps", None if lack == "sampler_logps" else bad.rollout.sampler_logps)
         server.put(bad, good)
+        if lack == "ref_logps":
+            server.bodies[bad.rollout.id] = wire.encode(bad.rollout)
         assert ids(taken(open_feed(), 1)) == [good.rollout.id]
         (body,) = [body for verb, body, _ in server.calls if verb == "release"]
-        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and "sampler_logps" in body["error"]
+        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and lack in body["error"]
 
     def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         known = server.put(*batches(1, version=0))

@@ -24,6 +24,12 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
         check_models_match({**reference, "tokenizer_fingerprint": "other"}, model, tokenizer, "mine")
 
 
+def test_a_server_without_a_model_is_refused(make_tiny: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    reference = {"name": None, "vocabulary_size": None, "tokenizer_fingerprint": None}
+    with pytest.raises(Refused, match=r"^server: it has no reference model .*even with loss.beta = 0.* --model mine$"):
+        check_models_match(reference, make_tiny(), tokenizer, "mine")
+
+
 LIMITS = {"max_batches": 100, "max_batches_per_run": 100, "max_in_flight": 100, "max_in_flight_per_run": 100}
 
 

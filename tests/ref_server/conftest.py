@@ -19,6 +19,7 @@ from uuid6 import uuid7
 from policy_trainer.base_model import make_model, make_tokenizer
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
+from ref_server.frozen_model import FrozenModel
 from ref_server.queue.interface import Queue
 from ref_server.service import Service
 from ref_server.stores import open_queue
@@ -93,7 +94,7 @@ def make_service(
         data_dir: Path = tmp_path_factory.mktemp("data")
 
         config = ServeConfig(model="tiny", data_dir=data_dir, **settings)
-        return Service(model, tokenizer, wrap(open_queue(config)), config)
+        return Service(FrozenModel(model, tokenizer, config), wrap(open_queue(config)), config)
 
     return make
 

@@ -46,9 +46,14 @@ def free_port() -> int:
 @contextmanager
 def serving(model_dir: Path, data_dir: Path) -> Iterator[tuple[Process, httpx.Client]]:
     """A server that answers, and is killed if the block leaves it running."""
+    with serving_with("--model", str(model_dir), "--threads", "1", data_dir=data_dir) as server:
+        yield server
+
+
+@contextmanager
+def serving_with(*options: str, data_dir: Path) -> Iterator[tuple[Process, httpx.Client]]:
     port = free_port()
-    options = {"--model": model_dir, "--data-dir": data_dir, "--port": port, "--threads": 1}
-    command = [sys.executable, "-m", "ref_server", "serve", *(str(part) for pair in options.items() for part in pair)]
+    command = [sys.executable, "-m", "ref_server", "serve", "--data-dir", str(data_dir), "--port", str(port), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
@@ -128,6 +133,19 @@ def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: R
         assert http.get(f"/v1/batches/{leased.id}").json()["state"] == "done"
 
 
+def test_a_queue_without_a_model(tmp_path: Path, rollout: Rollout) -> None:
+    batch = rollout()
+    with serving_with("--no-model", data_dir=tmp_path) as (process, http):
+        upload(http, batch)
+        assert "/libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        end(process)
+    with serving_with("--no-model", data_dir=tmp_path) as (process, http):
+        assert wire.content_hash(lease(http).content) == wire.content_hash(wire.encode(batch))
+        process.terminate()
+        output = process.communicate(timeout=10)[0]
+        assert "Traceback" not in output
+
+
 @pytest.fixture
 def own_logs() -> Iterator[None]:
     """Undoes what a server does to the logs of its process."""
@@ -205,7 +223,8 @@ def test_a_server_that_cannot_start_says_why(
         ("--model m --port 0", "port: "),
         ("--model m --surprise 1", "--surprise"),
         ("--model m --queue.max-batches 0", "queue.max_batches: "),
-        ("", "model: "),
+        ("", "either --model PATH_OR_HUB_ID, or --no-model"),
+        ("--model m --no-model", "either --model PATH_OR_HUB_ID, or --no-model"),
     ],
 )
 def test_settings_that_cannot_be(capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:

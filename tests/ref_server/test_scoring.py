@@ -189,7 +189,7 @@ def serve_with(
     """A server that calls a function before each forward."""
 
     def with_forward(before: Before, **settings: Any) -> AbstractContextManager[httpx.Client]:
-        monkeypatch.setattr("ref_server.service.choose_forward", lambda model: Chosen(model, before))
+        monkeypatch.setattr("ref_server.frozen_model.choose_forward", lambda model: Chosen(model, before))
         return serve(make_service(**settings))
 
     return with_forward

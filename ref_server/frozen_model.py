@@ -1,0 +1,81 @@
+"""The reference model: a frozen causal LM and its tokenizer, which uploads must fit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import Queue
+from ref_server.reference import ModelInfo, TooLarge, check_ids, check_size
+from ref_server.scoring import Scorer, ScoringLoop
+from shared.batch import TokenGroup
+from shared.logprobs import choose_forward, embedding_rows
+from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
+
+log = structlog.get_logger()
+
+
+def load(config: ServeConfig) -> "FrozenModel":
+    """The model that the settings name. Raises Refused."""
+    assert config.model is not None
+    use_threads(config.threads)
+    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    return FrozenModel(model, load_tokenizer(config.model, revision=config.revision), config)
+
+
+class FrozenModel:
+    """A `Reference` that scores."""
+
+    scores_uploads = True
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ServeConfig) -> None:
+        assert config.model is not None
+        self._forward = choose_forward(model)
+        self._tokenizer = tokenizer
+        self._scoring_tokens = config.scoring_tokens
+        self._info = ModelInfo(
+            name=config.model,
+            revision=config.revision,
+            vocabulary_size=embedding_rows(model),
+            context_length=context_length(model),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            reference_version=0,
+            max_batch_tokens=config.max_batch_tokens,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+            forward=self._forward.name,
+        )
+        log.info("reference model ready", **{k: v for k, v in vars(self._info).items() if k != "tokenizer_fingerprint"})
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self._info)
+
+    def check_tokens(self, group: TokenGroup) -> None:
+        """Ids within the vocabulary, then lengths within what server and model take."""
+        check_ids(group, self._info.vocabulary_size, "the reference's vocabulary")
+        check_size(group, self._info.max_batch_tokens)
+        if self._info.context_length is not None and group.longest_row > self._info.context_length:
+            raise TooLarge(
+                "completion_lengths",
+                f"and the prompt make a row of {group.longest_row} tokens; "
+                f"the model's context is {self._info.context_length}",
+            )
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoop:
+        return ScoringLoop(
+            Scorer(self._forward),
+            queue,
+            reference_version=str(self._info.reference_version),
+            tokens_per_forward=self._scoring_tokens,
+            on_ready=on_ready,
+        )
