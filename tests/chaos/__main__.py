@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.chaos import disk, frozen, kill, network, resume
+from tests.chaos import clock, disk, frozen, kill, network, resume
 from tests.chaos.proof import BACKENDS, Proof
 
 _REPORT = Path("runs/chaos/report.json")
@@ -42,6 +42,7 @@ CHAOS: Mapping[str, Chaos] = {
     "frozen": Chaos(frozen.run),
     "disk": Chaos(disk.run_full, ("sqlite",)),
     "read-only": Chaos(disk.run_read_only),
+    "clock": Chaos(clock.run),
 }
 
 

@@ -13,6 +13,8 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from shared.lifetime import PARENT_VARIABLE
+
 # What trainer, worker and server import first, and Qwen2 and dynamo, which the first model and optimizer would load.
 # Importing runs no tensor operation, so that PyTorch has no threads yet which a fork would lose.
 _PRELOADED = [
@@ -84,11 +86,16 @@ class Launcher:
         """Runs `main()` of a module as `python -m` would: start("policy_trainer.__main__", ["train", …], log)."""
         process = self._context.Process(target=_call_main, args=(module, list(arguments), str(log)))
         process.start()
+        # Only those that still run: each that is kept keeps files open, and a long test starts thousands.
+        self._started = [launched for launched in self._started if launched.running]
         self._started.append(Launched(process, log))
         return self._started[-1]
 
 
 def _call_main(module: str, arguments: list[str], log: str) -> None:
+    """In the child. It ends with the process that has forked it, and so with the test, even if that one is killed."""
+    os.setsid()  # Ctrl-C is for the test alone, which then ends it
+    os.environ[PARENT_VARIABLE] = str(os.getppid())
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
