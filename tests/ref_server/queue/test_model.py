@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,13 +33,13 @@ from tests.ref_server.queue.backends import BACKENDS, CLAIM_SECONDS, RETENTION, 
 from tests.ref_server.queue.model import Entry, ModelQueue
 
 STEPS = 50
-EXAMPLES = int(os.environ.get("QUEUE_MODEL_STEPS", "1000")) // 25  # hypothesis ends most of them early
+EXAMPLES = int(os.environ.get("QUEUE_MODEL_STEPS", "1000")) // 40  # about as many operations an example
 # So tight that every one of them is met.
 LIMITS = Limits(
     max_batches=12,
     max_batches_per_run=8,
-    max_bytes=200,
-    max_bytes_per_run=150,
+    max_bytes=120,
+    max_bytes_per_run=90,
     max_in_flight=6,
     max_in_flight_per_run=4,
     max_deliveries=2,
@@ -50,13 +51,19 @@ MADE_UP_REASONS = ("stale", "abandoned", "dropped")
 runs = st.sampled_from(["x", "y"])
 small = st.integers(0, 4)
 ids = st.integers(0, 24).map(str)
+uploads = st.builds(
+    lambda id, run, epoch, version, size, to_score: Upload(
+        id, f"{run}{epoch}{version}{size}".ljust(32).encode(), run, epoch, version, 4, size, 2, b"u" * size, to_score
+    ),
+    ids, runs, st.integers(0, 2), small, st.integers(1, 20), st.booleans(),
+)  # fmt: skip
 requests = st.builds(
     LeaseRequest,
     consumer=st.sampled_from(["one", "two"]),
-    incarnation=st.sampled_from([None, "1", "2", "3"]),
+    incarnation=st.sampled_from([None, "1", "1", "2"]),
     request_id=st.sampled_from([None, None, "a", "b"]),
-    run=st.sampled_from([None, "x", "x", "y"]),
-    epoch=st.none() | st.integers(0, 2),
+    run=st.sampled_from([None, "x", "y"]),
+    epoch=st.sampled_from([None, None, 0, 1, 2]),
     policy_version=st.none() | small,
     max_lag=st.none() | st.integers(0, 2),
     order=st.sampled_from(Order),
@@ -100,16 +107,14 @@ class Machine(RuleBasedStateMachine):
         got, expected = self.both(real, modelled)
         assert got == expected
 
-    @rule(id=ids, run=runs, epoch=st.integers(0, 2), version=small, size=st.integers(1, 40), to_score=st.booleans())
-    def put(self, id: str, run: str, epoch: int, version: int, size: int, to_score: bool) -> None:
-        hashed = str((run, epoch, version, size)).ljust(32).encode()
-        upload = Upload(id, hashed, run, epoch, version, 4, 6 + size, 2, b"u" * size, to_score)
+    @rule(uploads=st.lists(uploads, min_size=1, max_size=4))
+    def put(self, uploads: list[Upload]) -> None:
+        for upload in uploads:
+            self.same(partial(self._put, upload), partial(self.model.put, upload))
 
-        def put() -> tuple[State, bool]:
-            admission = self.queue.put(upload)
-            return admission.state, admission.created
-
-        self.same(put, lambda: self.model.put(upload))
+    def _put(self, upload: Upload) -> tuple[State, bool]:
+        admission = self.queue.put(upload)
+        return admission.state, admission.created
 
     @rule(max_tokens=st.integers(1, 100))
     def claim(self, max_tokens: int) -> None:
@@ -119,20 +124,28 @@ class Machine(RuleBasedStateMachine):
         )
 
     @rule(id=ids, size=st.integers(1, 40))
-    def complete(self, id: str, size: int) -> None:
-        self.same(lambda: self.queue.complete(id, b"s" * size), lambda: self.model.complete(id, b"s" * size))
+    def complete_any(self, id: str, size: int) -> None:
+        self._complete(id, size)
 
     @rule(size=st.integers(1, 40))
-    def complete_all(self, size: int) -> None:
-        for entry in [entry for entry in self.model.entries if entry.state is State.SCORING]:
-            self.complete(entry.upload.id, size)  # pyright: ignore[reportArgumentType]
+    def complete_claimed(self, size: int) -> None:
+        for id in self.ids_in(State.SCORING):
+            self._complete(id, size)
 
-    @rule(id=ids)
-    def fail(self, id: str) -> None:
+    def _complete(self, id: str, size: int) -> None:
+        self.same(lambda: self.queue.complete(id, b"s" * size), lambda: self.model.complete(id, b"s" * size))
+
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        id = self.an_id(data, State.SCORING)
         self.same(lambda: self.queue.fail(id, "boom"), lambda: self.model.fail(id, "boom"))
 
-    @rule(request=requests)
-    def lease(self, request: LeaseRequest) -> None:
+    @rule(asked=st.lists(requests, min_size=1, max_size=3))
+    def lease(self, asked: list[LeaseRequest]) -> None:
+        for request in asked:
+            self._lease(request)
+
+    def _lease(self, request: LeaseRequest) -> None:
         lease, entry = self.both(lambda: self.queue.lease(request), lambda: self.model.lease(request))
         if isinstance(lease, type) or lease is None or entry is None:
             assert lease == entry
@@ -159,15 +172,16 @@ class Machine(RuleBasedStateMachine):
         keys = self.some_keys(data)
         self.same(lambda: self.queue.release(keys, error), lambda: self.model.release(keys, error))
 
-    @rule(id=ids)
-    def requeue(self, id: str) -> None:
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        id = self.an_id(data, State.EXPIRED, State.DEAD)
         self.same(lambda: self.queue.requeue(id), lambda: self.model.requeue(id))
 
     @rule(id=ids)
     def drop(self, id: str) -> None:
         self.same(lambda: self.queue.drop(id), lambda: self.model.drop(id))
 
-    @rule(seconds=st.sampled_from([1.0, 5.0, 10.0, 61.0, RETENTION]))
+    @rule(seconds=st.sampled_from([1.0, 1.0, 5.0, 5.0, 10.0, 10.0, 61.0, RETENTION]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
@@ -177,9 +191,18 @@ class Machine(RuleBasedStateMachine):
         self.queue = self.store.open(self.clock, LIMITS)
         self.model.restart()
 
+    def ids_in(self, *states: State) -> list[str]:
+        return [entry.upload.id for entry in self.model.entries if entry.state in states]
+
+    def an_id(self, data: st.DataObject, *states: State) -> str:
+        """Mostly of a batch in one of the states, where there is one."""
+        return data.draw(st.one_of(ids, *[st.sampled_from(self.ids_in(*states) or ["0"])] * 3))
+
     def some_keys(self, data: st.DataObject) -> list[LeaseKey]:
         """Tokens old and new, of one batch or several, some of them twice."""
-        return data.draw(st.lists(st.sampled_from(self.keys[-12:]), min_size=1, max_size=4))
+        held = [LeaseKey(e.upload.id, e.lease.token or "") for e in self.model.entries if e.state is State.LEASED]
+        known = [st.sampled_from(held)] * 3 if held else []
+        return data.draw(st.lists(st.one_of(st.sampled_from(self.keys), *known), min_size=1, max_size=4))
 
     @invariant()
     def both_hold_the_same(self) -> None:
