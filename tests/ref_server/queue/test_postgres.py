@@ -1,0 +1,306 @@
+"""What the queue on PostgreSQL promises besides: to several servers at once, and about its database."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from ref_server.queue.interface import (
+    LeaseKey,
+    LeaseRequest,
+    Limits,
+    Outcome,
+    Queue,
+    QueueFull,
+    State,
+    StorageBroken,
+    Upload,
+    WrongState,
+)
+from ref_server.queue.postgres import PostgresQueue
+from tests.ref_server.queue.backends import PostgresBackend, postgres_backend
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[PostgresBackend]:
+    with postgres_backend(tmp_path) as backend:
+        yield backend
+
+
+@pytest.fixture
+def servers(backend: PostgresBackend) -> Iterator[list[PostgresQueue]]:
+    """Two servers on one database, as in life: on the database's clock."""
+    with ExitStack() as opened:
+        yield [opened.enter_context(closing(PostgresQueue(backend.url, limits=Limits()))) for _ in range(2)]
+
+
+def upload(id: str, body: bytes = b"raw", **fields) -> Upload:
+    return Upload(id, b"." * 32, fields.pop("run", "run"), 0, 0, 4, 6, 2, body, **fields)
+
+
+def ready(queue: Queue, *ids: str) -> None:
+    for id in ids:
+        queue.put(upload(id, to_score=False))
+
+
+def lease(queue: Queue, consumer: str = "trainer", **request) -> LeaseKey | None:
+    held = queue.lease(LeaseRequest(consumer, **{"lease_seconds": 60.0, **request}))
+    return LeaseKey(held.id, held.token) if held else None
+
+
+def state(queue: Queue, id: str) -> State:
+    info = queue.get(id)
+    assert info is not None
+    return info.state
+
+
+def until(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+# --- several servers
+
+
+def test_one_server_leases_what_another_has_scored(servers: list[PostgresQueue]) -> None:
+    one, two = servers
+    one.put(upload("a"))
+    [claim] = two.claim(100)
+    two.complete(claim.id, b"scored")
+    held = lease(one)
+    assert held is not None
+    assert two.ack([held]) == [Outcome.OK]
+    assert one.ack([held]) == [Outcome.ALREADY]
+
+
+def test_many_at_once_lease_every_batch_once(servers: list[PostgresQueue]) -> None:
+    ready(servers[0], *map(str, range(60)))
+    leased: list[str] = []
+
+    def drain(number: int) -> None:
+        queue = servers[number % 2]
+        while held := lease(queue, f"trainer {number}"):
+            leased.append(held.id)
+            assert queue.ack([held]) == [Outcome.OK]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(drain, range(8)))
+    assert Counter(leased) == {str(number): 1 for number in range(60)}
+
+
+def test_many_at_once_score_every_batch_once(servers: list[PostgresQueue]) -> None:
+    for number in range(60):
+        servers[0].put(upload(str(number)))
+    scored: list[str] = []
+
+    def score(number: int) -> None:
+        queue = servers[number % 2]
+        while claims := queue.claim(20):
+            for claim in claims:
+                queue.complete(claim.id, b"scored")
+                scored.append(claim.id)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(score, range(4)))
+    assert Counter(scored) == {str(number): 1 for number in range(60)}
+
+
+def test_the_limits_hold_exactly_when_many_upload_at_once(backend: PostgresBackend) -> None:
+    def put(number: int) -> bool:
+        try:
+            return queues[number % 2].put(upload(str(number))).created
+        except QueueFull:
+            return False
+
+    with ExitStack() as opened:
+        limits = Limits(max_batches=25)
+        queues = [opened.enter_context(closing(PostgresQueue(backend.url, limits=limits))) for _ in range(2)]
+        with ThreadPoolExecutor(8) as pool:
+            admitted = list(pool.map(put, range(60)))
+        assert sum(admitted) == 25
+        assert sum(depth.batches for depth in queues[0].stats().depths) == 25
+
+
+def test_one_upload_that_comes_twice_at_once_is_admitted_once(servers: list[PostgresQueue]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        admissions = list(pool.map(lambda number: servers[number % 2].put(upload("a")), range(16)))
+    assert sum(admission.created for admission in admissions) == 1
+
+
+def test_a_request_that_is_repeated_before_it_is_answered_leases_once(servers: list[PostgresQueue]) -> None:
+    ready(servers[0], "a", "b", "c")
+    with ThreadPoolExecutor(6) as pool:
+        keys = list(pool.map(lambda number: lease(servers[number % 2], request_id="same"), range(6)))
+    assert len(set(keys)) == 1
+
+
+def test_those_who_settle_the_same_batches_in_other_orders_do_not_block_each_other(
+    servers: list[PostgresQueue],
+) -> None:
+    ready(servers[0], *map(str, range(30)))
+    keys = [held for _ in range(30) if (held := lease(servers[0]))]
+    orders = [keys, keys[::-1]] * 4
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda item: servers[item[0] % 2].extend(item[1], 60.0), enumerate(orders)))
+    assert all(each == [Outcome.OK] * 30 for each in outcomes)
+
+
+def test_what_a_server_was_scoring_when_it_died_is_scored_by_another(backend: PostgresBackend) -> None:
+    def server(upkeep_seconds: float) -> PostgresQueue:
+        return PostgresQueue(backend.url, limits=Limits(), claim_seconds=0.5, upkeep_seconds=upkeep_seconds)
+
+    with closing(server(3600)) as silent, closing(server(0.1)) as other:
+        silent.put(upload("a"))
+        [claim] = silent.claim(100)
+        assert other.claim(100) == []
+        until(lambda: state(other, "a") is State.QUEUED)
+        [again] = other.claim(100)
+        with pytest.raises(WrongState, match="not being scored here"):
+            silent.complete(claim.id, b"too late")
+        other.complete(again.id, b"scored")
+        assert other.payload("a") == b"scored"
+
+
+def test_a_server_that_lives_keeps_its_claims(backend: PostgresBackend) -> None:
+    with closing(PostgresQueue(backend.url, limits=Limits(), claim_seconds=0.6, upkeep_seconds=0.1)) as queue:
+        queue.put(upload("a"))
+        queue.claim(100)
+        time.sleep(1.5)
+        assert state(queue, "a") is State.SCORING
+        queue.complete("a", b"scored")
+
+
+def test_a_restart_of_a_server_changes_nothing_for_leases(backend: PostgresBackend) -> None:
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+        ready(queue, "a", "b")
+        held, short = lease(queue), lease(queue, lease_seconds=0.2)
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+        assert held is not None
+        assert short is not None
+        until(lambda: state(queue, "b") is State.READY)
+        assert queue.ack([held, short]) == [Outcome.OK, Outcome.STALE]
+
+
+def test_counts_stay_right_and_few_under_load(servers: list[PostgresQueue], backend: PostgresBackend) -> None:
+    def cycle(number: int) -> None:
+        queue = servers[number % 2]
+        ready(queue, str(number))
+        if held := lease(queue, f"trainer {number % 4}"):
+            queue.ack([held])
+
+    def rows() -> int:
+        with psycopg.connect(backend.url) as db:
+            row = db.execute("SELECT count(*) FROM tandem.depths").fetchone()
+        assert row is not None
+        return row[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(cycle, range(120)))
+    until(lambda: rows() <= 100)
+    counted = {depth.state: depth.batches for depth in servers[0].stats().depths}
+    listed = Counter(info.state for info in servers[0].list(None, None, 1000, None).batches)
+    assert counted == dict(listed)
+
+
+# --- the database
+
+
+def test_two_servers_that_start_at_once_make_one_schema(backend: PostgresBackend) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        queues = list(pool.map(lambda _: PostgresQueue(backend.url, limits=Limits()), range(4)))
+    ready(queues[0], "a")
+    assert state(queues[3], "a") is State.READY
+    for queue in queues:
+        queue.close()
+
+
+def test_another_schema_is_refused(backend: PostgresBackend) -> None:
+    PostgresQueue(backend.url, limits=Limits()).close()
+    with psycopg.connect(backend.url) as db:
+        db.execute("UPDATE tandem.version SET number = 99")
+    with pytest.raises(StorageBroken, match="schema version 99"):
+        PostgresQueue(backend.url, limits=Limits())
+
+
+def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
+    with pytest.raises(StorageBroken, match="Connection refused") as refusal:
+        PostgresQueue("postgresql://tandem:secret@127.0.0.1:9/queue", limits=Limits())
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> None:
+    database = backend.url.rpartition("/")[2]
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+        with psycopg.connect(backend.url, autocommit=True) as db:
+            db.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on".encode())
+            _end_others(db)
+            with pytest.raises(StorageBroken, match="read-only"):
+                queue.put(upload("a"))
+            with pytest.raises(StorageBroken, match="read-only"):
+                queue.check()
+            db.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = off".encode())
+            _end_others(db)
+        assert queue.put(upload("a")).created
+
+
+def test_connections_that_the_database_has_ended_are_replaced(backend: PostgresBackend) -> None:
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+        ready(queue, "a")
+        with psycopg.connect(backend.url, autocommit=True) as db:
+            _end_others(db)
+        assert state(queue, "a") is State.READY
+
+
+def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend: PostgresBackend) -> None:
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+
+        def setting(durable: bool) -> str:
+            return queue._run(lambda tx: tx.one("SHOW synchronous_commit"), durable=durable)
+
+        assert (setting(True), setting(False)) == ("on", "off")
+
+
+def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+        ready(queue, "a")
+        held = lease(queue, "nul \0 nul")
+        assert held is not None
+        assert queue.release([held], error="nul \0") == [Outcome.OK]
+        assert queue.get("nul \0") is None
+
+
+def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
+    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+        ready(queue, "a", "b")
+        both_hold_one = threading.Barrier(2, timeout=10)
+        attempts: list[str] = []
+
+        def hold(first: str, second: str) -> None:
+            def operation(tx) -> None:
+                attempts.append(first)
+                tx.one("SELECT seq FROM batches WHERE id = ? FOR UPDATE", first)
+                if len(attempts) <= 2:
+                    both_hold_one.wait()
+                tx.one("SELECT seq FROM batches WHERE id = ? FOR UPDATE", second)
+
+            queue._run(operation)
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(hold, "a", "b"), pool.submit(hold, "b", "a")]:
+                done.result(timeout=20)
+        assert len(attempts) == 3
+
+
+def _end_others(db: psycopg.Connection) -> None:
+    db.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
