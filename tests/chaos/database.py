@@ -1,0 +1,208 @@
+"""PostgreSQL restarted under load, by turns in good order and by a crash: nothing is lost, and the server goes on."""
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+
+import httpx
+
+from policy_trainer.client import LeaseTerms, RefServerClient
+from shared import wire
+from tests.chaos.batches import random_batch
+from tests.chaos.proof import Proof
+from tests.chaos.serving import serving, tiny_model
+from tests.integration.processes import Server, until
+from tests.postgresql import Postgres, postgres
+
+BAR = "nothing admitted is lost, nothing is settled twice, no lease is stuck, and the same server process goes on"
+
+_RUN = "database"
+_UPLOADERS = 3
+_CONSUMERS = 3
+_LEASE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.01
+# How long the load lasts between restarts, at most.
+_CALM_SECONDS = 1.0
+# One lease in so many is forgotten, as by a consumer that died: its batch must come again.
+_FORGOTTEN = 10
+# After the load: leases that were forgotten run out, and so does what was being scored when a commit was cut off.
+_DRAIN_SECONDS = 150.0
+
+
+@dataclass
+class Load:
+    """What the clients were told. admitted: ids. acks: id, the token of the lease, and the outcome.
+
+    outages: why requests had to be repeated.
+    """
+
+    admitted: list[str] = field(default_factory=list)
+    acks: list[tuple[str, str, str]] = field(default_factory=list)
+    outages: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What was found in the end. done: by id, how often its history says so, or 0. states: of all batches.
+
+    went_on: seconds from each restart until uploads and acks succeeded again. same_process: the server never ended.
+    """
+
+    done: Mapping[str, int]
+    states: Mapping[str, int]
+    went_on: Sequence[float]
+    same_process: bool
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    assert backend == "postgresql", "the embedded store has no server of its own to restart"
+    model, load, chance = tiny_model(directory), Load(), random.Random(seed)
+    with postgres() as cluster:
+        options = ("--store", cluster.create_database("tandem"))
+        with serving(model, directory, *options) as server:
+            with _Clients(server.url, load, chance) as clients:
+                went_on = []
+                for mode in islice(cycle(("immediate", "fast")), cycles):
+                    time.sleep(chance.uniform(0, _CALM_SECONDS))
+                    went_on.append(_restart(cluster, mode, load, server))
+                clients.stop_uploading()
+                with suppress(AssertionError):  # what is left then is told in the end
+                    until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
+            aftermath = Aftermath(
+                done=_times_done(server, load.admitted),
+                states=Counter(batch["state"] for batch in server.batches(run=_RUN)),
+                went_on=went_on,
+                same_process=server.popen.poll() is None,
+            )
+    faults = judge(load, aftermath, cycles)
+    outcomes = Counter(outcome for _, _, outcome in load.acks)
+    return Proof(
+        "PostgreSQL restarted under load", backend, BAR, not faults,
+        {
+            "restarts": len(went_on), "of them crashes": (len(went_on) + 1) // 2, "admitted": len(load.admitted),
+            "requests repeated": len(load.outages), "lost": sum(times == 0 for times in aftermath.done.values()),
+            "acks": ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items())),
+            "went on after s, at most": round(max(went_on, default=0.0), 1),
+            "faults": "; ".join(faults) or "none",
+        },
+    )  # fmt: skip
+
+
+def judge(load: Load, aftermath: Aftermath, restarts: int) -> list[str]:
+    """What is wrong; nothing is the verdict that it passed."""
+    faults = []
+    if unknown := [id for id in load.admitted if aftermath.done.get(id, 0) == 0]:
+        faults.append(f"{len(unknown)} admitted batches are not done: {unknown[:3]}")
+    if doubled := [id for id, times in aftermath.done.items() if times > 1]:
+        faults.append(f"{len(doubled)} batches were settled more than once: {doubled[:3]}")
+    holders: dict[str, set[str]] = defaultdict(set)
+    for id, token, outcome in load.acks:
+        if outcome in ("ok", "already"):
+            holders[id].add(token)
+    if shared := [id for id, tokens in holders.items() if len(tokens) > 1]:
+        faults.append(f"{len(shared)} batches were acked by more than one holder: {shared[:3]}")
+    if undone := [id for id in holders if aftermath.done.get(id, 0) == 0]:
+        faults.append(f"{len(undone)} acked batches are not done: {undone[:3]}")
+    if set(aftermath.states) - {"done"}:
+        faults.append(f"batches are left: {dict(aftermath.states)}")
+    if len(aftermath.went_on) != restarts or not holders:
+        faults.append(f"{len(aftermath.went_on)} restarts of {restarts}, {len(holders)} batches acked")
+    if not load.outages:
+        faults.append("no request met a restart: there was no load")
+    if not aftermath.same_process:
+        faults.append("the server did not live through it")
+    return faults
+
+
+def _restart(cluster: Postgres, mode: str, load: Load, server: Server) -> float:
+    """Restarts the database; seconds from then on until uploads and acks have come through again."""
+    cluster.restart(mode)
+    began = time.monotonic()
+    uploads, acks = len(load.admitted), len(load.acks)
+    until(lambda: len(load.admitted) > uploads and len(load.acks) > acks, f"the load after a {mode} restart", server)
+    return time.monotonic() - began
+
+
+def _is_drained(server: Server) -> bool:
+    states = server.get("/v1/queue")["states"]
+    return not any(states[state]["batches"] for state in ("queued", "scoring", "ready", "leased"))
+
+
+def _times_done(server: Server, ids: Sequence[str]) -> dict[str, int]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        answers = {id: client.get(f"/v1/batches/{id}") for id in ids}
+    return {
+        id: sum(event["state"] == "done" for event in answer.json()["history"]) if answer.is_success else 0
+        for id, answer in answers.items()
+    }
+
+
+class _Stopped(Exception):
+    """The load is over."""
+
+
+class _Clients:
+    """Threads that upload, and threads that lease and ack, until the block ends."""
+
+    def __init__(self, url: str, load: Load, chance: random.Random) -> None:
+        self._url = url
+        self._load = load
+        self._uploading, self._consuming = threading.Event(), threading.Event()  # set when over
+        self._failures: list[Exception] = []
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work, random.Random(chance.random())), daemon=True)
+            for work in (*[self._upload] * _UPLOADERS, *[self._consume] * _CONSUMERS)
+        ]
+
+    def __enter__(self) -> "_Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_uploading()
+        self._consuming.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failures:
+            raise self._failures[0]
+
+    def stop_uploading(self) -> None:
+        self._uploading.set()
+
+    def _guarded(self, work: Callable[[RefServerClient, random.Random], None], chance: random.Random) -> None:
+        def note(reason: str, seconds: float) -> None:
+            self._load.outages.append(reason)
+            if self._consuming.is_set():  # an upload that has begun is repeated until it is answered
+                raise _Stopped
+
+        client = RefServerClient(self._url, on_wait=note)
+        try:
+            work(client, chance)
+        except _Stopped:
+            pass
+        except Exception as error:  # raised again where the block ends
+            self._failures.append(error)
+        finally:
+            client.close()
+
+    def _upload(self, client: RefServerClient, chance: random.Random) -> None:
+        while not self._uploading.wait(_PAUSE_SECONDS):
+            batch = random_batch(chance, _RUN)
+            client.upload(wire.encode(batch))
+            self._load.admitted.append(batch.id)
+
+    def _consume(self, client: RefServerClient, chance: random.Random) -> None:
+        name = threading.current_thread().name
+        terms = LeaseTerms(name, _RUN, epoch=0, max_lag=None, lease_seconds=_LEASE_SECONDS)
+        while not self._consuming.is_set():
+            leased = client.lease(terms, policy_version=0, wait_seconds=0.5)
+            if leased is not None and chance.random() > 1 / _FORGOTTEN:
+                outcomes = client.ack([leased], "none")
+                self._load.acks.append((leased.id, leased.token, outcomes[leased.id]))

@@ -1,0 +1,181 @@
+"""Verdicts find fault with doctored records, each for its own reason, and none with a record that is right."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.chaos import clock, database, disk, frozen, resume, trouble
+
+
+class TestResume:
+    CALM = resume.Ending(trained=["a", "b"], weights={"w": "1", "v": "2"}, states={"done": 2})
+
+    def test_the_same_ending_passes(self) -> None:
+        shaken = replace(self.CALM, trained=["b", "a"])
+        assert resume.compare(self.CALM, shaken, ["a", "b"]) == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"trained": ["a"]},
+            {"trained": ["a", "b", "b"]},
+            {"trained": ["a", "c"]},
+            {"weights": {"w": "1", "v": "3"}},
+            {"weights": {"w": "1"}},
+            {"states": {"done": 1, "ready": 1}},
+            {"states": {"done": 1, "dead": 1}},
+            {"ledger": ["a"]},
+        ],
+    )
+    def test_another_ending_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(resume.compare(self.CALM, replace(self.CALM, **wrong), ["a", "b"])) == 1
+
+    def test_endings_that_are_wrong_alike_fail(self) -> None:
+        same = replace(self.CALM, trained=["a"], states={"done": 1})
+        assert resume.compare(same, same, ["a", "b"]), "both lost the same batch"
+        nothing = replace(self.CALM, weights={})
+        assert resume.compare(nothing, nothing, ["a", "b"]), "no weights are the same as no weights"
+
+
+class TestFrozen:
+    FREEZE = frozen.Freeze("a", stopped=True, elsewhere=True, told_sleeper="stale", told_holder="ok")
+
+    def test_a_refused_sleeper_passes(self) -> None:
+        freezes = [self.FREEZE, replace(self.FREEZE, id="b", elsewhere=False)]
+        assert frozen.judge(freezes, {"a": 1, "b": 1}, 2) == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"told_sleeper": "ok"},
+            {"told_sleeper": "already"},
+            {"told_sleeper": "unknown"},
+            {"told_holder": "stale"},
+            {"told_holder": "-"},
+            {"stopped": False},
+        ],
+    )
+    def test_a_wrong_freeze_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(frozen.judge([replace(self.FREEZE, **wrong)], {"a": 1}, 1)) == 1
+
+    @pytest.mark.parametrize("settled", [{"a": 2}, {"a": 0}, {"a": 1, "b": 0}, {}])
+    def test_a_wrong_history_fails(self, settled: dict[str, int]) -> None:
+        assert len(frozen.judge([self.FREEZE], settled, 1)) == 1
+
+    def test_too_few_freezes_fail(self) -> None:
+        assert len(frozen.judge([self.FREEZE], {"a": 1}, 2)) == 1
+
+    def test_a_batch_that_comes_again_after_it_was_settled_fails(self) -> None:
+        assert len(frozen.judge([self.FREEZE, self.FREEZE], {"a": 1}, 2)) == 1
+
+
+class TestTrouble:
+    RIGHT = trouble.Trouble(
+        admitted=["a", "b", "c"], refused=["c"], answers=[("upload", 507), ("ack", 200), ("lease", 204)],
+        reason="the disk is full", acked=["a"], known={"a": "done", "b": "done", "c": "done"}, again=[201], alive=True,
+    )  # fmt: skip
+
+    def test_a_kept_promise_passes(self) -> None:
+        assert trouble.judge(self.RIGHT, (507, 503), "disk is full") == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"answers": [("upload", 500)]},
+            {"answers": [("lease", 429)]},
+            {"refused": [], "again": []},
+            {"reason": "the scoring loop has ended"},
+            {"reason": ""},
+            {"known": {"a": "done", "c": "done"}},
+            {"known": {"a": "done", "b": "ready", "c": "done"}},
+            {"known": {"a": "done", "b": "dead", "c": "done"}},
+            {"admitted": ["b", "c"], "known": {"a": "leased", "b": "done", "c": "done"}},
+            {"again": [507]},
+            {"again": [200]},
+            {"again": []},
+            {"alive": False},
+        ],
+    )
+    def test_a_broken_promise_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(trouble.judge(replace(self.RIGHT, **wrong), (507, 503), "disk is full")) == 1
+
+    def test_an_answer_is_wrong_for_another_trouble(self) -> None:
+        assert len(trouble.judge(self.RIGHT, (503,), "disk is full")) == 1
+
+    def test_last_words(self) -> None:
+        assert disk.judge_words("[error] the queue cannot be opened: the disk is full", "disk is full") == []
+        assert disk.judge_words("[error] the queue cannot be opened", "disk is full")
+        assert disk.judge_words("Traceback (most recent call last):\nStorageFull: the disk is full", "disk is full")
+        assert disk.judge_words("", "disk is full")
+
+
+class TestClock:
+    MOVE = clock.Move(asked=86_400, seen=86_399, kept=["ok"] * 3, came_back=1.9, others=0)
+
+    def test_leases_that_notice_nothing_pass(self) -> None:
+        assert clock.judge([self.MOVE] * 2, Counter(done=6)) == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"seen": 0},
+            {"kept": ["stale", "ok", "ok"]},
+            {"kept": ["ok", "ok", "unknown"]},
+            {"kept": []},
+            {"came_back": None},
+            {"came_back": 0.4},
+            {"came_back": 60.0},
+            {"others": 1},
+        ],
+    )
+    def test_a_lease_that_notices_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(clock.judge([replace(self.MOVE, **wrong)], Counter(done=3))) == 1
+
+    @pytest.mark.parametrize("states", [{"done": 2}, {"done": 2, "expired": 1}, {"done": 3, "dead": 1}])
+    def test_a_batch_that_is_lost_fails(self, states: dict[str, int]) -> None:
+        assert len(clock.judge([self.MOVE], Counter(states))) == 1
+
+    def test_a_clock_that_was_never_moved_fails(self) -> None:
+        assert clock.judge([], Counter())
+
+
+class TestDatabase:
+    LOAD = database.Load(
+        admitted=["a", "b"], acks=[("a", "1", "ok"), ("b", "2", "stale"), ("b", "3", "already")], outages=["away"]
+    )
+    AFTERMATH = database.Aftermath(done={"a": 1, "b": 1}, states={"done": 2}, went_on=[0.5, 1.0], same_process=True)
+
+    def test_a_kept_promise_passes(self) -> None:
+        assert database.judge(self.LOAD, self.AFTERMATH, 2) == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"admitted": ["a", "b", "c"]},
+            {"acks": [("a", "1", "ok"), ("b", "2", "ok"), ("b", "3", "ok")]},
+            {"acks": [("a", "1", "ok"), ("c", "2", "ok")]},
+            {"acks": []},
+            {"outages": []},
+        ],
+    )
+    def test_a_client_that_was_told_wrong_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(database.judge(replace(self.LOAD, **wrong), self.AFTERMATH, 2)) == 1
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"done": {"a": 1, "b": 2}},
+            {"states": {"done": 1, "scoring": 1}},
+            {"states": {"done": 1, "leased": 1}},
+            {"went_on": [0.5]},
+            {"same_process": False},
+        ],
+    )
+    def test_a_wrong_end_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(database.judge(self.LOAD, replace(self.AFTERMATH, **wrong), 2)) == 1
+
+    def test_a_lost_batch_fails(self) -> None:
+        aftermath = replace(self.AFTERMATH, done={"a": 1, "b": 0})
+        assert len(database.judge(self.LOAD, aftermath, 2)) == 2, "admitted, acked, and gone"
