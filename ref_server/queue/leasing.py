@@ -225,7 +225,7 @@ def _return_counted(tx: Transaction, held: _Held, detail: str) -> None:
     if deliveries < tx.limits.max_deliveries:
         _return(tx, held, detail, deliveries)
     else:
-        reason = f"{deliveries} deliveries failed; the last: {detail}"
+        reason = f"{deliveries} failed deliveries; the last: {detail}" if deliveries > 1 else detail
         end(tx, held.seq, State.DEAD, reason, reason=reason, deliveries=deliveries)
 
 

@@ -48,6 +48,7 @@ class Server(Process):
         self.model, self.directory, self.options = model, directory, options
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        directory.mkdir(exist_ok=True)
         super().__init__(
             "ref_server", "serve", "--model", str(model), "--port", str(self.port), "--threads", "1",
             "--data-dir", str(directory / "server"), *options, log=directory / "server.log",

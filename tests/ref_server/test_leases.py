@@ -328,3 +328,28 @@ def test_odd_requests_are_never_the_servers_fault(http: httpx.Client, changes: d
     body = json.dumps(asked).encode()
     answer = http.post("/v1/batches/lease", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (200, 204, 409, 422), answer.text
+
+
+# The bound on what is in flight
+
+
+def test_a_lease_beyond_the_bound_waits_and_is_then_refused(
+    make_service: Callable[..., Service], serve: Serve, rollout: Rollout
+) -> None:
+    def lease(wait_seconds: float) -> httpx.Response:
+        return http.post("/v1/batches/lease", json={"consumer": "trainer", "run": "r", "wait_seconds": wait_seconds})
+
+    with serve(make_service(queue={"max_in_flight_per_run": 1})) as http:
+        for _ in range(2):
+            body = wire.encode(rollout(run="r"))
+            http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
+        held = key(lease(10))
+        refused = lease(0.1)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "in_flight_full"
+        assert "max_in_flight_per_run is 1" in refused.json()["error"]["message"]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lease, 20)
+            time.sleep(0.2)
+            assert settle(http, "ack", [held]) == ["ok"]
+            assert key(waiting.result())["id"] != held["id"]

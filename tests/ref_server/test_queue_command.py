@@ -145,7 +145,7 @@ def test_ls(command: Command, http: httpx.Client, rollout: Rollout, run: str) ->
     assert headers.split("  ")[6:] == ["tokens", "deliveries", "consumer", "reason"]
     assert [line.split()[0] for line in lines] == [first, second]
     assert lines[0].startswith(f"{first}  {run}  0  7  dead  ")
-    assert "  15  1  1 deliveries failed" in lines[0]
+    assert "  15  1  given back by " in lines[0]
     assert lines[0].endswith("a long story " * 19 + "a long story"), "a pipe gets whole lines"
     assert command("ls", "--run", run, "--state", "ready")[1].splitlines()[1].startswith(second)
     status, out, _ = command("ls", "--run", run, "--state", "dead", "--json")

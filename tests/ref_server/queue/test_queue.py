@@ -23,6 +23,7 @@ from ref_server.queue.interface import (
     State,
     StorageBroken,
     Superseded,
+    TooManyInFlight,
     Upload,
     WrongState,
 )
@@ -205,6 +206,41 @@ def test_dead_and_expired_batches_leave_room(open_queue: Open) -> None:
     ask(queue, run="run", policy_version=9, max_lag=1)
     assert queue.put(upload("b")).created
     assert queue.put(upload("c")).created
+
+
+@pytest.mark.parametrize("limits", [{"max_in_flight": 2}, {"max_in_flight_per_run": 2}])
+def test_leases_that_are_not_settled_are_bounded(open_queue: Open, limits: dict[str, int]) -> None:
+    queue = open_queue(**limits)
+    make_ready(queue, *(upload(id) for id in "abc"))
+    first, second = lease(queue, run="run", request_id="1"), lease(queue, run="run")
+    queue.extend([key(first)], LEASE_SECONDS, started=True)
+    [(limit, value)] = limits.items()
+    with pytest.raises(TooManyInFlight, match=f"{limit} is {value}"):
+        ask(queue, run="run")
+    assert lease(queue, run="run", request_id="1") == first
+    queue.ack([key(second)])
+    assert lease(queue, run="run").id == "c"
+
+
+def test_a_run_at_its_bound_leaves_leases_to_another(open_queue: Open) -> None:
+    queue = open_queue(max_in_flight_per_run=1)
+    make_ready(queue, upload("a", run="one"), upload("b", run="one"), upload("c", run="two"))
+    lease(queue, run="one")
+    assert lease(queue, run="two").id == "c"
+
+
+def test_a_new_life_of_a_consumer_at_its_bound_can_go_on(open_queue: Open) -> None:
+    queue = open_queue(max_in_flight=1)
+    make_ready(queue, upload("a"))
+    lease(queue, incarnation="one")
+    assert lease(queue, incarnation="two").id == "a"
+
+
+def test_an_upload_that_is_not_to_be_scored_is_ready_at_once(queue: Queue) -> None:
+    admission = queue.put(replace(upload("a"), to_score=False))
+    assert admission == Admission(State.READY, created=True)
+    assert queue.claim(100) == []
+    assert lease(queue).body == b"raw"
 
 
 # --- scoring

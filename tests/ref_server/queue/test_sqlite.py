@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import pytest
@@ -26,6 +27,7 @@ from ref_server.queue.interface import (
     WrongState,
 )
 from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite_file import file_system
 from ref_server.queue.sqlite_writer import Writer
 
 ROOT = Path(__file__).parents[3]
@@ -117,6 +119,22 @@ def test_a_restart_queues_again_what_was_being_scored(path: Path) -> None:
         assert (claim.id, claim.attempts) == ("a", 0)
 
 
+def test_a_batch_that_ends_its_server_time_and_again_is_dead_and_takes_no_other_along(path: Path) -> None:
+    def claimed_at_start() -> list[str]:
+        with closing(SqliteQueue(path, limits=Limits(max_deliveries=3))) as queue:
+            queue.put(upload("poison"))
+            queue.put(upload("innocent"))
+            return [claim.id for claim in queue.claim(1000)]
+
+    lives = [claimed_at_start() for _ in range(4)]
+    assert lives == [["poison", "innocent"], ["poison"], ["poison"], ["innocent"]]
+    with closing(SqliteQueue(path, limits=Limits(max_deliveries=3))) as queue:
+        info = queue.get("poison")
+        assert info is not None
+        assert (info.state, info.reason) == (State.DEAD, "the server ended while scoring it, 3 times")
+        assert queue.requeue("poison") is State.QUEUED
+
+
 def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
     with closing(SqliteQueue(path, limits=Limits(), clock=lambda: 1_000_000.0)) as queue:
         for id in ("a", "b"):
@@ -193,6 +211,27 @@ def test_another_schema_is_refused(path: Path) -> None:
     with closing(apsw.Connection(str(path))) as db:
         db.pragma("user_version", 99)
     with pytest.raises(StorageBroken, match="schema version 99"):
+        SqliteQueue(path, limits=Limits())
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    mounts = [("/", "ext4"), (str(path.parent.parent), kind), (f"{path.parent.parent}-other", "ext4")]
+    monkeypatch.setattr(
+        "psutil.disk_partitions", lambda all: [SimpleNamespace(mountpoint=at, fstype=what) for at, what in mounts]
+    )
+    with pytest.raises(StorageBroken, match=rf"network file system \({kind}\).*PostgreSQL"):
+        SqliteQueue(path, limits=Limits())
+
+
+def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
+    listed = subprocess.run(["df", "--output=fstype", str(tmp_path)], capture_output=True, text=True, check=True)
+    assert file_system(tmp_path) == listed.stdout.split()[-1]
+
+
+def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apsw.sqlite_lib_version", lambda: "3.51.2")
+    with pytest.raises(StorageBroken, match=r"SQLite is 3\.51\.2; older than 3\.51\.3"):
         SqliteQueue(path, limits=Limits())
 
 
