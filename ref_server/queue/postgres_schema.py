@@ -2,6 +2,7 @@
 
 import psycopg
 
+from ref_server.queue.indexes import INDEXES
 from ref_server.queue.interface import StorageBroken
 
 SCHEMA = "tandem"
@@ -84,17 +85,6 @@ CREATE TABLE depths (
 CREATE TABLE probe (written_at DOUBLE PRECISION NOT NULL);
 INSERT INTO probe VALUES (0);
 
-CREATE INDEX batches_in_state ON batches (state, seq);
-CREATE INDEX ready_fifo ON batches (returned DESC, seq) WHERE state = 'ready';
-CREATE INDEX ready_fifo_of_run ON batches (run, returned DESC, seq) WHERE state = 'ready';
-CREATE INDEX ready_freshest ON batches (returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
-CREATE INDEX ready_freshest_of_run ON batches (run, returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
-CREATE INDEX waiting_by_version ON batches (run, epoch, policy_version) WHERE state IN ('queued', 'ready');
-CREATE INDEX by_expiry ON batches (expires) WHERE expires IS NOT NULL;
-CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
-CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
-CREATE INDEX events_of_batch ON events (seq, number);
-
 CREATE FUNCTION batches_come() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO depths SELECT state, run, started, count(*), sum(payload_bytes) FROM new GROUP BY state, run, started;
     RETURN NULL;
@@ -133,7 +123,7 @@ def prepare(db: psycopg.Connection) -> None:
     )  # several servers may start at once
     if db.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
         db.execute(f"CREATE SCHEMA {SCHEMA}".encode())
-        db.execute(_TABLES.encode())
+        db.execute((_TABLES + INDEXES).encode())
         db.execute("INSERT INTO version VALUES (%s)", [SCHEMA_VERSION])
     row = db.execute("SELECT number FROM version").fetchone()
     if row != (SCHEMA_VERSION,):

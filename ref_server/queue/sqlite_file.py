@@ -7,6 +7,7 @@ from typing import IO
 import apsw
 import psutil
 
+from ref_server.queue.indexes import INDEXES
 from ref_server.queue.interface import StorageBroken
 
 SCHEMA_VERSION = 2
@@ -86,17 +87,6 @@ CREATE TABLE depths (
 
 CREATE TABLE probe (written_at REAL NOT NULL) STRICT;
 INSERT INTO probe VALUES (0);
-
-CREATE INDEX batches_in_state ON batches (state, seq);
-CREATE INDEX ready_fifo ON batches (returned DESC, seq) WHERE state = 'ready';
-CREATE INDEX ready_fifo_of_run ON batches (run, returned DESC, seq) WHERE state = 'ready';
-CREATE INDEX ready_freshest ON batches (returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
-CREATE INDEX ready_freshest_of_run ON batches (run, returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
-CREATE INDEX waiting_by_version ON batches (run, epoch, policy_version) WHERE state IN ('queued', 'ready');
-CREATE INDEX by_expiry ON batches (expires) WHERE expires IS NOT NULL;
-CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
-CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
-CREATE INDEX events_of_batch ON events (seq);
 """
 
 # Of a file system with these, WAL mode's shared memory and locks mean nothing, or less than they say.
@@ -178,5 +168,5 @@ def prepare(db: apsw.Connection, path: Path) -> None:
     db.pragma("journal_size_limit", 64 * 2**20)  # a log that grew under a burst is cut back
     if version == 0:
         with db:
-            db.execute(_TABLES + _TRIGGERS)
+            db.execute(_TABLES + INDEXES + _TRIGGERS)
             db.pragma("user_version", SCHEMA_VERSION)
