@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.chaos import clock, disk, frozen, kill, network, resume
+from tests.chaos import clock, database, disk, frozen, kill, network, resume
 from tests.chaos.proof import BACKENDS, Proof
 
 _REPORT = Path("runs/chaos/report.json")
@@ -43,6 +43,7 @@ CHAOS: Mapping[str, Chaos] = {
     "disk": Chaos(disk.run_full, ("sqlite",)),
     "read-only": Chaos(disk.run_read_only),
     "clock": Chaos(clock.run),
+    "database": Chaos(database.run, ("postgresql",)),
 }
 
 
