@@ -86,6 +86,7 @@ def _listen(service: Service, config: ServeConfig) -> int:
             port=config.port,
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # nothing here depends on who asks
             timeout_graceful_shutdown=10,
             timeout_keep_alive=60,  # longer than clients keep a connection, so that none is closed under a request
         ),

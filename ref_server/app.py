@@ -25,6 +25,7 @@ from ref_server.messages import (
     Error,
     ExtendBody,
     LeaseBody,
+    LeasesBody,
     Logprobs,
     LogprobsRequest,
     Problem,
@@ -257,21 +258,21 @@ def _add_leases(app: FastAPI, service: Service) -> None:
         return Response(got.body, media_type=wire.CONTENT_TYPE, headers=headers)
 
     @app.post("/v1/leases/ack")
-    def ack(body: AckBody) -> Results:
+    async def ack(body: AckBody) -> Results:
         """Settles batches, after the checkpoint that contains their effect is durable."""
-        results = _results(body.keys(), service.queue.ack(body.keys(), body.checkpoint))
+        results = await _settle(body, lambda keys: service.queue.ack(keys, body.checkpoint))
         service.bell.ring()  # fewer are in flight now
         return results
 
     @app.post("/v1/leases/extend")
-    def extend(body: ExtendBody) -> Results:
+    async def extend(body: ExtendBody) -> Results:
         """Heartbeat: gives leases lease_seconds from now."""
-        return _results(body.keys(), service.queue.extend(body.keys(), body.lease_seconds, body.started))
+        return await _settle(body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started))
 
     @app.post("/v1/leases/release")
-    def release(body: ReleaseBody) -> Results:
+    async def release(body: ReleaseBody) -> Results:
         """Gives batches back now."""
-        results = _results(body.keys(), service.queue.release(body.keys(), body.error))
+        results = await _settle(body, lambda keys: service.queue.release(keys, body.error))
         service.bell.ring()
         return results
 
@@ -300,8 +301,15 @@ async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: fl
             continue
 
 
-def _results(keys: list[LeaseKey], outcomes: list[Outcome]) -> Results:
-    return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in zip(keys, outcomes, strict=True)])
+async def _settle(body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]) -> Results:
+    """Goes to a thread once; FastAPI would go again to check what a route that is no coroutine returns."""
+
+    def work() -> Results:
+        keys = body.keys()
+        outcomes = zip(keys, settle(keys), strict=True)
+        return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in outcomes])
+
+    return await run_in_threadpool(work)
 
 
 def _known(operation: Callable[[str], T], id: str) -> T:
