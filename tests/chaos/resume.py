@@ -6,14 +6,11 @@ lost, trained twice, or trained in another order, or a checkpoint that does not 
 
 import hashlib
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import httpx
 import safetensors
@@ -23,7 +20,8 @@ from policy_trainer.client import RefServerClient
 from policy_trainer.metrics import read_metrics
 from shared import wire
 from tests.chaos.batches import random_batch, with_sampler_logps
-from tests.chaos.launch import Launched, Launcher
+from tests.chaos.launch import Launcher
+from tests.chaos.lives import Trainer, crash_and_resume, plan_crashes
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
@@ -47,19 +45,6 @@ _SERVER_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Crash:
-    """SIGKILL, `seconds` after a life of the trainer has come so far.
-
-    start: it was started. step: it has recorded `steps` steps. checkpoint: it has then begun to write one. end: the
-    checkpoint of the last step is whole, its batches most likely not acked yet.
-    """
-
-    at: Literal["start", "step", "checkpoint", "end"]
-    steps: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Ending:
     """What a finished run left. trained: ids in order. weights: a digest by tensor. states: of all batches.
 
@@ -72,15 +57,6 @@ class Ending:
     ledger: Sequence[str] = ()
 
 
-@dataclass
-class Lives:
-    """How the lives of the killed trainer ended."""
-
-    crashes: int = 0
-    in_checkpoint: int = 0
-    steps_repeated: int = 0
-
-
 def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     chance = random.Random(seed)
     steps = _STEPS_PER_CRASH * max(cycles, 1)
@@ -91,13 +67,12 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
             bodies += _make_bodies(server, chance, steps * _GROUPS_PER_STEP)
             _fill(server, bodies)
             began = time.monotonic()
-            status = _Trainer(launcher, server, steps).start().wait(600)
+            _trainer(launcher, server, steps).finish()
             calm_seconds = time.monotonic() - began
-            assert status == 0, (server.directory / "trainer.log").read_text()
             calm = _ending(server)
         with store_options(backend) as store, serving(model, directory / "shaken", *store, *_SERVER_OPTIONS) as server:
             _fill(server, bodies)
-            lives = _crash(_Trainer(launcher, server, steps), plan_crashes(cycles, chance))
+            lives = crash_and_resume(_trainer(launcher, server, steps), plan_crashes(cycles, chance))
             shaken = _ending(server)
     faults = compare(calm, shaken, wanted=[_id_of(body) for body in bodies])
     if lives.crashes < cycles:
@@ -111,18 +86,6 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
             "seconds uninterrupted": round(calm_seconds, 1), "faults": "; ".join(faults) or "none",
         },
     )  # fmt: skip
-
-
-def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
-    """Most are within a few steps of a start, half of those while a checkpoint is written; the last is at the end."""
-    kinds = {
-        "start": lambda: Crash("start", 0, chance.uniform(0, 1.5)),
-        "step": lambda: Crash("step", chance.randint(1, 4), chance.uniform(0, 0.06)),
-        "checkpoint": lambda: Crash("checkpoint", chance.randint(1, 3), chance.uniform(0, 0.03)),
-    }
-    order = ("checkpoint", "step", "checkpoint", "step", "start")
-    crashes = [kinds[order[i % len(order)]]() for i in range(cycles - 1)]
-    return [*crashes, Crash("end", 0, chance.uniform(0, 0.003))][:cycles]
 
 
 def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
@@ -144,74 +107,9 @@ def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
     return faults
 
 
-class _Trainer:
-    """`policy-trainer train` on a server's batches, life after life."""
-
-    def __init__(self, launcher: Launcher, server: Server, steps: int) -> None:
-        self._launcher = launcher
-        self._server = server
-        self.steps = steps
-        self.run_dir = server.directory / "run"
-
-    def start(self) -> Launched:
-        arguments = [
-            "train", "--model", str(self._server.model), "--server", self._server.url, "--run-dir", str(self.run_dir),
-            "--steps", str(self.steps), "--resume", *_OPTIONS,
-        ]  # fmt: skip
-        return self._launcher.start("policy_trainer.__main__", arguments, self._server.directory / "trainer.log")
-
-    def records(self) -> list[tuple[int, int]]:
-        """Epoch and step of every step in metrics.jsonl."""
-        path = self.run_dir / "metrics.jsonl"
-        records = read_metrics(path) if path.exists() else []
-        return [(record["epoch"], record["step"]) for record in records if record["kind"] == "step"]
-
-    def half_written(self) -> set[tuple[str, int]]:
-        """Checkpoints that are not whole, each with the time of its last change."""
-        found = (self.run_dir / "checkpoints").glob(".tmp-*")
-        with suppress(FileNotFoundError):  # it has just become whole
-            return {(path.name, path.stat().st_mtime_ns) for path in found}
-        return set()
-
-    def saved_steps(self) -> int:
-        """The step that the next life begins at."""
-        newest = Checkpoints(self.run_dir / "checkpoints", keep=1).newest()
-        return read_state(newest).step if newest else 0
-
-
-class _Life:
-    """One life of a trainer, which has a later epoch than the one before."""
-
-    def __init__(self, trainer: _Trainer) -> None:
-        self._trainer = trainer
-        self._epoch = max(trainer.records(), default=(-1, 0))[0]
-        self._leftovers = trainer.half_written()
-        self.process = trainer.start()
-
-    @property
-    def writes_checkpoint(self) -> bool:
-        return bool(self._trainer.half_written() - self._leftovers)
-
-    def has_come_to(self, crash: Crash) -> bool:
-        steps = [step for epoch, step in self._trainer.records() if epoch > self._epoch]
-        if crash.at == "end":
-            return self._trainer.saved_steps() == self._trainer.steps
-        return len(steps) >= crash.steps and (crash.at != "checkpoint" or self.writes_checkpoint)
-
-
-def _crash(trainer: _Trainer, plan: Sequence[Crash]) -> Lives:
-    lives = Lives()
-    for crash in plan:
-        life = _Life(trainer)
-        while life.process.running and not life.has_come_to(crash):
-            time.sleep(0.001)
-        time.sleep(crash.seconds)
-        lives.crashes += life.process.kill() == -signal.SIGKILL
-        lives.in_checkpoint += life.writes_checkpoint
-        lives.steps_repeated += len(trainer.records()) - trainer.saved_steps()
-    status = trainer.start().wait(600)
-    assert status == 0, (trainer.run_dir.parent / "trainer.log").read_text()
-    return lives
+def _trainer(launcher: Launcher, server: Server, steps: int) -> Trainer:
+    options = ("--model", str(server.model), "--server", server.url, *_OPTIONS)
+    return Trainer(launcher, server.directory / "run", steps, *options)
 
 
 def _make_bodies(server: Server, chance: random.Random, count: int) -> list[bytes]:

@@ -1,0 +1,120 @@
+"""A trainer that is killed at chosen moments, again and again, and resumed."""
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from policy_trainer.checkpoint import Checkpoints, read_state
+from policy_trainer.metrics import read_metrics
+from tests.chaos.launch import Launched, Launcher
+
+
+@dataclass(frozen=True)
+class Crash:
+    """SIGKILL, `seconds` after a life of the trainer has come so far.
+
+    start: it was started. step: it has recorded `steps` steps. checkpoint: it has then begun to write one. end: the
+    checkpoint of the last step is whole, its batches most likely not acked yet.
+    """
+
+    at: Literal["start", "step", "checkpoint", "end"]
+    steps: int
+    seconds: float
+
+
+@dataclass
+class Lives:
+    """How the lives of the killed trainer ended."""
+
+    crashes: int = 0
+    in_checkpoint: int = 0
+    steps_repeated: int = 0
+
+
+def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
+    """Most are within a few steps of a start, half of those while a checkpoint is written; the last is at the end."""
+    kinds = {
+        "start": lambda: Crash("start", 0, chance.uniform(0, 1.5)),
+        "step": lambda: Crash("step", chance.randint(1, 4), chance.uniform(0, 0.06)),
+        "checkpoint": lambda: Crash("checkpoint", chance.randint(1, 3), chance.uniform(0, 0.03)),
+    }
+    order = ("checkpoint", "step", "checkpoint", "step", "start")
+    crashes = [kinds[order[i % len(order)]]() for i in range(cycles - 1)]
+    return [*crashes, Crash("end", 0, chance.uniform(0, 0.003))][:cycles]
+
+
+class Trainer:
+    """`policy-trainer train` in one run's directory, life after life."""
+
+    def __init__(self, launcher: Launcher, run_dir: Path, steps: int, *options: str) -> None:
+        self._launcher = launcher
+        self._arguments = ("train", "--run-dir", str(run_dir), "--steps", str(steps), "--resume", *options)
+        self._log = run_dir.with_suffix(".log")
+        self.run_dir = run_dir
+        self.steps = steps
+
+    def start(self) -> Launched:
+        return self._launcher.start("policy_trainer.__main__", self._arguments, self._log)
+
+    def finish(self) -> None:
+        """A life that is left in peace until the run's last step."""
+        status = self.start().wait(600)
+        assert status == 0, self._log.read_text()
+
+    def records(self) -> list[tuple[int, int]]:
+        """Epoch and step of every step in metrics.jsonl."""
+        path = self.run_dir / "metrics.jsonl"
+        records = read_metrics(path) if path.exists() else []
+        return [(record["epoch"], record["step"]) for record in records if record["kind"] == "step"]
+
+    def half_written(self) -> set[tuple[str, int]]:
+        """Checkpoints that are not whole, each with the time of its last change."""
+        found = (self.run_dir / "checkpoints").glob(".tmp-*")
+        with suppress(FileNotFoundError):  # it has just become whole
+            return {(path.name, path.stat().st_mtime_ns) for path in found}
+        return set()
+
+    def saved_steps(self) -> int:
+        """The step that the next life begins at."""
+        newest = Checkpoints(self.run_dir / "checkpoints", keep=1).newest()
+        return read_state(newest).step if newest else 0
+
+
+class _Life:
+    """One life of a trainer, which has a later epoch than the one before."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._epoch = max(trainer.records(), default=(-1, 0))[0]
+        self._leftovers = trainer.half_written()
+        self.process = trainer.start()
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        return bool(self._trainer.half_written() - self._leftovers)
+
+    def has_come_to(self, crash: Crash) -> bool:
+        steps = [step for epoch, step in self._trainer.records() if epoch > self._epoch]
+        if crash.at == "end":
+            return self._trainer.saved_steps() == self._trainer.steps
+        return len(steps) >= crash.steps and (crash.at != "checkpoint" or self.writes_checkpoint)
+
+
+def crash_and_resume(trainer: Trainer, plan: Sequence[Crash]) -> Lives:
+    """Goes through all of the plan, and then to the last step."""
+    lives = Lives()
+    for crash in plan:
+        life = _Life(trainer)
+        while life.process.running and not life.has_come_to(crash):
+            time.sleep(0.001)
+        time.sleep(crash.seconds)
+        lives.crashes += life.process.kill() == -signal.SIGKILL
+        lives.in_checkpoint += life.writes_checkpoint
+        lives.steps_repeated += len(trainer.records()) - trainer.saved_steps()
+    trainer.finish()
+    return lives
