@@ -45,16 +45,17 @@ def check_kills(events: Sequence[Event]) -> Verdict:
     doubled = _twice(lineage) | (set(lineage) & drained)
     not_in_weights = done - set(lineage) - drained
     restarts = list(_of(events, "restart"))
-    violations = [
+    account = [
         *_name("acknowledged uploads are lost", lost),
         *_name("effects are doubled", doubled),
         *_name("effects are lost, done but not in the weights", not_in_weights),
         *_name("batches are in the weights, but not done", set(lineage) - done),
         *_name("acks were answered, but the batch is not done", acked - done),
         *_check_batches(events, batches),
-        *_check_store(events, restarts),
         *_check_steps(list(_of(events, "step"))),
     ]
+    ended = [event["why"] for event in _of(events, "ended")]  # before there was an account
+    violations = [*(ended or account), *_check_store(events, restarts)]
     states = Counter(batch["state"] for batch in batches.values())
     kills = Counter(event["target"] for event in _of(events, "kill"))
     return Verdict(
@@ -146,11 +147,9 @@ def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> lis
 def _check_store(events: Sequence[Event], restarts: Sequence[Event]) -> list[str]:
     damaged = [event["verdict"] for event in _of(events, "integrity") if event["verdict"] != "ok"]
     slow = [event["store_seconds"] for event in restarts if event["store_seconds"] >= STORE_SECONDS]
-    ended = [event["why"] for event in _of(events, "ended")]
     return [
         *(f"the store is damaged: {verdict}" for verdict in damaged),
         *(f"the store was ready again after {seconds:.2f} s only" for seconds in slow),
-        *ended,
     ]
 
 
