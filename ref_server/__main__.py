@@ -13,7 +13,7 @@ import uvicorn
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
 from ref_server.no_model import NoReference
-from ref_server.queue.interface import StorageBroken
+from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.queue_command import queue_command
 from ref_server.queue_options import Environment
 from ref_server.reference import Reference
@@ -63,7 +63,7 @@ def serve(arguments: list[str]) -> int:
         with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
             log.info("queue open", seconds=round(time.monotonic() - opening, 3))
             return _listen(Service(_open_reference(config), store, config), config)
-    except StorageBroken as error:
+    except (StorageBroken, StorageFull) as error:
         log.error("the queue cannot be opened", error=str(error))
     except Refused as error:
         log.error("the model cannot be served", error=str(error))

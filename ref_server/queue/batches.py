@@ -60,7 +60,7 @@ def requeue(tx: Transaction, id: str) -> State:
     _check_room(tx, run, payload_bytes)
     state = State.READY if scored else State.QUEUED
     fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
-    tx.move(seq, state, "requeued", returned=False, **fresh)
+    tx.move(seq, state, "requeued", returned=False, in_doubt=False, **fresh)
     return state
 
 

@@ -10,7 +10,11 @@ _WAITING = "state IN ('queued', 'ready')"
 
 
 def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
-    """Expires waiting batches of the request's run that are stale or abandoned for it; those of newer epochs stay."""
+    """Expires waiting batches of the request's run that are stale or abandoned for it; those of newer epochs stay.
+
+    One that is in doubt is leased once more before it is stale: a trainer that has its effect acks it. What is
+    abandoned is newer than the checkpoint that the lineage goes on from, so that its effect is in none.
+    """
     if request.run is None:
         return
     _remember_epoch(tx, request)
@@ -18,7 +22,8 @@ def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
         if (fork := _fork_version(tx, request, epoch)) is not None:
             _expire(tx, request.run, epoch, "policy_version > ?", fork, "abandoned")
         if request.policy_version is not None and request.max_lag is not None:
-            _expire(tx, request.run, epoch, "policy_version < ?", request.policy_version - request.max_lag, "stale")
+            oldest = request.policy_version - request.max_lag
+            _expire(tx, request.run, epoch, "NOT in_doubt AND policy_version < ?", oldest, "stale")
 
 
 def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[int]:

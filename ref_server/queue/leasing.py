@@ -85,7 +85,7 @@ def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, star
 
 def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
     def give_back(held: _Held) -> None:
-        tx.execute("UPDATE batches SET released_token = token WHERE seq = ?", held.seq)
+        tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
         detail = f"given back by {held.consumer}"
         if error is None:
             _return(tx, held, detail, held.deliveries)
@@ -103,10 +103,14 @@ def end(tx: Transaction, seq: int, state: State, detail: str, **columns: Value) 
 
 
 def lose(tx: Transaction, seq: int, why: str) -> None:
-    """Takes a lease away. It counts as a delivery if training on the batch had started."""
+    """Takes a lease away. It counts as a delivery if training on the batch had started.
+
+    Then its effect may be in a checkpoint whose ack did not arrive: only the next to lease it knows.
+    """
     held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
     if held.started:
+        tx.execute("UPDATE batches SET in_doubt = ? WHERE seq = ?", True, seq)
         _return_counted(tx, held, detail)
     else:
         _return(tx, held, detail, held.deliveries)

@@ -4,6 +4,7 @@ A method is one transaction on a connection of its own, so that many run at once
 others hold are left out (SKIP LOCKED). Leases and claims run on the database's clock.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, U
 from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.queue import postgres_schema
-from ref_server.queue.interface import Claim, Limits, StorageBroken, StorageFull
+from ref_server.queue.interface import Claim, Limits, State, StorageBroken, StorageFull
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.transaction import Transaction, Value
 
@@ -38,8 +39,8 @@ class PostgresQueue(SqlQueue):
     """The `Queue` in the database at `url`; its tables are made if there are none.
 
     retention_seconds: how long a settled batch's id stays known. claim_seconds: a server that shows no sign of life for
-    so long loses what it was scoring. upkeep_seconds: how often it shows one. clock: Unix seconds, of the database unless a test has others.
-    Raises StorageBroken when the database cannot be reached or has an unknown schema.
+    so long loses what it was scoring. upkeep_seconds: how often it shows one. clock: Unix seconds; the database's,
+    unless a test has others. Raises StorageBroken when the database cannot be reached or has an unknown schema.
     """
 
     def __init__(
@@ -66,6 +67,17 @@ class PostgresQueue(SqlQueue):
         claims = super().claim(max_tokens)
         self._claims.update(claim.id for claim in claims)
         return claims
+
+    # Forgotten even if a crash of the database undoes it: the claim then runs out, and another scores the batch.
+
+    def complete(self, id: str, body: bytes) -> None:
+        super().complete(id, body)
+        self._claims.discard(id)
+
+    def fail(self, id: str, error: str) -> State:
+        state = super().fail(id, error)
+        self._claims.discard(id)
+        return state
 
     def close(self) -> None:
         """Ends the connections; every later call raises StorageBroken."""
@@ -132,6 +144,7 @@ def _connect(url: str) -> ConnectionPool:
         db.execute(f"SET search_path TO {postgres_schema.SCHEMA}".encode())
         db.commit()
 
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # the errors of our calls tell what it would
     # check: after a restart of the database the connections that it has ended are replaced before they are used.
     pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
         url, min_size=1, max_size=_CONNECTIONS, timeout=_CONNECT_SECONDS, configure=configure,

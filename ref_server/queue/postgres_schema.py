@@ -33,6 +33,7 @@ CREATE TABLE batches (
     scorer            TEXT,
     deliveries        INTEGER NOT NULL DEFAULT 0,
     returned          BOOLEAN NOT NULL DEFAULT FALSE,
+    in_doubt          BOOLEAN NOT NULL DEFAULT FALSE,
     released_token    TEXT,
     token             TEXT,
     consumer          TEXT COLLATE "C",

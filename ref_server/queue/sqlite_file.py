@@ -36,6 +36,7 @@ CREATE TABLE batches (
     scorer            TEXT,                        -- who has claimed it, while scoring
     deliveries        INTEGER NOT NULL DEFAULT 0,  -- that count: lost once training had started, or broken
     returned          INTEGER NOT NULL DEFAULT 0,  -- it came back from a lease, so it is first in line
+    in_doubt          INTEGER NOT NULL DEFAULT 0,  -- lost while it was trained on: somebody may have its effect
     released_token    TEXT,                        -- the last token that gave it back, to know a repeated release
     token             TEXT,                        -- of the lease that holds, or of the one that settled the batch
     consumer          TEXT,

@@ -5,7 +5,7 @@ It says what a `Queue` must do, so that a test can put both through the same ope
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ref_server.queue.interface import (
     ContentConflict,
@@ -63,9 +63,10 @@ class Entry:
     interruptions: int = 0
     deliveries: int = 0
     returned: bool = False
+    in_doubt: bool = False
     hold: Hold | None = None
     settled_by: Hold | None = None
-    released: set[str] = field(default_factory=set)
+    released: str | None = None  # the last token that gave it back, to know a repeated release
 
     @property
     def waits(self) -> bool:
@@ -217,16 +218,11 @@ class ModelQueue:
 
     def release(self, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
         def give_back(entry: Entry) -> None:
-            assert entry.lease.token
-            entry.released = {entry.lease.token}  # the last one is known, for a repeated release
+            entry.released = entry.lease.token
+            entry.in_doubt = False
             self._return(entry, counts=error is not None)
 
-        outcomes = self._use(keys, give_back)
-        for place, key in enumerate(keys):
-            entry = self._known(key.id)
-            if outcomes[place] is Outcome.STALE and entry and key.token in entry.released:
-                outcomes[place] = Outcome.ALREADY
-        return outcomes
+        return self._use(keys, give_back, once_released=Outcome.ALREADY)
 
     # --- what an operator does
 
@@ -236,7 +232,7 @@ class ModelQueue:
             raise WrongState
         self._check_room(entry.upload.run, entry.size)
         entry.state = State.READY if entry.scored else State.QUEUED
-        entry.reason, entry.returned = None, False
+        entry.reason, entry.returned, entry.in_doubt = None, False, False
         entry.attempts = entry.interruptions = entry.deliveries = 0
         return entry.state
 
@@ -308,7 +304,7 @@ class ModelQueue:
             left = request.epoch is not None and upload.epoch < epoch <= request.epoch
             if run == upload.run and left and upload.policy_version > version:
                 return "abandoned"
-        if request.policy_version is None or request.max_lag is None:
+        if request.policy_version is None or request.max_lag is None or entry.in_doubt:
             return None
         return "stale" if upload.policy_version < request.policy_version - request.max_lag else None
 
@@ -318,10 +314,12 @@ class ModelQueue:
             return True
         return entry.upload.run == request.run and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
-    def _use(self, keys: Sequence[LeaseKey], effect: Callable[[Entry], None]) -> list[Outcome]:
-        return [self._use_one(key, effect) for key in keys]
+    def _use(
+        self, keys: Sequence[LeaseKey], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
+    ) -> list[Outcome]:
+        return [self._use_one(key, effect, once_released) for key in keys]
 
-    def _use_one(self, key: LeaseKey, effect: Callable[[Entry], None]) -> Outcome:
+    def _use_one(self, key: LeaseKey, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
         entry = self._known(key.id)
         if entry is None:
             return Outcome.UNKNOWN
@@ -330,7 +328,7 @@ class ModelQueue:
             return Outcome.OK
         if entry.state is State.DONE and entry.settled_by and entry.settled_by.token == key.token:
             return Outcome.ALREADY
-        return Outcome.STALE
+        return once_released if entry.released == key.token else Outcome.STALE
 
     def _interrupt(self, entry: Entry) -> None:
         entry.interruptions += 1
@@ -339,6 +337,7 @@ class ModelQueue:
             self._settle(entry, State.DEAD, "the server ended")
 
     def _lose(self, entry: Entry) -> None:
+        entry.in_doubt = entry.in_doubt or entry.lease.started
         self._return(entry, counts=entry.lease.started)
 
     def _return(self, entry: Entry, *, counts: bool) -> None:

@@ -296,7 +296,7 @@ def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(hold, "a", "b"), pool.submit(hold, "b", "a")]:
                 done.result(timeout=20)
-        assert len(attempts) == 3
+        assert len(attempts) > 2
 
 
 def _end_others(db: psycopg.Connection) -> None:

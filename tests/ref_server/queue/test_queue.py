@@ -677,6 +677,19 @@ def test_a_lost_batch_can_be_stale_when_it_comes_back(queue: Queue, clock: Clock
     assert reason(queue, "old") == "stale"
 
 
+def test_a_batch_lost_in_training_is_leased_once_more_before_it_is_stale(queue: Queue, clock: Clock) -> None:
+    """A checkpoint may hold its effect, and its trainer, which comes again, will ack it."""
+    make_ready(queue, upload("a", version=0), upload("b", version=0))
+    lose(queue, clock, started=True)
+    now = {"run": "run", "policy_version": 9, "max_lag": 2}
+    held = lease(queue, **now)
+    assert held.id == "a"
+    assert reason(queue, "b") == "stale"
+    queue.release([key(held)])
+    assert ask(queue, **now) is None
+    assert reason(queue, "a") == "stale"
+
+
 def test_older_epochs_are_good_up_to_the_fork(queue: Queue) -> None:
     make_ready(queue, upload("before", version=4), upload("at", version=5), upload("after", version=6))
     queue.put(upload("after and queued", version=6))
