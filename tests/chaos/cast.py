@@ -15,7 +15,7 @@ _TRAINING = (
     "--rollout", "external", "--resume", "--steps", "1000000", "--threads", "1", "--lease-seconds", "10",
     "--sampling.group-size", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
     "--sampling.max-new-tokens", "8", "--evaluation.problems", "2", "--evaluation.every", "0",
-    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-5", "--checkpoint.every", "3",
+    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-5", "--checkpoint.every", "3", "--max-lag", "4",
 )  # fmt: skip
 
 
