@@ -18,7 +18,7 @@ from ref_server.queue_command import queue_command
 from ref_server.queue_options import Environment
 from ref_server.reference import Reference
 from ref_server.service import Service
-from ref_server.stores import open_queue
+from ref_server.stores import describe_store, open_queue
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
 from shared.refusal import Refused
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        log.info("serving", url=f"http://{host}:{self.config.port}", data_dir=str(self._service.config.data_dir))
+        log.info("serving", url=f"http://{host}:{self.config.port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.drain()
@@ -61,7 +61,7 @@ def serve(arguments: list[str]) -> int:
     try:
         opening = time.monotonic()
         with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
-            log.info("queue open", seconds=round(time.monotonic() - opening, 3))
+            log.info("queue open", store=describe_store(config), seconds=round(time.monotonic() - opening, 3))
             return _listen(Service(_open_reference(config), store, config), config)
     except (StorageBroken, StorageFull) as error:
         log.error("the queue cannot be opened", error=str(error))

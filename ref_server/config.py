@@ -3,6 +3,8 @@
 from ipaddress import ip_address
 from pathlib import Path
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliToggleFlag
 
@@ -87,8 +89,14 @@ class ServeConfig(BaseSettings):
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, store: str) -> str:
-        if store != "sqlite" and not store.startswith(("postgresql://", "postgres://")):
+        if store == "sqlite":
+            return store
+        if not store.startswith(("postgresql://", "postgres://")):
             raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
+        try:
+            conninfo_to_dict(store)
+        except psycopg.Error as error:
+            raise ValueError(f"is not a URL that PostgreSQL takes: {error}") from None
         return store
 
     @model_validator(mode="after")

@@ -1,5 +1,7 @@
 """Opens the queue that the settings ask for."""
 
+from psycopg.conninfo import conninfo_to_dict
+
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
 from ref_server.queue.postgres import PostgresQueue
@@ -12,3 +14,11 @@ def open_queue(config: ServeConfig) -> Queue:
     if config.store == "sqlite":
         return SqliteQueue(config.data_dir / "queue.sqlite", **bounds)
     return PostgresQueue(config.store, **bounds)
+
+
+def describe_store(config: ServeConfig) -> str:
+    """Where the queue is, for people: without a password."""
+    if config.store == "sqlite":
+        return f"sqlite in {config.data_dir}"
+    parts = conninfo_to_dict(config.store)
+    return f"postgresql {parts.get('dbname', '')} on {parts.get('host', 'this machine')}:{parts.get('port', 5432)}"
