@@ -224,7 +224,7 @@ def test_a_server_that_cannot_start_says_why(
         ("--model m --surprise 1", "--surprise"),
         ("--model m --queue.max-batches 0", "queue.max_batches: "),
         ("--model m --store mysql://host/db", "store: must be sqlite or postgresql://"),
-        ("--model m --store postgresql://host:port/db", "store: is not a URL that PostgreSQL takes"),
+        ("--model m --store postgresql://[::1/db", "store: is not a URL that PostgreSQL takes"),
         ("--model m --max-body-mib 64 --queue.max-mib-per-run 32", "max_body_mib: 64 is more than the queue"),
         ("", "either --model PATH_OR_HUB_ID, or --no-model"),
         ("--model m --no-model", "either --model PATH_OR_HUB_ID, or --no-model"),
