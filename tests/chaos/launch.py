@@ -6,6 +6,7 @@ What runs is the command's own `main`, in a process of its own that can be kille
 
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ class Launcher:
 def _call_main(module: str, arguments: list[str], log: str) -> None:
     """In the child. It ends with the process that has forked it, and so with the test, even if that one is killed."""
     os.setsid()  # Ctrl-C is for the test alone, which then ends it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have told what it started to ignore
     os.environ[PARENT_VARIABLE] = str(os.getppid())
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
