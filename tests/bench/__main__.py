@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable
 
-from tests.bench import scoring, service
+from tests.bench import queue, scoring, service
 
-BENCHES: dict[str, Callable[[], None]] = {"scoring": scoring.run, "service": service.run}
+BENCHES: dict[str, Callable[[], None]] = {"scoring": scoring.run, "service": service.run, "queue": queue.run}
 
 
 def main() -> None:

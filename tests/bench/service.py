@@ -4,15 +4,9 @@ One thread uploads as a worker would, another leases and acks as a trainer would
 as this process does, so that what is left is the way there and back.
 """
 
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,6 +22,7 @@ from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
 from shared.models import save_model
 from tests.bench import measure
+from tests.bench.processes import serving, thread_seconds
 
 BATCHES = 6
 REPETITIONS = 3
@@ -47,32 +42,6 @@ def make_batch(seed: int) -> RolloutBatch:
         finished=np.ones(group.size, dtype=np.bool_),
         sampler_logps=np.zeros(len(group.completion_ids), dtype=np.float32),
     )
-
-
-@contextmanager
-def serving(model_dir: Path, data_dir: Path, tokens: int) -> Iterator[tuple[int, httpx.Client]]:
-    """A server process that scores one batch of so many tokens a forward: its pid and a client of it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    options = ["--threads", "1", "--port", str(port), "--data-dir", str(data_dir), "--scoring-tokens", str(tokens)]
-    command = [sys.executable, "-m", "ref_server", "serve", "--model", str(model_dir), *options]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
-            while not _answers(http):
-                assert process.poll() is None, "the server did not start"
-                time.sleep(0.1)
-            yield process.pid, http
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(http: httpx.Client) -> bool:
-    try:
-        return http.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def through_server(http: httpx.Client, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
@@ -103,16 +72,6 @@ def in_process(scorer: Scorer, batches: list[RolloutBatch]) -> dict[str, np.ndar
     return {batch.id: scorer.logps([batch.group], [batch.temperature])[0] for batch in batches}
 
 
-def thread_seconds(pid: int) -> dict[str, float]:
-    """CPU seconds of each thread of a process so far."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    stats = {
-        task.name: (task / "stat").read_text().rpartition(")")[2].split()
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    }
-    return {thread: (int(fields[11]) + int(fields[12])) / ticks for thread, fields in stats.items()}
-
-
 def run() -> None:
     torch.set_num_threads(1)
     model = measure.model_25m()
@@ -121,7 +80,8 @@ def run() -> None:
     with TemporaryDirectory() as directory:
         save_model(model, make_tokenizer(), Path(directory) / "model")
         tokens = make_batch(0).group.tokens
-        with serving(Path(directory) / "model", Path(directory) / "data", tokens) as (pid, http):
+        options = ("--model", f"{directory}/model", "--data-dir", f"{directory}/data", "--threads", "1")
+        with serving(*options, "--scoring-tokens", str(tokens)) as (pid, http):  # one batch a forward
             for repetition in range(REPETITIONS + 1):
                 batches = [make_batch(seed) for seed in range(BATCHES)]
                 before, started = thread_seconds(pid), time.perf_counter()

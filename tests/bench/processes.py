@@ -1,0 +1,55 @@
+"""A reference server as a process of its own, to be measured from outside."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+SERVE = ("ref_server", "serve")
+
+
+@contextmanager
+def serving(*options: str, module: Sequence[str] = SERVE) -> Iterator[tuple[int, httpx.Client]]:
+    """A ready server: its pid and a client of it. module: what to start, and what it is told before the options."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-m", *module, "--port", str(port), *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+            while not _answers(http):
+                assert process.poll() is None, "the server did not start"
+                time.sleep(0.1)
+            yield process.pid, http
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def thread_seconds(pid: int) -> dict[str, float]:
+    """CPU seconds of each thread of a process so far."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    stats = {
+        task.name: (task / "stat").read_text().rpartition(")")[2].split()
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+    return {thread: (int(fields[11]) + int(fields[12])) / ticks for thread, fields in stats.items()}
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process that is in RAM. Linux only."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
