@@ -14,8 +14,8 @@ from ref_server.app import create_app
 from ref_server.config import ServeConfig
 from ref_server.no_model import NoReference
 from ref_server.queue.interface import StorageBroken, StorageFull
-from ref_server.queue_command import queue_command
-from ref_server.queue_options import Environment
+from ref_server.queue_cli.command import queue_command
+from ref_server.queue_cli.options import Environment
 from ref_server.reference import Reference
 from ref_server.service import Service
 from ref_server.stores import describe_store, open_queue

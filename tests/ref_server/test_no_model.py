@@ -16,7 +16,7 @@ from rich.console import Console
 from ref_server.config import ServeConfig
 from ref_server.no_model import NoReference
 from ref_server.queue.interface import Upload
-from ref_server.queue_tables import token_sheet
+from ref_server.queue_cli.tables import token_sheet
 from ref_server.service import Service
 from ref_server.stores import open_queue
 from shared import wire

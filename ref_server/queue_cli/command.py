@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.prompt import Confirm
 
-from ref_server.queue_client import QueueClient, QueueError, ServerRefused
-from ref_server.queue_options import Environment, Ls, Purge, Requeue, Show, Stats, Verb
-from ref_server.queue_tables import batch_sheet, batch_table, mib, show, stats_sheet, token_sheet
+from ref_server.queue_cli.client import QueueClient, QueueError, ServerRefused
+from ref_server.queue_cli.options import Environment, Ls, Purge, Requeue, Show, Stats, Verb
+from ref_server.queue_cli.tables import batch_sheet, batch_table, mib, show, stats_sheet, token_sheet
 from shared.settings import load_settings
 
 USAGE = """usage: ref-server queue stats|ls|show|requeue|purge [options]
