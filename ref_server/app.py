@@ -11,14 +11,11 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import structlog
 from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
-from ref_server.guard import BodyTooLarge, Guard, media_type
+from ref_server.errors import add_error_handlers
+from ref_server.guard import Guard, media_type
 from ref_server.messages import (
     AckBody,
     Admitted,
@@ -35,19 +32,12 @@ from ref_server.messages import (
 )
 from ref_server.metrics import Metrics
 from ref_server.queue.interface import (
-    ContentConflict,
     Lease,
     LeaseKey,
     Outcome,
-    QueueFull,
     State,
-    StorageBroken,
-    StorageFull,
-    Superseded,
     TooManyInFlight,
-    WrongState,
 )
-from ref_server.reference import Busy, NoModel, TooLarge
 from ref_server.service import Service, group_of
 from shared import wire
 from shared.batch import BatchError, ScoredBatch, TokenGroup
@@ -86,7 +76,7 @@ def create_app(service: Service) -> FastAPI:
         title="Tandem reference server", version="1", lifespan=lifespan, docs_url=None, redoc_url=None,
         responses=_errors(403, 413, 415, 422),
     )  # fmt: skip
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_health(app, service)
     _add_scoring(app, service)
     _add_queue(app, service)
@@ -220,23 +210,7 @@ def _add_queue(app: FastAPI, service: Service) -> None:
     @app.get("/v1/queue")
     def queue() -> dict[str, Any]:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput."""
-        stats = service.queue.stats()
-        runs: dict[str, dict[str, dict[str, int]]] = {}
-        states: dict[str, dict[str, int]] = {state: {"batches": 0, "bytes": 0} for state in State}
-        for depth in stats.depths:
-            count = {"batches": depth.batches, "bytes": depth.payload_bytes}
-            runs.setdefault(depth.run, {})[depth.state] = count
-            for key, value in count.items():
-                states[depth.state][key] += value
-        totals = asdict(service.scoring.totals)
-        rate = totals["tokens"] / totals["working_seconds"] if totals["working_seconds"] else 0.0
-        return {
-            "states": states,
-            "runs": runs,
-            "oldest_age_seconds": stats.oldest_age,
-            "scoring": {**totals, "tokens_per_second": rate},
-            "limits": asdict(service.config.queue.limits),
-        }
+        return service.describe_queue()
 
 
 def _add_leases(app: FastAPI, service: Service) -> None:
@@ -323,59 +297,3 @@ def _found(value: T | None, id: str) -> T:
     if value is None:
         raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
     return value
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    def answer(request: Request, problem: Problem) -> JSONResponse:
-        return JSONResponse(problem.body(request.state.request_id), problem.status, headers=problem.headers)
-
-    def answer_bug(request: Request, _: Exception) -> JSONResponse:
-        # Starlette answers these outside of the guard, which names the request on all other answers, and raises the
-        # error again, whereupon uvicorn closes the connection.
-        headers = {"X-Request-Id": request.state.request_id, "Connection": "close"}
-        message = "a bug of the server; its log has the traceback"
-        return answer(request, Problem(500, "internal", message, headers=headers))
-
-    translations: dict[type[Exception], Callable[[Any], Problem]] = {
-        Problem: lambda error: error,
-        BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
-        TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
-        ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
-        Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
-        WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
-        QueueFull: lambda error: _full("queue_full", error),
-        TooManyInFlight: lambda error: _full("in_flight_full", error),
-        NoModel: lambda error: Problem(409, "no_model", str(error)),
-        Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
-        StorageFull: lambda error: Problem(507, "storage_full", str(error)),
-        StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
-        RequestValidationError: lambda error: _invalid(error.errors()),
-        ValidationError: lambda error: _invalid(error.errors()),
-        ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
-        BodyTooLarge: lambda error: Problem(413, "too_large", error.detail, "body"),
-        HTTPException: _http_problem,
-    }
-    for kind, translate in translations.items():
-        app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
-    app.add_exception_handler(Exception, answer_bug)
-
-
-def _full(code: str, error: QueueFull) -> Problem:
-    return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
-
-
-def _http_problem(error: HTTPException) -> Problem:
-    if error.status_code == 400:  # FastAPI's answer to a body that is not even text, or too deep
-        return Problem(422, "invalid_request", "the body must be JSON")
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-    return Problem(error.status_code, code, error.detail, headers=dict(error.headers or {}))
-
-
-def _invalid(errors: Any) -> Problem:
-    """The first thing that pydantic found wrong."""
-    first = errors[0]
-    # Only what the client named: not where FastAPI found it, nor which type of a union pydantic tried.
-    names = [str(part) for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
-    where = ".".join(names) if first["type"] != "json_invalid" else ""
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return Problem(422, "invalid_request", f"{where}: {message}" if where else message, where or None)

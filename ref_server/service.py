@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from ref_server.config import ServeConfig
+from ref_server.descriptions import describe_queue, describe_tokens, token_texts
 from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
 from ref_server.reference import Reference
 from shared import wire
-from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import BatchError, RolloutBatch, TokenGroup
 
 
 class Bell:
@@ -106,42 +107,15 @@ class Service:
         return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
 
     def token_texts(self, ids: Sequence[int]) -> list[str | None]:
-        return [self.reference.decode([token]) for token in ids]
+        return token_texts(self.reference, ids)
+
+    def describe_queue(self) -> dict[str, Any]:
+        return describe_queue(self.queue.stats(), self.scoring.totals, self.config.queue.limits)
 
     def describe_tokens(self, id: str) -> dict[str, Any] | None:
-        """For looking: what `GET /v1/batches/{id}/tokens` shows, or None when there is no payload."""
+        """None when the batch or its payload is gone."""
         body = self.queue.payload(id)
-        if body is None:
-            return None
-        batch = wire.decode(body)
-        rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
-        ref_logps = batch.ref_logps if isinstance(batch, ScoredBatch) else None
-        cuts = np.cumsum(rollout.group.completion_lengths)[:-1]
-
-        def rows(values: Any) -> list[list[float] | None]:
-            return [None] * rollout.group.size if values is None else [part.tolist() for part in np.split(values, cuts)]
-
-        sampler, reference = rows(rollout.sampler_logps), rows(ref_logps)
-        return {
-            "id": id,
-            "prompt": {
-                "text": self.reference.decode(rollout.group.prompt_ids.tolist()),
-                "ids": rollout.group.prompt_ids.tolist(),
-            },
-            "rows": [
-                {
-                    "text": self.reference.decode(ids.tolist()),
-                    "ids": ids.tolist(),
-                    "tokens": self.token_texts(ids.tolist()),
-                    "sampler_logps": sampler[i],
-                    "ref_logps": reference[i],
-                    "reward": _number(rollout.rewards[i]),
-                    "rewards": {name: _number(part[i]) for name, part in rollout.reward_parts.items()},
-                    "finished": bool(rollout.finished[i]),
-                }
-                for i, ids in enumerate(rollout.group.completions())
-            ],
-        }
+        return None if body is None else describe_tokens(wire.decode(body), self.reference)
 
 
 def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
@@ -158,8 +132,3 @@ def _ids(name: str, values: Sequence[int]) -> np.ndarray:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         raise BatchError(name, "must be token ids") from None
-
-
-def _number(value: Any) -> float | None:
-    """JSON has no NaN: a completion that could not be judged shows null."""
-    return None if np.isnan(value) else float(value)
