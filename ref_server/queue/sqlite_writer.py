@@ -2,10 +2,12 @@
 
 A commit that survives a power cut costs a disk flush: some milliseconds that all who wait can share. So the thread
 takes everything that waits, runs each operation in a savepoint of its own inside one transaction, commits once, and
-only then tells the callers.
+only then tells the callers. Those who want a flush also wait, for a moment, for as many others as lately came together;
+one who is alone waits for nobody, and neither does an operation that needs no flush.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +23,8 @@ from ref_server.queue.interface import StorageBroken, StorageFull
 T = TypeVar("T")
 
 _MAX_GROUP = 256
+# Longest wait for others who want a flush, in seconds: about what one takes on a slow disk.
+_LINGER_SECONDS = 0.02
 _BROKEN = (
     apsw.IOError,
     apsw.ReadOnlyError,
@@ -64,6 +68,8 @@ class Writer:
         self._db = db
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
+        self._ended = False  # nothing comes any more
+        self._together = 1  # operations that lately wanted a flush at the same time
         self._door = threading.Lock()  # no job may slip in behind the None that ends the thread
         self._thread = threading.Thread(target=self._work, name="queue-writer", daemon=True)
         self._thread.start()
@@ -86,21 +92,37 @@ class Writer:
         self._thread.join()
 
     def _work(self) -> None:
-        while group := self._take():
-            self._commit(group)
-            del group  # its payloads must not stay in memory while nothing comes
+        durable: list[_Job] = []
+        deadline = 0.0
+        while not self._ended or durable:
+            jobs = self._take(timeout=deadline - time.monotonic() if durable else None)
+            if not durable:
+                deadline = time.monotonic() + _LINGER_SECONDS
+            quick = [job for job in jobs if not job.durable]
+            durable += [job for job in jobs if job.durable]
+            if durable and (len(durable) >= self._together or self._ended or time.monotonic() >= deadline):
+                self._commit(quick + durable)
+                self._learn(len(durable))
+                durable = []
+            elif quick:
+                self._commit(quick)
+            del jobs, quick  # their payloads must not stay in memory while nothing comes
 
-    def _take(self) -> list[_Job]:
-        """All that waits, at least one job; empty once the queue is closed."""
+    def _learn(self, came: int) -> None:
+        """As many as came are awaited next time, and one more when others were only just too late."""
+        self._together = came if self._jobs.empty() else max(came, self._together) + 1
+
+    def _take(self, timeout: float | None) -> list[_Job]:
+        """All that waits: at least one job, unless the time is over or the queue closed."""
         group: list[_Job] = []
-        job = self._jobs.get()
         with suppress(Empty):
+            job = self._jobs.get(timeout=timeout if timeout is None else max(0.0, timeout))
             while job is not None:
                 group.append(job)
                 if len(group) == _MAX_GROUP:
                     return group
                 job = self._jobs.get_nowait()
-            self._jobs.put(None)  # seen again when this group is done: nothing comes behind it
+            self._ended = True
         return group
 
     def _commit(self, group: list[_Job]) -> None:

@@ -18,7 +18,7 @@ BAR_FULL = "507 or 503 while the disk is full, no corruption, nothing promised i
 BAR_READ_ONLY = "503 with the reason while the store may not be written, nothing promised is lost, recovers by itself"
 
 _RUN = "disk"
-_DISK_BYTES = 6 * 2**20
+_MIB = 2**20
 _STORE = "queue.sqlite"
 _FULL = "disk is full"
 _READ_ONLY = "Read-only file system"
@@ -28,7 +28,8 @@ def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     """Fills the disk under a server, again and again; at last kills it while the disk is full, and starts it there."""
     assert backend == "sqlite", "the disk of a database is its own affair"
     model, chance = tiny_model(directory), random.Random(seed)
-    with small_disk(directory / "server", _DISK_BYTES) as disk:
+    room = (6 + _rounds(cycles)) * _MIB  # for what the rounds leave behind; the rest is filled each time
+    with small_disk(directory / "server", room) as disk:
         with serving(model, directory) as server:
             troubles = [_go_through(server, chance, _filled(disk)) for _ in range(_rounds(cycles))]
             killed = Trouble()
@@ -135,7 +136,8 @@ def _start_in_vain(server: Server) -> str:
 
 def _start_read_only(model: Path, directory: Path) -> str:
     """What a server says that is started on a read-only disk."""
-    with small_disk(directory / "server", _DISK_BYTES) as disk:
+    room = (6 + _rounds(cycles)) * _MIB  # for what the rounds leave behind; the rest is filled each time
+    with small_disk(directory / "server", room) as disk:
         with serving(model, directory) as server:
             pass
         disk.forbid_writing()

@@ -95,7 +95,8 @@ class Witness:
     def prepare(self) -> list[dict[str, str]]:
         """Leases of half of a few batches."""
         for _ in range(_BEFORE):
-            assert self._upload()[1] == 201
+            status = self._upload()[1]
+            assert status == 201, status
         keys = [self._lease(wait_seconds=20) for _ in range(_BEFORE // 2)]
         return [key for key in keys if key]
 
