@@ -136,8 +136,7 @@ def _start_in_vain(server: Server) -> str:
 
 def _start_read_only(model: Path, directory: Path) -> str:
     """What a server says that is started on a read-only disk."""
-    room = (6 + _rounds(cycles)) * _MIB  # for what the rounds leave behind; the rest is filled each time
-    with small_disk(directory / "server", room) as disk:
+    with small_disk(directory / "server", 6 * _MIB) as disk:
         with serving(model, directory) as server:
             pass
         disk.forbid_writing()
