@@ -21,7 +21,7 @@ types: $(STAMP)
 	$(BIN)/pyright
 
 pytest: $(STAMP)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
 	$(BIN)/python -m tests.bench
