@@ -109,7 +109,7 @@ class Writer:
             del jobs, quick  # their payloads must not stay in memory while nothing comes
 
     def _learn(self, came: int) -> None:
-        """As many as came are awaited next time, and one more when others were only just too late."""
+        """As many as came are awaited next time; one more than before as long as others were only just too late."""
         self._together = came if self._jobs.empty() else max(came, self._together) + 1
 
     def _take(self, timeout: float | None) -> list[_Job]:
