@@ -9,36 +9,13 @@ from pathlib import Path
 import structlog
 
 from policy_trainer.client import Leased, LeaseTerms, RefServerClient
+from policy_trainer.ledger import Ledger
 from shared.batch import ScoredBatch
 
 log = structlog.get_logger()
 
 # A long poll of the fetching thread; closing waits for it.
 _POLL_SECONDS = 2.0
-
-
-class Ledger:
-    """Ids of batches whose effect is in the weights and whose ack was not answered yet. Safe to share."""
-
-    def __init__(self, ids: Iterable[str] = ()) -> None:
-        self._ids = set(ids)
-        self._lock = threading.Lock()
-
-    def add(self, ids: Iterable[str]) -> None:
-        with self._lock:
-            self._ids.update(ids)
-
-    def remove(self, ids: Iterable[str]) -> None:
-        with self._lock:
-            self._ids.difference_update(ids)
-
-    def __contains__(self, id: str) -> bool:
-        with self._lock:
-            return id in self._ids
-
-    def ids(self) -> list[str]:
-        with self._lock:
-            return sorted(self._ids)
 
 
 class LeaseFeed:

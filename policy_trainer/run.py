@@ -14,7 +14,8 @@ from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
 from policy_trainer.evaluation import make_evaluator
 from policy_trainer.learner import Learner
-from policy_trainer.leases import LeaseFeed, Ledger
+from policy_trainer.leases import LeaseFeed
+from policy_trainer.ledger import Ledger
 from policy_trainer.matching import check_models_match, check_room
 from policy_trainer.metrics import MetricsFile, truncate_metrics
 from policy_trainer.publish import latest

@@ -15,7 +15,8 @@ from policy_trainer.display import Display
 from policy_trainer.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.evaluation import Evaluator
 from policy_trainer.learner import Learner, StepStats
-from policy_trainer.leases import LeaseFeed, Ledger
+from policy_trainer.leases import LeaseFeed
+from policy_trainer.ledger import Ledger
 from policy_trainer.metrics import MetricsFile, batch_metrics
 from policy_trainer.publish import Publication, publish
 from policy_trainer.run_directory import RunDirectory

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError
-from policy_trainer.leases import LeaseFeed, Ledger
+from policy_trainer.leases import LeaseFeed
+from policy_trainer.ledger import Ledger
 from shared import wire
 
 CHECKPOINT = Path("checkpoints/step-00000008")
