@@ -54,13 +54,14 @@ def leases_are_full(queue: Mapping[str, Any], run: str) -> bool:
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """Which batches a consumer wants: the same for every lease of one life of it."""
+    """Which batches a consumer wants: the same for every lease of one life of it. order: fifo or freshest."""
 
     consumer: str
     run: str
     epoch: int
     max_lag: int | None
     lease_seconds: float
+    order: str = "fifo"
     incarnation: str = field(default_factory=lambda: uuid4().hex)
 
 
@@ -119,6 +120,7 @@ class RefServerClient:
             "epoch": terms.epoch,
             "policy_version": policy_version,
             "max_lag": terms.max_lag,
+            "order": terms.order,
             "wait_seconds": wait_seconds,
             "lease_seconds": terms.lease_seconds,
         }

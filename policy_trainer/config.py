@@ -227,6 +227,8 @@ class TrainConfig(RunConfig):
     """Groups that may wait in the server before workers wait too; three steps' worth when not given."""
     max_lag: int | None = Field(default=None, ge=0)
     """Batches sampled by weights more than so many steps old expire untrained; any age is trained when not given."""
+    order: Literal["fifo", "freshest"] = "fifo"
+    """Which batches are trained first: the oldest, or those of the newest weights; max_lag lets others expire."""
     lease_seconds: float = Field(default=120, gt=1)
     """How long a batch stays leased without a sign of life of this trainer."""
     max_bad_steps: int = Field(default=3, ge=1)

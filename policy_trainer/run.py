@@ -108,6 +108,7 @@ def _run(
         run=config.run,
         epoch=state.epoch,
         max_lag=config.max_lag,
+        order=config.order,
         lease_seconds=config.lease_seconds,
     )
     workers = choose_workers(config, directory, display.note)

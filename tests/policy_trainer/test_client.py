@@ -14,7 +14,7 @@ from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
 
 OpenSite = Callable[..., Any]
-TERMS = LeaseTerms("trainer", "run", epoch=1, max_lag=4, lease_seconds=30, incarnation="life")
+TERMS = LeaseTerms("trainer", "run", epoch=1, max_lag=4, order="freshest", lease_seconds=30, incarnation="life")
 
 
 class Waits:
@@ -205,6 +205,7 @@ class TestLease:
             "epoch": 1,
             "policy_version": 7,
             "max_lag": 4,
+            "order": "freshest",
             "wait_seconds": 2,
             "lease_seconds": 30,
         }

@@ -163,6 +163,7 @@ FULL: list[BaseSettings] = [
         micro_batch_tokens=100,
         publish_every=3,
         max_lag=0,
+        order="freshest",
         lease_seconds=33.5,
         max_bad_steps=2,
         loss=LossConfig(clip=0.1, beta=0.0, advantage_eps=1e-8, drop_zero_variance=False),
