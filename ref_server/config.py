@@ -32,7 +32,7 @@ class QueueConfig(BaseModel):
     max_in_flight_per_run: int = Field(default=Limits.max_in_flight_per_run, ge=1)
     """Batches of one run that may be leased and not yet acknowledged; a trainer checkpoints at half of them."""
     max_deliveries: int = Field(default=Limits.max_deliveries, ge=1)
-    """A batch whose training was begun and lost so many times is set aside as dead."""
+    """A batch whose training was begun and lost, or whose server ended while scoring it, so often is dead."""
     retention_days: float = Field(default=30, gt=0)
     """How long the id of a settled batch is remembered, so that uploading it again is harmless."""
 
