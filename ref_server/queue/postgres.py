@@ -89,15 +89,22 @@ class PostgresQueue(SqlQueue):
         for attempt in range(1, _DEADLOCK_ATTEMPTS + 1):
             try:
                 with self._pool.connection() as db:
-                    db.execute("SELECT set_config('synchronous_commit', %s, true)", ["on" if durable else "off"])
-                    now = self._clock(db)
-                    return operation(self._begin(_Postgres(db), now, now))
+                    return self._transact(db, operation, durable)
             except DeadlockDetected as error:
                 if attempt == _DEADLOCK_ATTEMPTS:
                     raise StorageBroken(f"the database is too busy: {error}") from error
             except psycopg.Error as error:
                 raise _storage_error(error) from error
         raise AssertionError("the last attempt returns or raises")
+
+    def _transact(self, db: psycopg.Connection, operation: Callable[[Transaction], T], durable: bool) -> T:
+        try:
+            db.execute("SELECT set_config('synchronous_commit', %s, true)", ["on" if durable else "off"])
+            now = self._clock(db)
+            return operation(self._begin(_Postgres(db), now, now))
+        except ReadOnlySqlTransaction:
+            db.close()  # after a failover it leads to what is now the standby; a new one leads to the primary
+            raise
 
     def _keep_up(self) -> None:
         """Holds on to what is being scored here, and keeps counting cheap."""
