@@ -12,6 +12,7 @@ from uuid6 import uuid7
 
 from shared import wire
 from shared.batch import RolloutBatch, TokenGroup
+from tests.bench import measure
 
 _JSON = {"Content-Type": "application/json"}
 _SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
@@ -23,21 +24,12 @@ def make_batch(size: int) -> RolloutBatch:
     """A batch of about `size` bytes as a worker uploads it."""
     length = size // (_COMPLETIONS * _TOKEN_BYTES)
     tokens = _COMPLETIONS * length
-    return RolloutBatch(
-        id=str(uuid7()),
-        run="bench",
-        epoch=0,
-        policy_version=0,
-        temperature=1.0,
-        group=TokenGroup(
-            np.arange(8),
-            np.random.default_rng(0).integers(0, 30_000, size=tokens),
-            np.full(_COMPLETIONS, length),
-        ),
-        rewards=np.zeros(_COMPLETIONS, dtype=np.float32),
-        finished=np.ones(_COMPLETIONS, dtype=np.bool_),
-        sampler_logps=np.zeros(tokens, dtype=np.float32),
+    group = TokenGroup(
+        np.arange(8),
+        np.random.default_rng(0).integers(0, 30_000, size=tokens),
+        np.full(_COMPLETIONS, length),
     )
+    return measure.batch_of(group)
 
 
 class Template:

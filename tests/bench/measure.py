@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from uuid6 import uuid7
 
-from shared.batch import TokenGroup
+from shared.batch import RolloutBatch, TokenGroup
 
 # One prompt's completions as a sampler leaves them: most end well before the length limit.
 LENGTHS = (400, 233, 167, 130, 102, 78, 55, 35)
@@ -40,6 +41,21 @@ def model_25m() -> PreTrainedModel:
 def random_group(prompt: int, lengths: Sequence[int], vocabulary: int, seed: int) -> TokenGroup:
     ids = np.random.default_rng(seed).integers(0, vocabulary, size=prompt + sum(lengths))
     return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths))
+
+
+def batch_of(group: TokenGroup) -> RolloutBatch:
+    """A batch with an id of its own, as a worker uploads it; what it is judged by does not matter here."""
+    return RolloutBatch(
+        id=str(uuid7()),
+        run="bench",
+        epoch=0,
+        policy_version=0,
+        temperature=1.0,
+        group=group,
+        rewards=np.zeros(group.size, dtype=np.float32),
+        finished=np.ones(group.size, dtype=np.bool_),
+        sampler_logps=np.zeros(len(group.completion_ids), dtype=np.float32),
+    )
 
 
 def median_seconds(sides: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:

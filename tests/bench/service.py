@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 import httpx
 import numpy as np
 import torch
-from uuid6 import uuid7
 
 from policy_trainer.base_model import make_tokenizer
 from ref_server.scoring import Scorer
@@ -30,18 +29,7 @@ PROMPT = 64
 
 
 def make_batch(seed: int) -> RolloutBatch:
-    group = measure.random_group(PROMPT, measure.LENGTHS, measure.VOCABULARY, seed)
-    return RolloutBatch(
-        id=str(uuid7()),
-        run="bench",
-        epoch=0,
-        policy_version=0,
-        temperature=1.0,
-        group=group,
-        rewards=np.zeros(group.size, dtype=np.float32),
-        finished=np.ones(group.size, dtype=np.bool_),
-        sampler_logps=np.zeros(len(group.completion_ids), dtype=np.float32),
-    )
+    return measure.batch_of(measure.random_group(PROMPT, measure.LENGTHS, measure.VOCABULARY, seed))
 
 
 def through_server(http: httpx.Client, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
