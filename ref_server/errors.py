@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ref_server.guard import BodyTooLarge
-from ref_server.messages import Problem
+from ref_server.problem import Problem
 from ref_server.queue.interface import (
     ContentConflict,
     QueueFull,

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.config import is_loopback
-from ref_server.messages import Problem
+from ref_server.problem import Problem
 from shared.wire import CONTENT_TYPE
 
 _JSON = "application/json"

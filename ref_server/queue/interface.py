@@ -7,32 +7,9 @@ return once that survives a power cut. The queue knows no HTTP and no tensors: p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
-
-class State(StrEnum):
-    QUEUED = "queued"
-    SCORING = "scoring"
-    READY = "ready"
-    LEASED = "leased"
-    DONE = "done"
-    EXPIRED = "expired"
-    DEAD = "dead"
-
-
-class Outcome(StrEnum):
-    """What became of one lease in an ack, extend or release."""
-
-    OK = "ok"
-    ALREADY = "already"  # settled by this same token before: a retry is harmless
-    STALE = "stale"  # the token no longer holds
-    UNKNOWN = "unknown"
-
-
-class Order(StrEnum):
-    FIFO = "fifo"
-    FRESHEST = "freshest"
+from shared.states import Order, Outcome, State
 
 
 class QueueFull(Exception):

@@ -76,7 +76,7 @@ def seconds_since(started: float) -> float:
 @pytest.fixture
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls look only when the bell rings."""
-    monkeypatch.setattr("ref_server.app.POLL_SECONDS", 60.0)
+    monkeypatch.setattr("ref_server.routes.leases.POLL_SECONDS", 60.0)
 
 
 @pytest.mark.usefixtures("rare_looks")

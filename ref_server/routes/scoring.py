@@ -1,0 +1,77 @@
+"""Scores at once, nothing queued."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from ref_server.guard import media_type
+from ref_server.problem import Problem
+from ref_server.routes.documents import SAFETENSORS, errors
+from ref_server.service import Service, group_of
+from shared import wire
+from shared.api import Logprobs, LogprobsRequest
+from shared.batch import BatchError, ScoredBatch, TokenGroup
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": LogprobsRequest.model_json_schema()}, **SAFETENSORS},
+    }
+}
+
+
+def add(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
+        responses={200: {"content": SAFETENSORS}, **errors(409, 415, 503)},
+    )  # fmt: skip
+    async def logprobs(request: Request) -> Any:
+        """Scores now, ahead of the queue; nothing is kept. A safetensors batch is answered with the scored batch.
+
+        ```
+        curl localhost:8400/v1/logprobs -H 'Content-Type: application/json' \\
+            -d '{"prompt": "2+3=", "completions": ["5", "6"]}'
+        curl localhost:8400/v1/logprobs -H 'Content-Type: application/vnd.safetensors' \\
+            --data-binary @batch.safetensors --output scored.safetensors
+        ```
+        """
+        body = await request.body()
+        if media_type(request.headers) == wire.CONTENT_TYPE:
+            batch = await run_in_threadpool(service.read_rollout, body)
+            ref_logps = await _score(batch.group, batch.temperature)
+            scored = ScoredBatch(batch, ref_logps, str(service.model["reference_version"]))
+            return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
+        group, temperature = await run_in_threadpool(_group, body)
+        return await run_in_threadpool(_answer, group, await _score(group, temperature))
+
+    def _group(body: bytes) -> tuple[TokenGroup, float]:
+        asked = LogprobsRequest.model_validate_json(body)
+        if asked.prompt is not None:
+            group = service.tokenize(asked.prompt, [str(text) for text in asked.completions])
+        else:
+            group = group_of(asked.prompt_ids or [], [list(map(int, ids)) for ids in asked.completions])
+        service.reference.check_tokens(group)
+        return group, asked.temperature
+
+    def _answer(group: TokenGroup, logps: np.ndarray) -> Response:
+        rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
+        answer = Logprobs.model_validate(
+            {
+                "logprobs": [row.tolist() for row in rows],
+                "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
+                "reference_version": service.model["reference_version"],
+            }
+        )
+        return Response(answer.model_dump_json(), media_type="application/json")
+
+    async def _score(group: TokenGroup, temperature: float) -> np.ndarray:
+        if service.draining or not service.scoring.alive:
+            raise Problem(503, "not_ready", service.not_ready_reason() or "shutting down", headers={"Retry-After": "1"})
+        logps = await asyncio.wrap_future(service.scoring.submit(group, temperature))
+        if not np.isfinite(logps).all():
+            raise BatchError("temperature", f"of {temperature} gives log-probs that are not finite")
+        return logps
