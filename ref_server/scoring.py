@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import structlog
 import torch
 
+from ref_server.payloads import read_payload
 from ref_server.queue.interface import Claim, Queue, StorageBroken, StorageFull
 from ref_server.reference import Busy, ScoringTotals
-from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward
 
 log = structlog.get_logger()
@@ -178,25 +179,23 @@ class ScoringLoop:
                 self._score_claims([claim])
 
     def _score_together(self, claims: list[Claim]) -> None:
-        batches = [_rollout(claim) for claim in claims]
-        logps = self._scorer.logps([batch.group for batch in batches], [batch.temperature for batch in batches])
+        payloads = [read_payload(claim.body) for claim in claims]
+        logps = iter(
+            self._scorer.logps(
+                [group for payload in payloads for group in payload.groups],
+                [temperature for payload in payloads for temperature in payload.temperatures],
+            )
+        )
         scored = [
-            wire.encode(ScoredBatch(batch, ref_logps, self._reference_version))
-            for batch, ref_logps in zip(batches, logps, strict=True)
+            payload.scored(list(islice(logps, len(payload.groups))), self._reference_version) for payload in payloads
         ]
-        for batch, body in zip(batches, scored, strict=True):
-            self._unsaved.append(_Verdict(batch.id, partial(self._queue.complete, batch.id, body)))
+        for claim, payload, body in zip(claims, payloads, scored, strict=True):
+            self._unsaved.append(_Verdict(claim.id, partial(self._queue.complete, claim.id, body)))
             self.totals.batches += 1
-            self.totals.tokens += batch.group.tokens
+            self.totals.tokens += sum(group.tokens for group in payload.groups)
 
     def _set_aside(self, claim: Claim, error: Exception) -> None:
         self.totals.errors += 1
         log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
         reason = f"{type(error).__name__}: {error}"[:1000]
         self._unsaved.append(_Verdict(claim.id, partial(self._queue.fail, claim.id, reason)))
-
-
-def _rollout(claim: Claim) -> RolloutBatch:
-    batch = wire.decode(claim.body)
-    assert isinstance(batch, RolloutBatch), "only rollout batches are queued for scoring"
-    return batch
