@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -55,10 +56,10 @@ def add_error_handlers(app: FastAPI) -> None:
         ValidationError: lambda error: _invalid(error.errors()),
         ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
         BodyTooLarge: lambda error: Problem(413, "too_large", error.detail, "body"),
-        HTTPException: _http_problem,
     }
     for kind, translate in translations.items():
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
+    app.add_exception_handler(HTTPException, lambda request, error: answer(request, _http_problem(request, error)))
     app.add_exception_handler(Exception, answer_bug)
 
 
@@ -66,11 +67,21 @@ def _full(code: str, error: QueueFull) -> Problem:
     return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
 
 
-def _http_problem(error: HTTPException) -> Problem:
+def _http_problem(request: Request, error: Any) -> Problem:
     if error.status_code == 400:  # FastAPI's answer to a body that is not even text, or too deep
         return Problem(422, "invalid_request", "the body must be JSON")
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
+    if error.status_code == 405:
+        return Problem(405, "method_not_allowed", error.detail, headers={"Allow": ", ".join(_methods(request))})
+    code = "not_found" if error.status_code == 404 else "error"
     return Problem(error.status_code, code, error.detail, headers=dict(error.headers or {}))
+
+
+def _methods(request: Request) -> list[str]:
+    """All that a path takes. Starlette names those of one route only, and a path may have several."""
+    path = request.url.path
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    literal = [route for route in routes if route.path == path]  # /v1/batches/lease is no id
+    return sorted({method for route in literal or routes for method in route.methods or ()})
 
 
 def _invalid(errors: Any) -> Problem:

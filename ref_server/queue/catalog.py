@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from ref_server.queue.interface import BatchInfo, Depth, Event, Page, State, Stats
+from ref_server.queue.batches import WAITING
+from ref_server.queue.interface import CURSOR, BatchInfo, Depth, Event, Page, State, Stats
 from ref_server.queue.transaction import Transaction
 
 # In the order of BatchInfo's fields.
@@ -45,9 +46,13 @@ def stats(tx: Transaction) -> Stats:
     )
     admitted = [_oldest_admission(tx, state) for state in (State.QUEUED, State.SCORING, State.READY)]
     ages = [max(0.0, tx.at - at) for at in admitted if at is not None]
+    waiting = "SELECT CAST(sum(batches) AS BIGINT), CAST(sum(payload_bytes) AS BIGINT) FROM depths"
+    batches, size = tx.one(f"{waiting} WHERE {WAITING}")
     return Stats(
-        depths=tuple(Depth(run, State(state), batches, size) for run, state, batches, size in depths),
+        depths=tuple(Depth(run, State(state), count, size) for run, state, count, size in depths),
         oldest_age=max(ages, default=None),
+        waiting_batches=batches or 0,
+        waiting_bytes=size or 0,
     )
 
 
@@ -58,7 +63,7 @@ def _oldest_admission(tx: Transaction, state: State) -> float | None:
 def _parse_cursor(cursor: str | None) -> int:
     if cursor is None:
         return 0
-    if not re.fullmatch("[0-9a-f]{1,15}", cursor):
+    if not re.fullmatch(CURSOR, cursor):
         raise ValueError(f"cursor must be a next_cursor that this queue gave, got {cursor[:40]!r}")
     return int(cursor, 16)
 

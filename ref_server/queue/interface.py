@@ -12,6 +12,10 @@ from typing import Protocol
 from shared.states import Order, Outcome, State
 
 
+# What a cursor of a page looks like.
+CURSOR = "^[0-9a-f]{1,15}$"
+
+
 class QueueFull(Exception):
     """No room for another batch: upload again after `retry_after` seconds."""
 

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.problem import Problem
-from ref_server.queue.interface import State
+from ref_server.queue.interface import CURSOR, State
 from ref_server.routes.documents import UPLOAD_BODY, errors
 from ref_server.service import Service
 from shared.api import Admitted, BatchDetails, BatchPage, QueueView, TokensView
@@ -61,7 +61,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        cursor: Annotated[str | None, Query(description="The `next_cursor` of the page before.")] = None,
+        cursor: Annotated[str | None, Query(pattern=CURSOR, description="`next_cursor` of the page before.")] = None,
     ) -> Any:
         """Batches in order of admission.
 
@@ -69,10 +69,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         curl 'localhost:8400/v1/batches?state=ready&limit=5'
         ```
         """
-        try:
-            return service.queue.list(state, run, limit, cursor)
-        except ValueError as error:
-            raise Problem(422, "invalid_request", str(error), "cursor") from None
+        return service.queue.list(state, run, limit, cursor)
 
     @app.get("/v1/batches/{id}", response_model=BatchDetails, responses=errors(404, 503, 507))
     def show(id: Id) -> Any:

@@ -95,9 +95,10 @@ def test_every_reference_of_the_openapi_page_resolves(http: httpx.Client) -> Non
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     assert error(http.get("/v2"), 404)["code"] == "not_found"
-    refused = http.put("/livez")
-    assert error(refused, 405)["code"] == "method_not_allowed"
-    assert refused.headers["Allow"] == "GET"
+    for path, allowed in {"/livez": "GET", "/v1/batches": "GET, POST", "/v1/batches/lease": "POST"}.items():
+        refused = http.patch(path)
+        assert error(refused, 405)["code"] == "method_not_allowed"
+        assert refused.headers["Allow"] == allowed
 
 
 def test_metrics_follow_a_batch(http: httpx.Client, rollout: Rollout) -> None:

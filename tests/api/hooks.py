@@ -1,0 +1,54 @@
+"""What schemathesis cannot know from the OpenAPI page: how a batch looks, and that nobody should wait for long."""
+
+import os
+import random
+from typing import Any
+
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis import Case, HookContext
+
+from shared import wire
+from tests.chaos.batches import random_batch
+
+# The runner uploads them first, so that routes of one batch find one.
+KNOWN_IDS = os.environ.get("TANDEM_KNOWN_IDS", "").split(",")
+
+
+def _body(seed: int) -> bytes:
+    return wire.encode(random_batch(random.Random(seed), "schemathesis"))
+
+
+def _damaged(seed: int, position: int, value: int) -> bytes:
+    body = bytearray(_body(seed))
+    body[position % len(body)] = value
+    return bytes(body)
+
+
+def _cut(seed: int, length: int) -> bytes:
+    body = _body(seed)
+    return body[: length % len(body)]
+
+
+_SEEDS = st.integers(0, 2**32)
+schemathesis.openapi.media_type(
+    wire.CONTENT_TYPE,
+    st.one_of(
+        st.builds(_body, _SEEDS),
+        st.builds(_damaged, _SEEDS, st.integers(0, 2000), st.integers(0, 255)),
+        st.builds(_cut, _SEEDS, st.integers(0, 2000)),
+        st.binary(max_size=500),
+    ),
+)
+
+
+@schemathesis.hook
+def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> None:
+    body = case.body
+    if case.path == "/v1/batches/lease" and isinstance(body, dict):
+        wait = body.get("wait_seconds", 20)
+        if isinstance(wait, int | float) and 0 <= wait <= 300:
+            body["wait_seconds"] = 0
+    id = (case.path_parameters or {}).get("id")
+    if isinstance(id, str) and len(id) % 2:
+        case.path_parameters["id"] = KNOWN_IDS[len(id) // 2 % len(KNOWN_IDS)]
