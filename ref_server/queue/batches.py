@@ -1,12 +1,14 @@
 """Batches in SQL from their admission to their scoring, and what an operator does to them."""
 
 from ref_server.queue import leasing
+from ref_server.queue.activity import Count
 from ref_server.queue.interface import Admission, Claim, ContentConflict, QueueFull, State, Upload, WrongState
 from ref_server.queue.transaction import Transaction
 
 # Only so many queued batches are looked at for one claim; a forward of more would be of tiny ones.
 _MAX_CLAIMS = 64
-_WAITING = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT started)"
+# What counts against the bounds of what waits.
+WAITING = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT started)"
 
 
 def put(tx: Transaction, upload: Upload) -> Admission:
@@ -16,10 +18,12 @@ def put(tx: Transaction, upload: Upload) -> Admission:
         content_hash, state = known
         if content_hash != upload.content_hash:
             raise ContentConflict(f"batch {upload.id} is known with other content")
+        tx.count(Count.DUPLICATE)
         return Admission(State(state), created=False)
     _check_room(tx, upload.run, len(upload.body))
     state = State.QUEUED if upload.to_score else State.READY
     _insert(tx, upload, state)
+    tx.count(Count.ADMITTED)
     return Admission(state, created=True)
 
 
@@ -32,13 +36,14 @@ def claim(tx: Transaction, max_tokens: int) -> list[Claim]:
 
 
 def complete(tx: Transaction, id: str, body: bytes) -> None:
-    seq, _ = _claimed(tx, id)
+    seq, _, admitted_at = _claimed(tx, id)
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
     tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
+    tx.tally.ready_after.append(max(0.0, tx.at - admitted_at))
 
 
 def fail(tx: Transaction, id: str, error: str) -> State:
-    seq, attempts = _claimed(tx, id)
+    seq, attempts, _ = _claimed(tx, id)
     attempts += 1
     ended = {"scoring_attempts": attempts, "scorer": None, "expires": None}
     if attempts < tx.limits.max_scoring_attempts:
@@ -46,6 +51,7 @@ def fail(tx: Transaction, id: str, error: str) -> State:
         return State.QUEUED
     reason = f"scoring failed {attempts} times; the last: {error}"
     tx.move(seq, State.DEAD, reason, reason=reason, **ended)
+    tx.count(Count.DEAD_SCORING)
     return State.DEAD
 
 
@@ -61,6 +67,7 @@ def requeue(tx: Transaction, id: str) -> State:
     state = State.READY if scored else State.QUEUED
     fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
     tx.move(seq, state, "requeued", returned=False, in_doubt=False, **fresh)
+    tx.count(Count.REQUEUED)
     return state
 
 
@@ -69,8 +76,15 @@ def drop(tx: Transaction, id: str) -> None:
     if state == State.SCORING:
         raise WrongState(f"batch {id} is being scored: drop it when that is over")
     if state != State.DONE:
-        tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
-        leasing.end(tx, seq, State.EXPIRED, "dropped", reason="dropped", payload_bytes=0)
+        expire(tx, seq, "dropped")
+        if state != State.EXPIRED:
+            tx.count(Count.EXPIRED_DROPPED)
+
+
+def expire(tx: Transaction, seq: int, reason: str) -> None:
+    """Ends a batch, and a lease of it, for good: its payload is gone."""
+    tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
+    leasing.end(tx, seq, State.EXPIRED, reason, reason=reason, payload_bytes=0)
 
 
 def sweep(tx: Transaction) -> None:
@@ -81,6 +95,7 @@ def sweep(tx: Transaction) -> None:
             interrupt(tx, seq)
         else:
             leasing.lose(tx, seq, "its time was over")
+            tx.count(Count.LEASE_EXPIRED)
 
 
 def recover(tx: Transaction) -> None:
@@ -99,6 +114,7 @@ def interrupt(tx: Transaction, seq: int) -> None:
     else:
         reason = f"{detail}, {count} times"
         tx.move(seq, State.DEAD, reason, reason=reason, **ended)
+        tx.count(Count.DEAD_INTERRUPTED)
 
 
 def forget(tx: Transaction, older_than: float) -> None:
@@ -116,7 +132,7 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
                CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
                CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT),
                CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT)
-        FROM depths WHERE {_WAITING}
+        FROM depths WHERE {WAITING}
         """,
         run,
         run,
@@ -179,13 +195,15 @@ def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
     return chosen
 
 
-def _claimed(tx: Transaction, id: str) -> tuple[int, int]:
-    """seq and failed attempts of a batch that this scorer has claimed."""
+def _claimed(tx: Transaction, id: str) -> tuple[int, int, float]:
+    """seq, failed attempts and time of admission of a batch that this scorer has claimed."""
     seq, state = _find(tx, id)
-    scorer, attempts = tx.one("SELECT scorer, scoring_attempts FROM batches WHERE seq = ?", seq)
+    scorer, attempts, admitted_at = tx.one(
+        "SELECT scorer, scoring_attempts, admitted_at FROM batches WHERE seq = ?", seq
+    )
     if state != State.SCORING or scorer != tx.scorer:
         raise WrongState(f"batch {id} is {state}, not being scored" + (" here" if state == State.SCORING else ""))
-    return seq, attempts
+    return seq, attempts, admitted_at
 
 
 def _find(tx: Transaction, id: str) -> tuple[int, State]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+from ref_server.queue.activity import Count
 from ref_server.queue.interface import LeaseRequest, State
 from ref_server.queue.transaction import Transaction
 
 # As the index on waiting batches says it.
 _WAITING = "state IN ('queued', 'ready')"
+_REASONS = {Count.EXPIRED_STALE: "stale", Count.EXPIRED_ABANDONED: "abandoned"}
 
 
 def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
@@ -20,10 +22,10 @@ def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
     _remember_epoch(tx, request)
     for epoch in _waiting_epochs(tx, request.run, request.epoch):
         if (fork := _fork_version(tx, request, epoch)) is not None:
-            _expire(tx, request.run, epoch, "policy_version > ?", fork, "abandoned")
+            _expire(tx, request.run, epoch, "policy_version > ?", fork, Count.EXPIRED_ABANDONED)
         if request.policy_version is not None and request.max_lag is not None:
             oldest = request.policy_version - request.max_lag
-            _expire(tx, request.run, epoch, "NOT in_doubt AND policy_version < ?", oldest, "stale")
+            _expire(tx, request.run, epoch, "NOT in_doubt AND policy_version < ?", oldest, Count.EXPIRED_STALE)
 
 
 def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[int]:
@@ -57,7 +59,7 @@ def _fork_version(tx: Transaction, request: LeaseRequest, epoch: int) -> int | N
     )
 
 
-def _expire(tx: Transaction, run: str, epoch: int, condition: str, version: int, reason: str) -> None:
+def _expire(tx: Transaction, run: str, epoch: int, condition: str, version: int, why: Count) -> None:
     useless = tx.rows(
         f"SELECT seq FROM batches WHERE run = ? AND epoch = ? AND {_WAITING} AND {condition} "
         f"ORDER BY seq {tx.db.skip_locked}",
@@ -65,5 +67,7 @@ def _expire(tx: Transaction, run: str, epoch: int, condition: str, version: int,
         epoch,
         version,
     )
+    reason = _REASONS[why]
     for (seq,) in useless:
         tx.move(seq, State.EXPIRED, reason, reason=reason)
+        tx.count(why)

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ref_server.queue.activity import Activity
 from shared.states import Order, Outcome, State
-
 
 # What a cursor of a page looks like.
 CURSOR = "^[0-9a-f]{1,15}$"
+
+
+# The run of the Simple-GRPO byte protocol, whose batches are taken and never leased.
+LEGACY_RUN = "legacy"
 
 
 class QueueFull(Exception):
@@ -103,7 +107,7 @@ class Claim:
 class LeaseRequest:
     """Who asks for a batch, and which ones are good for it.
 
-    run: only batches of this run. epoch, policy_version: where the consumer
+    run: only batches of this run; without one, of all runs but LEGACY_RUN. epoch, policy_version: where the consumer
     stands; they mean nothing without a run. max_lag: batches of the run that are more than so many versions older
     become `expired` (reason `stale`). request_id: repeating it returns the same lease. incarnation: a new one ends the
     consumer's old leases.
@@ -185,15 +189,35 @@ class Depth:
 
 @dataclass(frozen=True)
 class Stats:
-    """depths: one for each run and state that has batches. oldest_age: seconds the oldest waiting batch has waited."""
+    """depths: one for each run and state that has batches. oldest_age: seconds the oldest waiting batch has waited.
+
+    waiting_batches, waiting_bytes: what counts against `max_batches` and `max_bytes`.
+    """
 
     depths: tuple[Depth, ...]
     oldest_age: float | None
+    waiting_batches: int
+    waiting_bytes: int
 
 
 class Queue(Protocol):
+    activity: Activity
+    """What it has done since this process opened it."""
+
     def put(self, upload: Upload) -> Admission:
         """Admits a batch durably. Raises QueueFull, ContentConflict, StorageFull, StorageBroken."""
+        ...
+
+    def put_displacing(self, upload: Upload) -> list[str]:
+        """Admits a batch as `put` does. Where there is no room, its run's oldest waiting batches make it.
+
+        Those expire (reason `displaced`), their payloads are gone, and their ids are returned, oldest first; batches
+        that are leased or being scored stay. When even that makes no room it raises QueueFull, and all stay.
+        """
+        ...
+
+    def take(self, run: str) -> bytes | None:
+        """The payload of the freshest ready batch of a run, which is durably done before: delivered at most once."""
         ...
 
     def claim(self, max_tokens: int) -> list[Claim]:

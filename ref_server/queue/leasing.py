@@ -5,8 +5,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ref_server.queue.activity import Count
 from ref_server.queue.freshness import expire_useless
 from ref_server.queue.interface import (
+    LEGACY_RUN,
     Lease,
     LeaseKey,
     LeaseRequest,
@@ -19,7 +21,7 @@ from ref_server.queue.interface import (
 from ref_server.queue.transaction import Transaction, Value
 
 # What comes back from a lease is first in line whatever the order.
-_ORDERS = {
+ORDERS = {
     Order.FIFO: "returned DESC, seq",
     Order.FRESHEST: "returned DESC, policy_version DESC, seq DESC",
 }
@@ -48,17 +50,20 @@ def lease(tx: Transaction, request: LeaseRequest) -> Lease | None:
     _recognise(tx, request)
     expire_useless(tx, request)
     seq = _find_repeated(tx, request)
+    repeated = seq is not None
     if seq is None:
         _check_in_flight(tx, request)
         seq = _choose(tx, request)
         if seq is None:
             return None
         _grant(tx, seq, request)
-    row = tx.one(
-        "SELECT id, token, lease_seconds, deliveries + 1, body FROM batches JOIN payloads USING (seq) WHERE seq = ?",
-        seq,
-    )
-    return Lease(*row)
+    columns = "id, token, lease_seconds, deliveries + 1, body, returned"
+    *granted, returned = tx.one(f"SELECT {columns} FROM batches JOIN payloads USING (seq) WHERE seq = ?", seq)
+    if not repeated:
+        tx.count(Count.LEASED)
+        if returned:
+            tx.count(Count.REDELIVERED)
+    return Lease(*granted)
 
 
 def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> list[Outcome]:
@@ -66,6 +71,7 @@ def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> li
         tx.execute("DELETE FROM payloads WHERE seq = ?", held.seq)
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
         tx.move(held.seq, State.DONE, detail, payload_bytes=0, expires=None)
+        tx.count(Count.ACKED)
 
     return _use(tx, keys, settle)
 
@@ -86,6 +92,7 @@ def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, star
 def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
     def give_back(held: _Held) -> None:
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
+        tx.count(Count.RELEASED)
         detail = f"given back by {held.consumer}"
         if error is None:
             _return(tx, held, detail, held.deliveries)
@@ -133,6 +140,7 @@ def _recognise(tx: Transaction, request: LeaseRequest) -> None:
     old = "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND incarnation IS DISTINCT FROM ?"
     for (seq,) in tx.rows(f"{old} ORDER BY seq {tx.db.lock}", consumer, incarnation):
         lose(tx, seq, "a new incarnation came")
+        tx.count(Count.LEASE_SUPERSEDED)
 
 
 def _find_repeated(tx: Transaction, request: LeaseRequest) -> int | None:
@@ -168,10 +176,13 @@ def _check_in_flight(tx: Transaction, request: LeaseRequest) -> None:
 
 def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
     """The first batch in the request's order. An index of that order finds it, however many batches wait."""
-    conditions = {"run = ?": request.run, "epoch <= ?": None if request.run is None else request.epoch}
+    if request.run is None:
+        conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
+    else:
+        conditions = {"run = ?": request.run, "epoch <= ?": request.epoch}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     where = " AND ".join(["state = 'ready'", *given])
-    order = f"ORDER BY {_ORDERS[request.order]} LIMIT 1"
+    order = f"ORDER BY {ORDERS[request.order]} LIMIT 1"
     return tx.one(f"SELECT seq FROM batches WHERE {where} {order} {tx.db.skip_locked}", *given.values())
 
 
@@ -231,6 +242,7 @@ def _return_counted(tx: Transaction, held: _Held, detail: str) -> None:
     else:
         reason = f"{deliveries} failed deliveries; the last: {detail}" if deliveries > 1 else detail
         end(tx, held.seq, State.DEAD, reason, reason=reason, deliveries=deliveries)
+        tx.count(Count.DEAD_TRAINING)
 
 
 def _return(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:

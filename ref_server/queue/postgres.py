@@ -6,6 +6,7 @@ others hold are left out (SKIP LOCKED). Leases and claims run on the database's 
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, U
 from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.queue import postgres_schema
+from ref_server.queue.activity import Tally
 from ref_server.queue.interface import Claim, Limits, State, StorageBroken, StorageFull
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.transaction import Transaction, Value
@@ -89,19 +91,30 @@ class PostgresQueue(SqlQueue):
         for attempt in range(1, _DEADLOCK_ATTEMPTS + 1):
             try:
                 with self._pool.connection() as db:
-                    return self._transact(db, operation, durable)
+                    result, tally = self._transact(db, operation, durable)
             except DeadlockDetected as error:
                 if attempt == _DEADLOCK_ATTEMPTS:
                     raise StorageBroken(f"the database is too busy: {error}") from error
             except psycopg.Error as error:
                 raise _storage_error(error) from error
+            else:
+                self.activity.add(tally)
+                return result
         raise AssertionError("the last attempt returns or raises")
 
-    def _transact(self, db: psycopg.Connection, operation: Callable[[Transaction], T], durable: bool) -> T:
+    def _transact(
+        self, db: psycopg.Connection, operation: Callable[[Transaction], T], durable: bool
+    ) -> tuple[T, Tally]:
         try:
             db.execute("SELECT set_config('synchronous_commit', %s, true)", ["on" if durable else "off"])
             now = self._clock(db)
-            return operation(self._begin(_Postgres(db), now, now))
+            tx = self._begin(_Postgres(db), now, now)
+            result = operation(tx)
+            started = time.monotonic()
+            db.commit()
+            if durable:
+                self.activity.flushed(time.monotonic() - started, 1)
+            return result, tx.tally
         except ReadOnlySqlTransaction:
             db.close()  # after a failover it leads to what is now the standby; a new one leads to the primary
             raise

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ref_server.queue import batches, catalog, leasing
+from ref_server.queue import batches, catalog, latest, leasing
+from ref_server.queue.activity import Activity
 from ref_server.queue.interface import (
     Admission,
     BatchInfo,
@@ -42,12 +43,14 @@ class SqlQueue(ABC):
         self._retention_seconds = retention_seconds
         self._scorer = secrets.token_hex(8)
         self._housekeeping_due = float("-inf")
+        self.activity = Activity()
 
     @abstractmethod
     def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
         """What `operation` returns, once its transaction is committed; durable: once it survives a power cut.
 
-        It begins with `_begin`. Raises what the operation raises, StorageFull, StorageBroken.
+        It begins with `_begin`; what it tallied is added to the activity then. Raises what the operation raises,
+        StorageFull, StorageBroken.
         """
 
     @abstractmethod
@@ -55,6 +58,12 @@ class SqlQueue(ABC):
 
     def put(self, upload: Upload) -> Admission:
         return self._run(lambda tx: batches.put(tx, upload), durable=True)
+
+    def put_displacing(self, upload: Upload) -> list[str]:
+        return self._run(lambda tx: latest.put_displacing(tx, upload), durable=True)
+
+    def take(self, run: str) -> bytes | None:
+        return self._run(lambda tx: latest.take(tx, run), durable=True)
 
     def claim(self, max_tokens: int) -> list[Claim]:
         return self._run(lambda tx: batches.claim(tx, max_tokens))

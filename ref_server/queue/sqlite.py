@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import apsw
 
 from ref_server.queue import batches, leasing, sqlite_file
+from ref_server.queue.activity import Tally
 from ref_server.queue.interface import Limits
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.sqlite_writer import Writer, storage_error
@@ -49,23 +50,30 @@ class SqliteQueue(SqlQueue):
             except apsw.Error as error:
                 raise storage_error(error) from error
             self._db = _Sqlite(db)
-            self._writer = Writer(db)
+            self._writer = Writer(db, self.activity)
             opened.callback(self._writer.close)
-            self._writer.call(self._recover, durable=False)
+            self.activity.add(self._writer.call(self._recover, durable=False))
             self._opened = opened.pop_all()
 
     def close(self) -> None:
         """Finishes what waits; every later call raises StorageBroken."""
         self._opened.close()
 
-    def _recover(self) -> None:
+    def _recover(self) -> Tally:
         """Takes up what the last process left: nobody scores its claims now, and its leases could not be prolonged."""
         tx = self._transaction(self._db, self._clock(), self._wall())
         batches.recover(tx)
         leasing.grant_grace(tx)
+        return tx.tally
 
     def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
-        return self._writer.call(lambda: operation(self._begin(self._db, self._clock(), self._wall())), durable=durable)
+        def work() -> tuple[T, Tally]:
+            tx = self._begin(self._db, self._clock(), self._wall())
+            return operation(tx), tx.tally
+
+        result, tally = self._writer.call(work, durable=durable)
+        self.activity.add(tally)
+        return result
 
 
 class _Sqlite:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import apsw
 
+from ref_server.queue.activity import Activity
 from ref_server.queue.interface import StorageBroken, StorageFull
 
 T = TypeVar("T")
@@ -62,10 +63,11 @@ class _Job:
 
 
 class Writer:
-    """Runs operations on `db`, which nobody else may touch until `close` has returned."""
+    """Runs operations on `db`, which nobody else may touch until `close` has returned. Commits show in `activity`."""
 
-    def __init__(self, db: apsw.Connection) -> None:
+    def __init__(self, db: apsw.Connection, activity: Activity) -> None:
         self._db = db
+        self._activity = activity
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
         self._ended = False  # nothing comes any more
@@ -128,10 +130,14 @@ class Writer:
     def _commit(self, group: list[_Job]) -> None:
         try:
             # Only outside a transaction does SQLite take this setting. NORMAL keeps a crash of the process harmless.
-            self._db.pragma("synchronous", "FULL" if any(job.durable for job in group) else "NORMAL")
+            durable = any(job.durable for job in group)
+            self._db.pragma("synchronous", "FULL" if durable else "NORMAL")
             self._db.execute("BEGIN IMMEDIATE")
             answers = [self._attempt(job) for job in group]
+            started = time.monotonic()
             self._db.execute("COMMIT")
+            if durable:
+                self._activity.flushed(time.monotonic() - started, len(group))
         except Exception as error:  # whatever it is, those who wait must hear it and the thread must live on
             self._roll_back()
             for job in group:

@@ -4,9 +4,10 @@ The operations are written once, in the SQL that SQLite and PostgreSQL share. Wh
 `Database` answers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ref_server.queue.activity import Count, Tally
 from ref_server.queue.interface import Limits, State
 
 Value = str | int | float | bool | bytes | None
@@ -34,7 +35,7 @@ class Transaction:
     """now: seconds on the clock of leases. at: Unix seconds, for people and for retention.
 
     scorer: whose claims these are. claim_seconds: how long a claim holds unless renewed; None when it ends with the
-    process only.
+    process only. tally: what this transaction does, to be counted once it is committed.
     """
 
     db: Database
@@ -43,11 +44,15 @@ class Transaction:
     at: float
     scorer: str
     claim_seconds: float | None
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def claim_expires(self) -> float | None:
         """When a claim that is made or renewed now runs out."""
         return None if self.claim_seconds is None else self.now + self.claim_seconds
+
+    def count(self, what: Count) -> None:
+        self.tally.counts[what] += 1
 
     def execute(self, sql: str, *values: Value) -> None:
         self.db.rows(sql, values)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import apsw
 import pytest
 
+from ref_server.queue.activity import Activity
 from ref_server.queue.interface import (
     LeaseKey,
     LeaseRequest,
@@ -347,7 +348,7 @@ def db(tmp_path: Path) -> Iterator[apsw.Connection]:
 
 @pytest.fixture
 def writer(db: apsw.Connection) -> Iterator[Writer]:
-    with closing(Writer(db)) as writer:
+    with closing(Writer(db, Activity())) as writer:
         yield writer
 
 
@@ -399,7 +400,7 @@ def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer:
 
 
 def test_closing_finishes_what_waits(db: apsw.Connection) -> None:
-    writer = Writer(db)
+    writer = Writer(db, Activity())
     with ThreadPoolExecutor(2) as pool:
         with kept_busy(writer):
             calls = submit(pool, writer, write(db, 1), write(db, 2))

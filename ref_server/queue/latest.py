@@ -1,0 +1,46 @@
+"""Runs without leases in SQL: the freshest batch goes to whoever asks, and when there is no room the oldest go."""
+
+from ref_server.queue import batches, leasing
+from ref_server.queue.activity import Count
+from ref_server.queue.interface import Order, QueueFull, State, Upload
+from ref_server.queue.transaction import Transaction
+
+
+def take(tx: Transaction, run: str) -> bytes | None:
+    seq = tx.one(
+        f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? "
+        f"ORDER BY {leasing.ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
+        run,
+    )
+    if seq is None:
+        return None
+    body = tx.one("SELECT body FROM payloads WHERE seq = ?", seq)
+    tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
+    tx.move(seq, State.DONE, "delivered", payload_bytes=0)
+    tx.count(Count.DELIVERED)
+    return body
+
+
+def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
+    displaced = []
+    while True:
+        try:
+            batches.put(tx, upload)
+            return displaced
+        except QueueFull:
+            oldest = _oldest_waiting(tx, upload.run)
+            if oldest is None:
+                raise  # and with the transaction all that was displaced is back
+            seq, id = oldest
+            batches.expire(tx, seq, "displaced")
+            tx.count(Count.EXPIRED_DISPLACED)
+            displaced.append(id)
+
+
+def _oldest_waiting(tx: Transaction, run: str) -> tuple[int, str] | None:
+    """seq and id of the oldest batch of a run that is neither leased nor being scored."""
+    return tx.one(
+        f"SELECT seq, id FROM batches WHERE run = ? AND state IN ('queued', 'ready') "
+        f"ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
+        run,
+    )
