@@ -1,0 +1,131 @@
+"""What the server says of itself at /openapi.json: every status, every schema, and commands that work as they stand."""
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared import wire
+from shared.batch import RolloutBatch
+
+Rollout = Callable[..., RolloutBatch]
+Commands = Callable[..., str]
+
+# Where the page says the server is.
+PLACE = "localhost:8400"
+
+
+@pytest.fixture(scope="module")
+def page(http: httpx.Client) -> dict[str, Any]:
+    return http.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def operations(page: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (method, path): operation for path, methods in page["paths"].items() for method, operation in methods.items()
+    }
+
+
+@pytest.fixture
+def run_examples(
+    http: httpx.Client, operations: dict[tuple[str, str], dict[str, Any]], tmp_path: Path
+) -> Callable[..., str]:
+    """Runs the curl commands of one operation, variables given, in a folder of the test's own: what they print."""
+    (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+
+    def run(method: str, path: str, **variables: str) -> str:
+        (block,) = re.findall(r"```\n(.*?)```", operations[method, path]["description"], re.DOTALL)
+        script = "set -e\n" + block.replace(PLACE, f"{http.base_url.host}:{http.base_url.port}")
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **variables},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block}{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def test_every_route_documents_its_answers(operations: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+    responses = {key: set(operation["responses"]) for key, operation in operations.items()}
+    for statuses in responses.values():
+        assert any(status.startswith("2") for status in statuses)
+        assert {"401", "403", "408", "413", "422", "429"} <= statuses
+    assert {"200", "201", "409", "415", "503", "507"} <= responses["post", "/v1/batches"]
+    assert {"200", "204", "409", "503"} <= responses["post", "/v1/batches/lease"]
+    assert {"409", "503"} <= responses["post", "/v1/logprobs"]
+    assert "503" in responses["get", "/readyz"]
+    assert "404" in responses["get", "/v1/batches/{id}"]
+
+
+def test_only_the_health_routes_want_no_token(
+    page: dict[str, Any], operations: Mapping[tuple[str, str], dict[str, Any]]
+) -> None:
+    assert page["security"] == [{"token": []}]
+    assert page["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
+    open_routes = {path for (_, path), operation in operations.items() if operation.get("security") == []}
+    assert open_routes == {"/livez", "/readyz"}
+
+
+def test_an_upload_is_safetensors(page: dict[str, Any]) -> None:
+    assert set(page["paths"]["/v1/batches"]["post"]["requestBody"]["content"]) == {wire.CONTENT_TYPE}
+
+
+def test_every_reference_resolves(page: dict[str, Any]) -> None:
+    def references(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            yield from (value for key, value in node.items() if key == "$ref")
+            node = list(node.values())
+        if isinstance(node, list):
+            for child in node:
+                yield from references(child)
+
+    for reference in set(references(page)):
+        target = page
+        for part in reference.removeprefix("#/").split("/"):
+            target = target[part]
+
+
+def test_every_route_shows_a_command(operations: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+    for key, operation in operations.items():
+        assert "```\ncurl " in operation["description"], key
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/v1/model", "/v1/queue", "/v1/batches"])
+def test_commands_that_look(run_examples: Commands, path: str) -> None:
+    assert run_examples("get", path)
+
+
+def test_commands_of_a_batch(http: httpx.Client, run_examples: Commands, rollout: Rollout, tmp_path: Path) -> None:
+    batch = rollout(run="curl")
+    (tmp_path / "batch.safetensors").write_bytes(wire.encode(batch))
+    run_examples("post", "/v1/logprobs")
+    assert wire.decode((tmp_path / "scored.safetensors").read_bytes())
+    assert batch.id in run_examples("post", "/v1/batches")
+    assert batch.id in run_examples("get", "/v1/batches/{id}", ID=batch.id)
+    assert batch.id in run_examples("get", "/v1/batches/{id}/tokens", ID=batch.id)
+    for verbs in (["release"], ["extend", "ack"]):  # what is given back is there to be leased again
+        headers = run_examples("post", "/v1/batches/lease")
+        assert wire.decode((tmp_path / "leased.safetensors").read_bytes())
+        (token,) = re.findall(r"(?i)lease-token: (\S+)", headers)
+        for verb in verbs:
+            assert '"ok"' in run_examples("post", f"/v1/leases/{verb}", ID=batch.id, TOKEN=token)
+
+
+def test_commands_of_an_operator(http: httpx.Client, run_examples: Commands, rollout: Rollout) -> None:
+    batch = rollout(run="stale")
+    headers = {"Content-Type": wire.CONTENT_TYPE}
+    http.post("/v1/batches", content=wire.encode(batch), headers=headers).raise_for_status()
+    asked = {"consumer": "c", "run": "stale", "epoch": 0, "policy_version": 9, "max_lag": 1, "wait_seconds": 0}
+    while http.get(f"/v1/batches/{batch.id}").json()["state"] != "expired":
+        http.post("/v1/batches/lease", json=asked).raise_for_status()
+    assert batch.id in run_examples("post", "/v1/batches/{id}/requeue", ID=batch.id)
+    while http.get(f"/v1/batches/{batch.id}").json()["state"] == "scoring":
+        pass
+    run_examples("delete", "/v1/batches/{id}", ID=batch.id)
+    assert http.get(f"/v1/batches/{batch.id}").json()["reason"] == "dropped"
