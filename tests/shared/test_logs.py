@@ -1,0 +1,122 @@
+"""What stands on standard error, from a process of its own: loggers belong to a whole process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FORGED = "name\n2026-11-20 12:00:00 [info     ] forged\x1b[2K\r\u2028\x85\ud800"
+
+SETUP = """
+import logging, sys, threading, warnings
+import structlog
+from shared.logs import configure_logs, log_uncaught_errors
+FORGED = %r
+log = structlog.get_logger()
+configure_logs(*sys.argv[1:])
+log_uncaught_errors()
+""" % (FORGED,)  # noqa: UP031
+
+
+def logged(code: str, *arguments: str, status: int = 0) -> list[str]:
+    """The lines that a program leaves on standard error."""
+    process = subprocess.run(
+        [sys.executable, "-c", SETUP + code, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == status, process.stderr
+    assert process.stdout == ""
+    return process.stderr.splitlines()
+
+
+def logged_json(code: str, *, level: str = "info", status: int = 0) -> list[dict]:
+    return [json.loads(line) for line in logged(code, "json", level, status=status)]
+
+
+def test_an_event_for_people() -> None:
+    (line,) = logged("log.info('serving', url='http://127.0.0.1', batches=3)")
+    assert line[4] == "-"
+    assert "[info     ] serving" in line
+    assert line.endswith("batches=3 url=http://127.0.0.1")
+
+
+def test_an_event_for_machines() -> None:
+    (event,) = logged_json("log.info('serving', batches=3, store=None, odd={1})")
+    assert list(event)[:3] == ["timestamp", "level", "event"]
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"level": "info", "event": "serving", "batches": 3, "store": None, "odd": "{1}"}
+
+
+def test_the_level_is_that_of_our_own_events() -> None:
+    code = """
+for tell in (log, logging.getLogger("some.library")):
+    tell.debug("d")
+    tell.info("i")
+    tell.warning("w")
+"""
+    told = [(event.get("logger"), event["level"]) for event in logged_json(code)]
+    assert told == [(None, "info"), (None, "warning"), ("some.library", "warning")]
+    told = [(event.get("logger"), event["level"]) for event in logged_json(code, level="debug")]
+    assert told == [(None, "debug"), (None, "info"), (None, "warning"), ("some.library", "warning")]
+    assert [event["level"] for event in logged_json(code, level="error")] == ["warning"]
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_nobody_forges_a_line(format: str) -> None:
+    lines = logged(
+        """
+log.info("told", run=FORGED)
+log.info(FORGED)
+logging.getLogger("uvicorn.error").warning("told by %s", FORGED)
+log.info("told", runs=[FORGED], error=repr(ValueError(FORGED)))
+""",
+        format,
+    )
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)
+    if format == "json":
+        assert json.loads(lines[0])["run"] == FORGED
+
+
+RAISE = """
+try:
+    raise ValueError(FORGED)
+except ValueError:
+    log.exception("told")
+"""
+
+
+def test_a_traceback_for_people_forges_no_line() -> None:
+    head, *lines = logged(RAISE)
+    assert "[error    ] told" in head
+    assert lines[0].strip() == "Traceback (most recent call last):"
+    assert all(line.startswith("    ") and line.isprintable() for line in lines if line)
+    assert "forged" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "status"),
+    [
+        (RAISE, "error", 0),
+        ("raise ValueError(FORGED)", "critical", 1),
+        ("thread = threading.Thread(target=lambda: int(FORGED)); thread.start(); thread.join()", "critical", 0),
+        ("logging.getLogger('asyncio').error('told', exc_info=ValueError(FORGED))", "error", 0),
+    ],
+)
+def test_a_traceback_is_one_object(code: str, level: str, status: int) -> None:
+    (event,) = logged_json(code, status=status)
+    assert event["level"] == level
+    assert event["exception"].startswith("Traceback") or "asyncio" in event["logger"]
+    assert "ValueError" in event["exception"]
+    assert "forged" in event["exception"]
+
+
+def test_warnings_are_events() -> None:
+    (event,) = logged_json("warnings.warn('old')")
+    assert (event["level"], event["logger"]) == ("warning", "py.warnings")
+    assert "UserWarning: old" in event["event"]
+
+
+def test_configuring_again_replaces() -> None:
+    (line,) = logged("configure_logs('json')\nlog.info('once')", "console")
+    assert json.loads(line)["event"] == "once"
