@@ -7,7 +7,7 @@ loop knows of none of them.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,8 +66,15 @@ def _read_rollout(body: bytes) -> Payload:
     return RolloutPayload(batch)
 
 
+def _read_legacy(body: bytes) -> Any:
+    from ref_server.legacy import payload  # a leaf: a server that meets no such batch never loads it
+
+    return payload.read_payload(body)
+
+
 _READERS: dict[str, Callable[[bytes], Payload]] = {
     wire.ROLLOUT_FORMAT: _read_rollout,
+    "legacy-batch/1": _read_legacy,
 }
 
 

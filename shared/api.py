@@ -5,9 +5,9 @@ Batches themselves travel as safetensors (`wire.py`).
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from shared.states import Order, Outcome, State
+from shared.states import LEGACY_RUN, Order, Outcome, State
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -81,6 +81,8 @@ class ModelInfo(Answer):
     tokenizer_fingerprint: str | None
     forward: str | None
     """How log-probs are computed: `packed`, or one row after the other."""
+    snapshot: str | None = None
+    """What has replaced the model's weights since the server started; null where nothing has."""
 
 
 class ReferenceBody(Request):
@@ -187,7 +189,12 @@ class ScoringView(Answer):
 
     batches: int
     tokens: int
+    """Of queued batches, prompts included."""
+    direct_tokens: int = 0
+    """Of those who asked for scores at once."""
     errors: int
+    splits: int = 0
+    """Forwards that the memory did not suffice for, and that were done in parts."""
     working_seconds: float
     waiting_seconds: float
     tokens_per_second: float
@@ -214,6 +221,8 @@ class QueueView(Answer):
     """How long the oldest waiting batch has waited; null when none waits."""
     scoring: ScoringView
     limits: LimitsView
+    since_start: dict[str, int] = {}
+    """What the answering server has done since it started; several may share a queue."""
 
 
 # Leases
@@ -229,7 +238,7 @@ class LeaseBody(Request):
     request_id: Name | None = None
     """Repeating it returns the same batch and token: a lost answer strands nothing."""
     run: Name | None = None
-    """Only batches of this run."""
+    """Only batches of this run; `legacy` is the Simple-GRPO protocol's own."""
     epoch: Version | None = None
     policy_version: Version | None = None
     max_lag: Version | None = None
@@ -245,6 +254,13 @@ class LeaseBody(Request):
         if self.max_lag is not None and self.policy_version is None:
             raise ValueError("max_lag needs policy_version, the version that the lag is counted from")
         return self
+
+    @field_validator("run")
+    @classmethod
+    def _run_has_leases(cls, run: str | None) -> str | None:
+        if run == LEGACY_RUN:
+            raise ValueError(f"{LEGACY_RUN!r} is the run of the Simple-GRPO protocol: GET /get takes its batches")
+        return run
 
 
 class Key(Request):

@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+# The run of the Simple-GRPO byte protocol, over which alone its batches come and go.
+LEGACY_RUN = "legacy"
+
 
 class State(StrEnum):
     QUEUED = "queued"

@@ -16,10 +16,6 @@ from shared.states import Order, Outcome, State
 CURSOR = "^[0-9a-f]{1,15}$"
 
 
-# The run of the Simple-GRPO byte protocol, whose batches are taken and never leased.
-LEGACY_RUN = "legacy"
-
-
 class QueueFull(Exception):
     """No room for another batch: upload again after `retry_after` seconds."""
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ref_server.queue.activity import Count
 from ref_server.queue.freshness import expire_useless
 from ref_server.queue.interface import (
-    LEGACY_RUN,
     Lease,
     LeaseKey,
     LeaseRequest,
@@ -19,6 +18,7 @@ from ref_server.queue.interface import (
     TooManyInFlight,
 )
 from ref_server.queue.transaction import Transaction, Value
+from shared.states import LEGACY_RUN
 
 # What comes back from a lease is first in line whatever the order.
 ORDERS = {

@@ -168,6 +168,30 @@ class ModelQueue:
             self._settle(entry, State.DEAD, error)
         return entry.state
 
+    # --- runs without leases
+
+    def put_displacing(self, upload: Upload) -> list[str]:
+        """Without the oldest, without the two oldest, and so on: the first that has room."""
+        waiting = [e for e in self.entries if e.upload.run == upload.run and e.state in (State.QUEUED, State.READY)]
+        for count in range(len(waiting) + 1):
+            displaced = waiting[:count]
+            if self._known(upload.id) or self._has_room(upload.run, len(upload.body), displaced):
+                for entry in displaced:
+                    entry.body = None
+                    self._settle(entry, State.EXPIRED, "displaced")
+                self.put(upload)
+                return [entry.upload.id for entry in displaced]
+        raise QueueFull("full")
+
+    def take(self, run: str) -> bytes | None:
+        ready = [entry for entry in self.entries if entry.state is State.READY and entry.upload.run == run]
+        if not ready:
+            return None
+        taken = max(ready, key=lambda e: (e.returned, e.upload.policy_version, self.entries.index(e)))
+        body, taken.body = taken.body, None
+        self._settle(taken, State.DONE, None)
+        return body
+
     # --- leases
 
     def lease(self, request: LeaseRequest) -> Entry | None:
@@ -274,14 +298,19 @@ class ModelQueue:
         return entry
 
     def _check_room(self, run: str, size: int) -> None:
-        waiting = [entry for entry in self.entries if entry.waits]
+        if not self._has_room(run, size):
+            raise QueueFull("full")
+
+    def _has_room(self, run: str, size: int, without: Sequence[Entry] = ()) -> bool:
+        waiting = [entry for entry in self.entries if entry.waits and entry not in without]
         of_run = [entry for entry in waiting if entry.upload.run == run]
         for part, batches, bytes_ in (
             (waiting, self.limits.max_batches, self.limits.max_bytes),
             (of_run, self.limits.max_batches_per_run, self.limits.max_bytes_per_run),
         ):
             if len(part) >= batches or sum(entry.size for entry in part) + size > bytes_:
-                raise QueueFull("full")
+                return False
+        return True
 
     def _recognise(self, request: LeaseRequest) -> None:
         if request.incarnation is None:

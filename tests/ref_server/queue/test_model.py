@@ -46,7 +46,7 @@ LIMITS = Limits(
     max_scoring_attempts=2,
 )
 REFUSALS = (QueueFull, ContentConflict, Superseded, WrongState, KeyError)
-MADE_UP_REASONS = ("stale", "abandoned", "dropped")
+MADE_UP_REASONS = ("stale", "abandoned", "dropped", "displaced")
 
 runs = st.sampled_from(["x", "y"])
 small = st.integers(0, 4)
@@ -115,6 +115,14 @@ class Machine(RuleBasedStateMachine):
     def _put(self, upload: Upload) -> tuple[State, bool]:
         admission = self.queue.put(upload)
         return admission.state, admission.created
+
+    @rule(upload=uploads)
+    def put_displacing(self, upload: Upload) -> None:
+        self.same(lambda: self.queue.put_displacing(upload), lambda: self.model.put_displacing(upload))
+
+    @rule(run=runs)
+    def take(self, run: str) -> None:
+        self.same(lambda: self.queue.take(run), lambda: self.model.take(run))
 
     @rule(max_tokens=st.integers(1, 100))
     def claim(self, max_tokens: int) -> None:

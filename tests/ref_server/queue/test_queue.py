@@ -3,12 +3,14 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ref_server.queue.activity import Count
 from ref_server.queue.interface import (
     Admission,
     ContentConflict,
@@ -27,6 +29,7 @@ from ref_server.queue.interface import (
     Upload,
     WrongState,
 )
+from shared.states import LEGACY_RUN
 from tests.ref_server.queue.backends import BACKENDS, RETENTION, Backend, Clock
 
 LEASE_SECONDS = 10.0
@@ -748,6 +751,105 @@ def test_an_epoch_without_a_run_means_nothing(queue: Queue) -> None:
 def test_an_epoch_without_a_version_abandons_nothing(queue: Queue) -> None:
     make_ready(queue, upload("a", version=9))
     assert drain(queue, run="run", epoch=1) == ["a"]
+
+
+# --- runs without leases
+
+
+def test_the_freshest_ready_batch_of_a_run_is_taken_once(queue: Queue) -> None:
+    make_ready(queue, upload("a", body=b"a"), upload("b", body=b"b"), upload("c", run="other"))
+    queue.put(upload("d"))
+    assert [queue.take("run") for _ in range(3)] == [b"scored b", b"scored a", None]
+    assert state(queue, "c") is State.READY
+
+
+def test_what_is_taken_is_done(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    queue.take("run")
+    info = queue.get("a")
+    assert info is not None
+    assert (info.state, info.payload_bytes, info.history[-1].detail) == (State.DONE, 0, "delivered")
+    assert queue.payload("a") is None
+    assert queue.put(upload("a")) == Admission(State.DONE, created=False)
+    assert queue.activity.counts()[Count.DELIVERED] == 1
+
+
+def test_what_is_taken_stays_taken_in_another_life(open_queue: Open) -> None:
+    queue = open_queue()
+    make_ready(queue, upload("a"), upload("b", body=b"b"))
+    assert queue.take("run") == b"scored b"
+    queue.close()
+    queue = open_queue()
+    assert [queue.take("run"), queue.take("run")] == [b"scored raw", None]
+
+
+def test_many_who_take_at_once_get_each_batch_once(queue: Queue) -> None:
+    bodies = {f"scored {i}".encode() for i in range(40)}
+    make_ready(queue, *(upload(str(i), body=str(i).encode()) for i in range(40)))
+    with ThreadPoolExecutor(8) as pool:
+        taken = [body for body in pool.map(lambda _: queue.take("run"), range(60)) if body is not None]
+    # One who finds the last rows held by others may go away with nothing; nobody gets what another has.
+    taken += iter(lambda: queue.take("run"), None)
+    assert Counter(taken) == Counter(bodies)
+
+
+def test_the_legacy_run_is_leased_to_nobody_who_does_not_name_it(queue: Queue) -> None:
+    make_ready(queue, upload("a", run=LEGACY_RUN), upload("b"))
+    assert drain(queue) == ["b"]
+    assert ask(queue, order=Order.FRESHEST) is None
+
+
+def test_the_oldest_make_room(open_queue: Open) -> None:
+    queue = open_queue(max_batches=2, max_batches_per_run=2)
+    assert queue.put_displacing(upload("a")) == []
+    make_ready(queue, upload("b"))
+    assert queue.put_displacing(upload("c")) == ["a"]
+    assert queue.put_displacing(upload("d")) == ["b"]
+    assert [state(queue, id) for id in "abcd"] == [State.EXPIRED, State.EXPIRED, State.QUEUED, State.QUEUED]
+    assert (reason(queue, "a"), queue.payload("a")) == ("displaced", None)
+    assert queue.activity.counts()[Count.EXPIRED_DISPLACED] == 2
+
+
+def test_as_many_as_it_takes_make_room(open_queue: Open) -> None:
+    queue = open_queue(max_bytes=9)
+    for id in "abc":
+        queue.put(upload(id))
+    assert queue.put_displacing(upload("d", body=b"u" * 5)) == ["a", "b"]
+
+
+def test_others_make_no_room_and_neither_does_what_is_in_use(open_queue: Open) -> None:
+    queue = open_queue(max_batches=3)
+    make_ready(queue, upload("leased"))
+    lease(queue)
+    queue.put(upload("scored"))
+    queue.claim(100)
+    queue.put(upload("other", run="other"))
+    with pytest.raises(QueueFull):
+        queue.put_displacing(upload("new"))
+    assert queue.get("new") is None
+    assert [state(queue, id) for id in ("leased", "scored", "other")] == [State.LEASED, State.SCORING, State.QUEUED]
+
+
+def test_what_makes_too_little_room_stays(open_queue: Open) -> None:
+    queue = open_queue(max_bytes=9)
+    queue.put(upload("a"))
+    queue.put(upload("other", run="other"))
+    with pytest.raises(QueueFull):
+        queue.put_displacing(upload("b", body=b"u" * 7))
+    assert queue.payload("a") == b"raw"
+    assert state(queue, "a") is State.QUEUED
+    assert queue.activity.counts()[Count.EXPIRED_DISPLACED] == 0
+
+
+def test_displacing_at_once_keeps_the_bound(open_queue: Open) -> None:
+    queue = open_queue(max_batches=3)
+    with ThreadPoolExecutor(8) as pool:
+        displaced = list(pool.map(lambda i: queue.put_displacing(upload(str(i))), range(30)))
+    gone = [id for ids in displaced for id in ids]
+    assert len(gone) == len(set(gone)) == 27
+    assert {id for id in map(str, range(30)) if state(queue, id) is State.QUEUED} == set(map(str, range(30))) - set(
+        gone
+    )
 
 
 # --- what an operator does

@@ -1,0 +1,57 @@
+"""The Simple-GRPO byte protocol over HTTP: a bottle application beside the server's own routes."""
+
+from typing import Any
+
+from a2wsgi import WSGIMiddleware
+from bottle import Bottle, request, response
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from ref_server.legacy.exchange import Exchange
+from ref_server.legacy.frame import MalformedUpload
+from ref_server.problem import Problem
+from ref_server.service import Service
+
+# Uploads and deliveries at once. Each takes memory for several times its length while it is read.
+_THREADS = 8
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Adds the protocol's two routes."""
+    wsgi: Any = WSGIMiddleware(make_bottle(Exchange(service)), workers=_THREADS)
+    upload, get = Route("/upload", wsgi, methods=["POST"]), Route("/get", wsgi, methods=["GET"])
+    get.methods = {"GET"}  # Starlette adds HEAD, which would take a batch and show it to nobody
+    app.router.routes.extend([upload, get])
+
+
+def make_bottle(exchange: Exchange) -> Bottle:
+    """Errors other than a malformed upload go on to the server's own handlers."""
+    app = Bottle(catchall=False, autojson=False)
+
+    def upload() -> bytes | str:
+        """`tensor` once the batch is durable; 400 with the reason in plain text."""
+        _refuse_browsers()
+        try:
+            # Not request.body: that spills to a file, and undoes a chunked transfer that the server has undone already.
+            exchange.upload(request.environ["wsgi.input"].read())
+        except MalformedUpload as error:
+            response.status, response.content_type = 400, "text/plain; charset=utf-8"
+            return f"{error}\n"
+        response.content_type = "application/octet-stream"
+        return b"tensor"
+
+    def get() -> bytes:
+        """The newest scored batch, or `empty`."""
+        _refuse_browsers()
+        response.content_type = "application/octet-stream"
+        return exchange.get() or b"empty"
+
+    app.route("/upload", method="POST", callback=upload)
+    app.route("/get", method="GET", callback=get)
+    return app
+
+
+def _refuse_browsers() -> None:
+    """A page from elsewhere can name /get as an image's address: the batch would be gone. Raises Problem 403."""
+    if request.get_header("Sec-Fetch-Site") is not None:
+        raise Problem(403, "forbidden", "browsers have nothing to do here: what is read is gone", "Sec-Fetch-Site")

@@ -1,0 +1,77 @@
+"""Simple-GRPO's batches as the queue stores them: safetensors, so that no pickle lies on the disk.
+
+`format` `legacy-batch/1`; the metadata's `base` is the JSON as it came; the tensors `inputs`, `rewards` and, if there,
+`gen_logps` keep their dtypes. Scoring adds `refs`, float32 (B, L-p), and the metadata's `reference_version`.
+"""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ref_server.legacy.frame import join_frame
+from ref_server.legacy.tensors import write_tensor
+from ref_server.legacy.upload import LegacyUpload
+from shared.batch import BatchError, TokenGroup
+
+FORMAT = "legacy-batch/1"
+
+
+class LegacyPayload:
+    """An upload that waits for its scores. Its frame has no temperature: it is scored at 1."""
+
+    def __init__(self, upload: LegacyUpload) -> None:
+        self.upload = upload
+        self.groups: Sequence[TokenGroup] = upload.groups()
+        self.temperatures: Sequence[float] = [1.0] * len(self.groups)
+
+    def scored(self, logps: Sequence[np.ndarray], reference_version: str) -> bytes:
+        """The body with the float32 (C,) log-probs of each group. Raises BatchError when they are not finite."""
+        rows, length = self.upload.inputs.shape
+        refs = np.concatenate(logps).reshape(rows, length - self.upload.plen)
+        if not np.isfinite(refs).all():
+            raise BatchError("refs", "must be finite")
+        return _save(self.upload, {"refs": torch.from_numpy(refs)}, {"reference_version": reference_version})
+
+
+def write_payload(upload: LegacyUpload) -> bytes:
+    """The body of an upload before it is scored."""
+    return _save(upload, {}, {})
+
+
+def read_payload(body: bytes) -> LegacyPayload:
+    """The inverse of `write_payload`. Raises BatchError when the body is damaged."""
+    base, tensors = _load(body)
+    return LegacyPayload(_upload(base, tensors))
+
+
+def scored_frame(body: bytes) -> bytes:
+    """A scored body as the protocol's trainers get it: JSON, inputs, rewards, refs, and gen_logps if it came.
+
+    Raises BatchError when the body is damaged.
+    """
+    base, tensors = _load(body)
+    order = ["inputs", "rewards", "refs", *(["gen_logps"] if "gen_logps" in tensors else [])]
+    return join_frame([base.encode(), *(write_tensor(tensors[name]) for name in order)])
+
+
+def _save(upload: LegacyUpload, scores: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    tensors = {"inputs": upload.inputs, "rewards": upload.rewards, **scores}
+    if upload.gen_logps is not None:
+        tensors["gen_logps"] = upload.gen_logps
+    return safetensors.torch.save(tensors, {"format": FORMAT, "base": upload.base, **metadata})
+
+
+def _load(body: bytes) -> tuple[str, dict[str, Tensor]]:
+    try:
+        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+        return header["__metadata__"]["base"], safetensors.torch.load(body)
+    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise BatchError("body", f"must be a safetensors file of format {FORMAT!r}: {error}") from None
+
+
+def _upload(base: str, tensors: dict[str, Tensor]) -> LegacyUpload:
+    return LegacyUpload(base, json.loads(base)["plen"], tensors["inputs"], tensors["rewards"], tensors.get("gen_logps"))

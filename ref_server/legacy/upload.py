@@ -1,0 +1,109 @@
+"""What a generator of Simple-GRPO uploads: `{"plen": p}`, padded rows, rewards, perhaps the sampler's log-probs."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ref_server.legacy.frame import MalformedUpload, split_frame
+from ref_server.legacy.tensors import FLOATS, INTEGERS, read_tensor
+from shared.batch import TokenGroup
+
+MAX_JSON_BYTES = 16 * 1024
+# A generator in string mode sends a question with its answers as text, and their rewards.
+_STRING_MODE_PARTS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class LegacyUpload:
+    """Rows that were padded to one length, B of them, L tokens each.
+
+    base: the JSON object as it came, which says how long the prompt is. plen: p, in [1, L). inputs: int64 (B, L).
+    rewards: (B,) of any float dtype. gen_logps: (B, L-p) of any float dtype. Raises MalformedUpload for other shapes.
+    """
+
+    base: str
+    plen: int
+    inputs: Tensor
+    rewards: Tensor
+    gen_logps: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.inputs.dim() != 2:
+            raise MalformedUpload(f"inputs must have shape (B, L), got {_shape(self.inputs)}")
+        rows, length = self.inputs.shape
+        if not 1 <= self.plen < length:
+            raise MalformedUpload(f"plen must lie in [1, {length}), the length of a row, got {self.plen}")
+        if self.rewards.shape != (rows,):
+            raise MalformedUpload(f"rewards must have shape ({rows},), got {_shape(self.rewards)}")
+        scored = (rows, length - self.plen)
+        if self.gen_logps is not None and self.gen_logps.shape != scored:
+            raise MalformedUpload(f"gen_logps must have shape {scored}, got {_shape(self.gen_logps)}")
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Whether all rows begin with the same prompt, so that it is computed once."""
+        prompts = self.inputs[:, : self.plen]
+        return bool((prompts == prompts[0]).all())
+
+    @property
+    def tokens(self) -> int:
+        """How many are computed: what `groups` has in all, without building them."""
+        rows, length = self.inputs.shape
+        return self.plen + rows * (length - self.plen) if self.shares_prompt else rows * length
+
+    def groups(self) -> list[TokenGroup]:
+        """One group when all rows share the prompt, otherwise one a row.
+
+        Whatever follows the prompt is a completion, pads included.
+        """
+        rows = self.inputs.numpy()
+        prompts, completions = rows[:, : self.plen], rows[:, self.plen :]
+        if self.shares_prompt:
+            return [_group(prompts[0], completions)]
+        return [_group(prompt, completion[None]) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def read_upload(body: bytes) -> LegacyUpload | None:
+    """The body of an upload, checked; None for one in string mode, of which nothing is kept. Raises MalformedUpload.
+
+    Pure: reads nothing but `body`, and allocates no more than a few times its size.
+    """
+    parts = split_frame(body)
+    if len(parts) == _STRING_MODE_PARTS:
+        return None
+    if len(parts) not in (3, 4):
+        raise MalformedUpload(f"an upload has 3 parts, or 4 with gen_logps, got {len(parts)}")
+    base, plen = _read_base(bytes(parts[0]))
+    return LegacyUpload(
+        base,
+        plen,
+        inputs=read_tensor("inputs", parts[1], INTEGERS),
+        rewards=read_tensor("rewards", parts[2], FLOATS),
+        gen_logps=read_tensor("gen_logps", parts[3], FLOATS) if len(parts) == 4 else None,
+    )
+
+
+def _read_base(part: bytes) -> tuple[str, int]:
+    """The JSON text, and its plen."""
+    if len(part) > MAX_JSON_BYTES:
+        raise MalformedUpload(f"the JSON must have at most {MAX_JSON_BYTES} bytes, got {len(part)}")
+    try:
+        text = part.decode()
+        base = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedUpload(f"part 0 must be a JSON object in UTF-8: {error}") from None
+    plen = base.get("plen") if isinstance(base, dict) else None
+    if not isinstance(plen, int) or isinstance(plen, bool):
+        raise MalformedUpload('part 0 must be a JSON object with an integer "plen"')
+    return text, plen
+
+
+def _group(prompt: np.ndarray, completions: np.ndarray) -> TokenGroup:
+    rows, length = completions.shape
+    return TokenGroup(np.ascontiguousarray(prompt), completions.reshape(-1), np.full(rows, length))
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

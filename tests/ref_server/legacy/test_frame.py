@@ -1,0 +1,53 @@
+"""The frame: what it takes, what it gives, and that it believes no length."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ref_server.legacy.frame import MAX_PARTS, MalformedUpload, join_frame, split_frame
+from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, make_bytes_list
+
+GOLDEN = bytes.fromhex("00000003000000027b7d0000000000000001ff")
+PARTS = [b"{}", b"", b"\xff"]
+
+
+def test_golden_bytes() -> None:
+    assert [bytes(part) for part in split_frame(GOLDEN)] == PARTS
+    assert join_frame(PARTS) == GOLDEN
+
+
+@given(st.lists(st.binary(max_size=300), max_size=MAX_PARTS))
+def test_both_sides_read_each_other(parts: list[bytes]) -> None:
+    assert [bytes(part) for part in split_frame(make_bytes_list(parts))] == parts
+    assert bytes_list_to_list(join_frame(parts)) == parts
+
+
+def test_a_frame_cut_anywhere_is_malformed() -> None:
+    for length in range(len(GOLDEN)):
+        with pytest.raises(MalformedUpload):
+            split_frame(GOLDEN[:length])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "ends at byte 0"),
+        (b"\xff\xff\xff\xff" + GOLDEN[4:], "claims 4294967295 parts"),
+        (make_bytes_list([b""] * 6), "claims 6 parts"),
+        (b"\0\0\0\1\xff\xff\xff\xffab", "part 0 claims 4294967295 bytes; 2 are left"),
+        (GOLDEN + b"\0", "1 bytes follow"),
+        (b"\0\0\0\2\0\0\0\0", "ends at byte 8"),
+    ],
+)
+def test_why_a_frame_is_malformed(body: bytes, reason: str) -> None:
+    with pytest.raises(MalformedUpload, match=reason):
+        split_frame(body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_malformed(body: bytes) -> None:
+    try:
+        parts = [bytes(part) for part in split_frame(body)]
+    except MalformedUpload:
+        return
+    assert join_frame(parts) == body
