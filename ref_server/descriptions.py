@@ -1,18 +1,22 @@
 """What the server tells people and tools of its queue, as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from ref_server.queue.activity import Count
 from ref_server.queue.interface import Limits, State, Stats
 from ref_server.reference import Reference, ScoringTotals
 from shared.batch import RolloutBatch, ScoredBatch
 
 
-def describe_queue(stats: Stats, totals: ScoringTotals, limits: Limits) -> dict[str, Any]:
-    """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput."""
+def describe_queue(stats: Stats, counts: Mapping[Count, int], totals: ScoringTotals, limits: Limits) -> dict[str, Any]:
+    """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
+
+    counts: what this process has done in the queue since it started.
+    """
     runs: dict[str, dict[str, dict[str, int]]] = {}
     states: dict[str, dict[str, int]] = {state: {"batches": 0, "bytes": 0} for state in State}
     for depth in stats.depths:
@@ -20,14 +24,21 @@ def describe_queue(stats: Stats, totals: ScoringTotals, limits: Limits) -> dict[
         runs.setdefault(depth.run, {})[depth.state] = count
         for key, value in count.items():
             states[depth.state][key] += value
-    rate = totals.tokens / totals.working_seconds if totals.working_seconds else 0.0
     return {
         "states": states,
         "runs": runs,
         "oldest_age_seconds": stats.oldest_age,
-        "scoring": {**asdict(totals), "tokens_per_second": rate},
+        "scoring": _scoring(totals),
         "limits": asdict(limits),
+        "since_start": counts,
     }
+
+
+def _scoring(totals: ScoringTotals) -> dict[str, float]:
+    """Histograms are for machines: `/metrics` has them."""
+    numbers = {name: value for name, value in vars(totals).items() if isinstance(value, int | float)}
+    scored = totals.tokens + totals.direct_tokens
+    return {**numbers, "tokens_per_second": scored / totals.working_seconds if totals.working_seconds else 0.0}
 
 
 def describe_tokens(batch: RolloutBatch | ScoredBatch, reference: Reference) -> dict[str, Any]:

@@ -1,47 +1,91 @@
-"""Prometheus metrics, read from the service at each scrape."""
+"""Prometheus' view of a server, put together at each scrape.
+
+What it does not find it leaves out: while the store cannot be read there are no depths, and `tandem_store_up` is 0.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from starlette.concurrency import run_in_threadpool
 
+from ref_server import metric_families as families
+from ref_server.patience import Question
+from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
 from ref_server.service import Service
+from ref_server.traffic import Traffic
+
+# A scrape waits so long for the store, in seconds: Prometheus itself gives up after ten.
+PATIENCE = 5.0
 
 
-class Metrics(Collector):
-    """One registry for one service, so that two servers in a process do not mix."""
+@dataclass(frozen=True)
+class _Store:
+    """What one look at the store gave. up: it could be written. stats: None when it could not be read."""
 
+    up: bool
+    stats: Stats | None
+
+
+class Metrics:
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, traffic: Traffic) -> None:
         self._service = service
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self._traffic = traffic
+        self._store = Question(lambda: _look(service.queue))
+        self._process = ProcessCollector(registry=None)
+        self._version = _version()
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    async def text(self) -> bytes:
+        try:
+            store = await self._store.answer(PATIENCE)
+        except TimeoutError:
+            store = _Store(up=False, stats=None)
+        collected: Any = _Collected([*self._families(store), *self._process.collect()])
+        return await run_in_threadpool(generate_latest, collected)
 
-    def describe(self) -> list[Metric]:
-        """Nothing ahead of the first scrape, so that registering does not read the queue."""
-        return []
+    def _families(self, store: _Store) -> Iterator[Metric]:
+        service = self._service
+        ready = store.up and service.not_working_reason() is None
+        yield from families.server(self._version, ready, store.up, service.scoring.alive, service.model)
+        if store.stats:
+            yield from families.depths(store.stats)
+        yield from families.limits(service.config.queue.limits)
+        yield from families.activity(service.queue.activity)
+        yield from families.scoring(service.scoring.totals)
+        yield from families.http(self._traffic)
 
-    def collect(self) -> Iterator[Metric]:
-        stats = self._service.queue.stats()
-        batches = GaugeMetricFamily("tandem_batches", "Batches by run and state.", labels=["run", "state"])
-        size = GaugeMetricFamily("tandem_batch_bytes", "Payload bytes by run and state.", labels=["run", "state"])
-        for depth in stats.depths:
-            batches.add_metric([depth.run, depth.state], depth.batches)
-            size.add_metric([depth.run, depth.state], depth.payload_bytes)
-        yield from (batches, size)
-        yield GaugeMetricFamily(
-            "tandem_oldest_waiting_seconds", "Age of the oldest waiting batch.", value=stats.oldest_age or 0.0
-        )
-        totals = self._service.scoring.totals
-        yield CounterMetricFamily("tandem_scored_batches", "Batches scored.", value=totals.batches)
-        yield CounterMetricFamily("tandem_scored_tokens", "Tokens of scored batches.", value=totals.tokens)
-        yield CounterMetricFamily("tandem_scoring_errors", "Batches that could not be scored.", value=totals.errors)
-        yield CounterMetricFamily("tandem_scoring_working_seconds", "Time spent scoring.", value=totals.working_seconds)
-        yield CounterMetricFamily(
-            "tandem_scoring_waiting_seconds", "Time spent waiting for batches.", value=totals.waiting_seconds
-        )
+
+@dataclass(frozen=True)
+class _Collected:
+    """What `generate_latest` takes for a registry."""
+
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
+
+
+def _look(queue: Queue) -> _Store:
+    try:
+        queue.check()
+        up = True
+    except StorageFull:
+        up = False
+    except StorageBroken:
+        return _Store(up=False, stats=None)
+    try:
+        return _Store(up, queue.stats())
+    except (StorageFull, StorageBroken):
+        return _Store(up=False, stats=None)
+
+
+def _version() -> str:
+    try:
+        return version("tandem-grpo")
+    except PackageNotFoundError:  # run from its source
+        return "unknown"

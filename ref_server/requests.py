@@ -102,7 +102,9 @@ def _is_odd(status: int) -> bool:
 
 def _find(scope: Scope) -> Any:
     """The route that a request would have met, had it been let through."""
-    return next((route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE), None)
+    routes = scope["app"].routes
+    fitting = (route for wanted in (Match.FULL, Match.PARTIAL) for route in routes if route.matches(scope)[0] is wanted)
+    return next(fitting, None)
 
 
 def _template(route: Any) -> str:
