@@ -42,12 +42,17 @@ def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], 
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
     target = cache / f"arithmetic-{recipe}-seed-{seed}"
     if not target.exists():
-        temporary = target.with_name(f".{target.name}.tmp")
-        model, tokenizer = make_model(seed), make_tokenizer()
-        warm_up(model, tokenizer, seed, on_progress)
-        save_model(model, tokenizer, temporary)
-        temporary.rename(target)
+        make_base_model(target, seed, on_progress)
     return target
+
+
+def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> None:
+    """Makes the directory `target`, all of it or, when interrupted, nothing."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    model, tokenizer = make_model(seed), make_tokenizer()
+    warm_up(model, tokenizer, seed, on_progress)
+    save_model(model, tokenizer, temporary)
+    temporary.rename(target)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, direc
     transformers_logging.disable_progress_bar()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    for weights in directory.glob("*.safetensors"):
+        shutil.copymode(directory / "config.json", weights)  # safetensors keeps them from every other user
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
