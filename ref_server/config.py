@@ -1,14 +1,18 @@
 """What `ref-server serve` can be told, by file, environment (`REF_SERVER_…`) or command line."""
 
-from ipaddress import ip_address
+import re
 from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliToggleFlag
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag
 
+from ref_server.auth import Keys, one_admin, read_keys
+from ref_server.certificates import check_pair
+from ref_server.hosts import is_loopback
 from ref_server.queue.interface import Limits
+from shared.logs import LogFormat, LogLevel
 from shared.settings import Dtype, settings_config
 
 _MIB = 2**20
@@ -69,22 +73,51 @@ class ServeConfig(BaseSettings):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for scoring; PyTorch's choice when not given."""
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs --insecure."""
+    """Address to listen on. Anything but loopback needs tokens, or --insecure."""
     port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
+    allowed_hosts: list[str] = []
+    """Names under which the server is asked besides localhost, IP addresses and, where it listens beyond loopback,
+    the machine's own."""
+    token_file: Path | None = None
+    """Tokens of who may use the server: lines of ROLE TOKEN, ROLE one of upload, train, admin. `#` begins a comment."""
+    token: CliSuppress[SecretStr | None] = None
+    """One admin's token, from the environment or the file only: everyone can see what stands on a command line."""
+    tls_cert: Path | None = None
+    """PEM file of the server's certificate and those between it and its authority: serve HTTPS."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's key."""
     insecure: bool = False
-    """Listen beyond loopback although anyone who reaches the port can then read and write the queue."""
+    """Listen beyond loopback without tokens, although anyone who reaches the port can then read and write the queue."""
+    legacy: CliToggleFlag[bool] = False
+    """Also serve Simple-GRPO's generators and trainers, over the byte protocol of its main version."""
+    legacy_port: int | None = Field(default=None, ge=1, le=65535)
+    """Another port to listen on, since those clients have theirs written into them: 59875."""
+    legacy_insecure: CliToggleFlag[bool] = False
+    """Although there are tokens, serve the Simple-GRPO protocol without one to clients on this machine."""
     data_dir: Path = Path(".tandem")
     """Where the queue is kept, unless it is on PostgreSQL. A restart from the same folder finds it."""
-    store: str = "sqlite"
+    store: str = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
     max_batch_tokens: int = Field(default=131_072, ge=2)
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
+    max_bodies_mib: int = Field(default=256, ge=1)
+    """MiB of request bodies that are held at once; beyond it the server answers 429. What is made of a body while it is
+    checked and stored takes up to four times its length besides, so five times this bounds the memory of requests."""
     scoring_tokens: int = Field(default=16_384, ge=1)
     """Tokens of several small batches that are scored in one forward."""
+    snapshot_root: Path | None = None
+    """Directory whose snapshots may replace the reference's weights (PUT /v1/reference); without it none may."""
+    drain_seconds: float = Field(default=30, gt=0)
+    """How long the server may take to end in order after SIGTERM; then it ends with what is in hand unfinished."""
+    log_format: LogFormat = "console"
+    """console: lines for people; json: an object a line, for machines."""
+    log_level: LogLevel = "info"
+    """From which level on events are logged: debug (every request), info, warning, error."""
     queue: QueueConfig = QueueConfig()
+    _keys: Keys = PrivateAttr(default_factory=Keys)
 
     @field_validator("store")
     @classmethod
@@ -95,9 +128,20 @@ class ServeConfig(BaseSettings):
             raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
         try:
             conninfo_to_dict(store)
-        except psycopg.Error as error:
-            raise ValueError(f"is not a URL that PostgreSQL takes: {error}") from None
+        except psycopg.Error:  # whose words may be a part of the password
+            raise ValueError(
+                "is not a URL that PostgreSQL takes; in a password, characters other than letters and digits are "
+                "written as %40, %2F and so on"
+            ) from None
         return store
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_alone(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+                raise ValueError("must be names without scheme and port, as in gpu-box.example")
+        return names
 
     @model_validator(mode="after")
     def _model_or_none(self) -> "ServeConfig":
@@ -116,20 +160,59 @@ class ServeConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _bodies_hold_the_largest(self) -> "ServeConfig":
+        if self.max_bodies_mib < self.max_body_mib:
+            raise ValueError(f"max_bodies_mib: {self.max_bodies_mib} is less than max_body_mib ({self.max_body_mib})")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_can_be_read(self) -> "ServeConfig":
+        try:
+            if self.token_file is not None:
+                self._keys |= read_keys(self.token_file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"token_file: {error}") from None
+        try:
+            if self.token is not None:
+                self._keys |= one_admin(self.token.get_secret_value())
+        except ValueError as error:
+            raise ValueError(f"token: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _certificate_fits_its_key(self) -> "ServeConfig":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_cert is not None and self.tls_key is not None:
+            check_pair(self.tls_cert, self.tls_key)
+        return self
+
+    @model_validator(mode="after")
     def _listen_on_loopback(self) -> "ServeConfig":
-        if not self.insecure and not is_loopback(self.host):
+        if not self.insecure and not self.keys and not is_loopback(self.host):
             raise ValueError(
-                f"host: {self.host} is reachable by others and requests are not authenticated; "
-                "listen on 127.0.0.1 (a tunnel reaches it from elsewhere) or add --insecure"
+                f"host: {self.host} is reachable by others and requests are not authenticated; give tokens "
+                "(--token-file, or REF_SERVER_TOKEN in the environment), listen on 127.0.0.1 (a tunnel reaches it "
+                "from elsewhere), or add --insecure"
             )
         return self
 
+    @model_validator(mode="after")
+    def _legacy_is_served_as_it_can_be(self) -> "ServeConfig":
+        if not self.legacy and (self.legacy_port is not None or self.legacy_insecure):
+            raise ValueError("legacy_port and legacy_insecure mean nothing without --legacy")
+        if self.legacy_port == self.port:
+            raise ValueError(f"legacy_port: {self.port} is the port already; --legacy is served there too")
+        if self.legacy and self.no_model:
+            raise ValueError("legacy: every batch of the Simple-GRPO protocol is scored, which takes a --model")
+        if self.legacy and self.keys and not (self.legacy_insecure and is_loopback(self.host)):
+            raise ValueError(
+                "legacy: those clients send no token; add --legacy-insecure and listen on 127.0.0.1, and whoever is on "
+                "this machine may use the Simple-GRPO protocol"
+            )
+        return self
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    @property
+    def keys(self) -> Keys:
+        """Who may do what; nobody is asked when it is empty."""
+        return self._keys

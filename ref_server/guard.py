@@ -1,15 +1,15 @@
-"""What is refused before a route sees it: foreign web pages, unexpected bodies, bodies that are too large."""
+"""What is refused before a route sees it: foreign pages, unknown callers, unexpected bodies, and too much of them."""
 
 import re
-from typing import Any
-from uuid import uuid4
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ref_server.config import is_loopback
+from ref_server.auth import Role, role_wanted
+from ref_server.bodies import Budget, discard, read_body, replay, too_large
+from ref_server.config import ServeConfig
+from ref_server.hosts import Hosts, is_loopback
 from ref_server.problem import Problem
 from shared.wire import CONTENT_TYPE
 
@@ -22,83 +22,71 @@ CONTENT_TYPES: dict[str, tuple[str, ...]] = {
     "/v1/leases/ack": (_JSON,),
     "/v1/leases/extend": (_JSON,),
     "/v1/leases/release": (_JSON,),
+    "/v1/reference": (_JSON,),
 }
-
-
-class BodyTooLarge(HTTPException):
-    """Raised while a body of unknown length is read; an HTTPException, since FastAPI lets those through."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the body is larger than {limit} bytes")
+# Parsed, JSON takes up to forty times its length, partly on the event loop. Ten thousand leases fit, and any batch's
+# token ids; a larger batch can be sent as safetensors.
+MAX_JSON_BYTES = 4 * 2**20
+MAX_URL_BYTES = 8 * 1024
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+# Two of one of these would mean two things to two readers.
+_ONCE = ("host", "origin", "authorization", "content-type", "content-encoding", "content-length")
+# Routes of the Simple-GRPO protocol, whose clients send no token.
+_LEGACY_PATHS = ("/upload", "/get")
 
 
 class Guard:
-    """ASGI middleware. Gives every request an id, which errors, logs and the `X-Request-Id` header carry.
+    """ASGI middleware, inside of `requests.py`, which has named the request.
 
-    host: the address listened on. Behind loopback only loopback names are expected in `Host`, so that a web page whose
-    name was made to resolve to 127.0.0.1 cannot drive the server.
+    It reads the whole body itself, within limits of size, time and memory, so that no route waits for a slow client.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
         self._app = app
-        self._local_only = is_loopback(host)
-        self._max_body_bytes = max_body_bytes
+        self._config = config
+        self._hosts = Hosts(config.host, config.allowed_hosts)
+        self._max_body_bytes = config.max_body_mib * 2**20
+        self._budget = Budget(config.max_bodies_mib * 2**20)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
-        if not (0 < len(request_id) <= 100 and request_id.isascii() and request_id.isprintable()):
-            request_id = uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-            await send(message)
-
-        try:
-            self._check(scope, headers)
-        except Problem as problem:
-            response = JSONResponse(problem.body(request_id), problem.status, headers=problem.headers)
-            await response(scope, receive, send_with_id)
-            return
-        await self._app(scope, self._bounded(receive), send_with_id)
+        with self._budget.hold() as held:
+            try:
+                self._check(scope, headers)
+                body = await read_body(receive, held, self._most_bytes(headers))
+            except Problem as problem:
+                await _refuse(problem.answer(scope), scope, headers, receive, send)
+                return
+            if body is not None:
+                receive, body = replay(body, receive), None  # the route's copy is the only one
+                await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """403, then 415, then 413."""
-        host = headers.get("host", "").lower()
-        if self._local_only and not is_loopback(_host_name(host)):
-            raise Problem(403, "forbidden", f"Host {host!r} is not this server; use 127.0.0.1 or localhost", "Host")
-        origin = headers.get("origin")
-        if origin is not None and origin.lower().partition("://")[2] != host:
-            raise Problem(403, "forbidden", f"a page of {origin} may not use this server", "Origin")
-        allowed = CONTENT_TYPES.get(scope["path"])
-        if allowed and scope["method"] in ("POST", "PUT"):
-            given = media_type(headers)
-            if given not in allowed:
-                raise Problem(
-                    415, "unsupported_media_type", f"must be {' or '.join(allowed)}, got {given!r}", "Content-Type"
-                )
+        """414, 431, 400, then 403, then 401 or 403, then 415, then 413."""
+        _check_head(scope, headers)
+        self._hosts.check(headers)
+        role = self._config.keys.admit(headers.get("authorization"), self._role_wanted(scope, headers))
+        scope["state"]["role"] = role and role.name.lower()
+        _check_media_type(scope, headers)
         length = headers.get("content-length", "0")
         # Twenty digits are more than any body has, and int() would refuse some thousand.
-        if not re.fullmatch("[0-9]{1,20}", length) or int(length) > self._max_body_bytes:
-            raise Problem(413, "too_large", f"must be at most {self._max_body_bytes} bytes, got {length}", "body")
+        if not re.fullmatch("[0-9]{1,20}", length) or int(length) > self._most_bytes(headers):
+            raise too_large(self._most_bytes(headers))
 
-    def _bounded(self, receive: Receive) -> Receive:
-        seen = 0
+    def _role_wanted(self, scope: Scope, headers: Headers) -> Role:
+        legacy = self._config.legacy_insecure and scope["path"] in _LEGACY_PATHS
+        if legacy and _comes_from_this_machine(scope, headers):
+            return Role.OPEN
+        return role_wanted(scope["method"], scope["path"])
 
-        async def bounded() -> Message:
-            nonlocal seen
-            message: Any = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_body_bytes:
-                raise BodyTooLarge(self._max_body_bytes)
-            return message
-
-        return bounded
+    def _most_bytes(self, headers: Headers) -> int:
+        if media_type(headers) == _JSON:
+            return min(MAX_JSON_BYTES, self._max_body_bytes)
+        return self._max_body_bytes
 
 
 def media_type(headers: Headers) -> str:
@@ -106,8 +94,40 @@ def media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _host_name(host: str) -> str:
-    """The name in a `Host` header, without its port; IPv6 addresses stand in brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+def _check_head(scope: Scope, headers: Headers) -> None:
+    if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > MAX_URL_BYTES:
+        raise Problem(414, "too_large", f"the URL must be at most {MAX_URL_BYTES} bytes")
+    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+        limits = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes of them are read"
+        raise Problem(431, "too_large", limits)
+    for name in _ONCE:
+        if len(headers.getlist(name)) > 1:
+            raise Problem(400, "invalid_request", f"{name} must stand once", name)
+
+
+def _check_media_type(scope: Scope, headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        message = f"a body must come as it is, got {encoding[:80]!r}"
+        raise Problem(415, "unsupported_media_type", message, "Content-Encoding")
+    allowed = CONTENT_TYPES.get(scope["path"])
+    if allowed and scope["method"] in ("POST", "PUT") and media_type(headers) not in allowed:
+        message = f"must be {' or '.join(allowed)}, got {media_type(headers)[:80]!r}"
+        raise Problem(415, "unsupported_media_type", message, "Content-Type")
+
+
+def _comes_from_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Not so when a proxy on this machine passes on what comes from elsewhere."""
+    proxied = "forwarded" in headers or "x-forwarded-for" in headers
+    return not proxied and is_loopback((scope.get("client") or ("",))[0])
+
+
+async def _refuse(answer: JSONResponse, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
+        await answer(scope, receive, send)
+        return
+    answer.headers["Connection"] = "close"  # where the next request would begin is not known before its body has come
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    await discard(receive)
+    await send({"type": "http.response.body", "body": b""})

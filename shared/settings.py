@@ -12,7 +12,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -45,6 +45,7 @@ def settings_config(env_prefix: str) -> SettingsConfigDict:
         cli_hide_none_type=True,
         use_attribute_docstrings=True,
         validate_default=True,
+        hide_input_in_errors=True,  # which may hold a password
     )
 
 
@@ -56,6 +57,7 @@ def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schem
     prefix = cls.model_config.get("env_prefix", "")
     file = _config_path(arguments, prefix, prog)
     try:
+        _refuse_secrets(arguments, cls, prefix)
         _refuse_unknown_environment(prefix, schema)
         from_file = _read_file(file, cls, schema) if file else {}
         return _with_sources(
@@ -67,7 +69,7 @@ def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schem
             ),
         )()
     except ValidationError as error:
-        sys.exit(_explain(error, prog))
+        sys.exit(_explain(error, cls, prog))
     except SettingsError as error:
         print(f"{prog}: {error}: lists and groups must be JSON there", file=sys.stderr)
         sys.exit(2)
@@ -148,11 +150,28 @@ def _nested_model(info: FieldInfo) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _explain(error: ValidationError, prog: str) -> int:
+def _refuse_secrets(arguments: list[str], cls: type[BaseModel], prefix: str) -> None:
+    """A command line is shown to everyone who lists processes."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    for name, info in cls.model_fields.items():
+        option = "--" + name.replace("_", "-")
+        if _is_secret(info) and option in given:
+            variable = (prefix + name).upper()
+            raise ValueError(f"{option}: a command line is no place for a secret; set {variable} in the environment")
+
+
+def _is_secret(info: FieldInfo) -> bool:
+    return SecretStr in (info.annotation, *get_args(info.annotation))
+
+
+def _explain(error: ValidationError, cls: type[BaseModel], prog: str) -> int:
+    """What was given is repeated, unless the field's `repr=False` says that there may be a secret in it."""
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
-        got = "" if isinstance(item["input"], dict) else f", got {item['input']!r}"
+        field = cls.model_fields.get(str(item["loc"][0])) if item["loc"] else None
+        shown = not isinstance(item["input"], dict) and not (field and (not field.repr or _is_secret(field)))
+        got = f", got {item['input']!r}" if shown else ""
         # A check of several fields together has no place of its own: its message names them.
         print(f"{prog}: {where}: {message}{got}" if where else f"{prog}: {message}", file=sys.stderr)
     return 2

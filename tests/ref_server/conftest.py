@@ -1,5 +1,6 @@
 """A real server on a free port, in a thread of the test's process, with the demo's tiny random model behind it."""
 
+import logging
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import structlog
 import torch
 import uvicorn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +22,7 @@ from policy_trainer.base_model import make_model, make_tokenizer
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
 from ref_server.frozen_model import FrozenModel
+from ref_server.listening import uvicorn_config
 from ref_server.queue.interface import Queue
 from ref_server.service import Service
 from ref_server.stores import open_queue
@@ -29,6 +32,11 @@ from shared.batch import RolloutBatch, TokenGroup
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_log() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +113,8 @@ def _serve(service: Service) -> Iterator[httpx.Client]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, timeout_graceful_shutdown=5))
+        changes = {"log_config": None, "timeout_graceful_shutdown": 5}
+        server = uvicorn.Server(uvicorn_config(create_app(service), service.config, **changes))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -1,0 +1,100 @@
+"""Connections that nobody can keep by doing nothing, and whose errors are answered as all others are."""
+
+import asyncio
+import sys
+from uuid import uuid4
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from shared.api import Error, ErrorDetail
+
+# From a connection's first byte, or its opening, to the end of the request's head.
+HEAD_SECONDS = 10.0
+# A reader that takes nothing of its answer for so long is cut off.
+STALLED_SECONDS = 30.0
+# What may come behind a complete request before that is answered.
+MAX_AHEAD_BYTES = 256 * 1024
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 with deadlines: it has one between requests, but none for a head or a reader that stalls."""
+
+    _head: asyncio.TimerHandle | None = None
+    _reader: asyncio.TimerHandle | None = None
+    _ahead = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting_for_a_head()
+        self._stop_watching_the_reader()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        if before is not None and not before.response_complete and not before.more_body:
+            self._ahead += len(data)
+            if self._ahead > MAX_AHEAD_BYTES:
+                self.transport.abort()
+                return
+        super().data_received(data)
+        if self.cycle is not before:
+            self._ahead = 0
+            self._stop_waiting_for_a_head()
+        elif self._head is None and (before is None or before.response_complete):
+            self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is not HTTP, or has too long a head. h11 tells which in the error at hand."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it is answered already, or being so
+            self.transport.close()
+            return
+        hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        status, what = (431, "the head is too long") if hint == 431 else (400, "this is not HTTP/1.1")
+        detail = ErrorDetail(code="invalid_request", message=what, request_id=uuid4().hex)
+        body = Error(error=detail).model_dump_json(exclude_none=True).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
+        for event in (
+            h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching_the_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # or closing would wait for a reader that takes nothing
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+    def _watch_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._reader = self.loop.call_later(STALLED_SECONDS, self._check_reader, unread)
+
+    def _check_reader(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() >= unread:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def _stop_watching_the_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
+    def _stop_waiting_for_a_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
