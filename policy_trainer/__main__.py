@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
-from policy_trainer.client import RefServerError
-from policy_trainer.config import DemoConfig, EvalConfig, RolloutConfig, TrainConfig
+from policy_trainer.config import ENV_PREFIX, DemoConfig, DemoSetupConfig, EvalConfig, RolloutConfig, TrainConfig
 from policy_trainer.endings import RunFailed
+from shared.client import ClientError
+from shared.client.credentials import remedy
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
 from shared.refusal import Refused
@@ -24,6 +25,7 @@ commands:
   rollout    sample completions with a run's published weights and upload them
   eval       accuracy of a model on held-out problems, with a confidence interval
   demo       a tiny model learns arithmetic on this machine in a few minutes
+  demo-setup write the demo's base model and configuration, to start its processes yourself
 
 `policy-trainer COMMAND --help` explains every option. Options also come from the environment
 (POLICY_TRAINER_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and from a TOML file (--config FILE).
@@ -75,11 +77,20 @@ def _demo(arguments: list[str]) -> int:
     return demo(config, Console())
 
 
+def _demo_setup(arguments: list[str]) -> int:
+    config = load_settings(DemoSetupConfig, arguments, prog="policy-trainer demo-setup", schema=FileSchema)
+    from policy_trainer.demo import set_up
+
+    print(set_up(config))
+    return 0
+
+
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "rollout": _rollout,
     "eval": _eval,
     "demo": _demo,
+    "demo-setup": _demo_setup,
 }
 
 
@@ -101,7 +112,10 @@ def main() -> None:
     except Refused as error:
         print(f"policy-trainer {name}: {error}", file=sys.stderr)
         status = 2
-    except (RunFailed, RefServerError) as error:
+    except ClientError as error:
+        print(f"policy-trainer {name}: {error}{remedy(error, ENV_PREFIX)}", file=sys.stderr)
+        status = 1
+    except RunFailed as error:
         print(f"policy-trainer {name}: {error}", file=sys.stderr)
         status = 1
     sys.exit(status)

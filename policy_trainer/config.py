@@ -6,8 +6,8 @@ One TOML file serves every command: each takes its own fields from it.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliVariadicArg
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.sampling.interface import SamplingParams
 from shared.settings import Dtype, settings_config
@@ -178,6 +178,12 @@ class RunConfig(CommonConfig):
     """The name of the run on the server; the name of run_dir when not given."""
     server: str = "http://127.0.0.1:8400"
     """URL of the reference server."""
+    token_file: Path | None = None
+    """File whose first token the server wants: a line of TOKEN, or of ROLE TOKEN; `#` begins a comment."""
+    token: CliSuppress[SecretStr | None] = Field(default=None, exclude=True)
+    """The token itself, from the environment only: it is written nowhere."""
+    tls_ca: Path | None = None
+    """PEM file of the authority that signed the server's certificate, where it is a private one."""
 
     @field_validator("server")
     @classmethod
@@ -185,6 +191,12 @@ class RunConfig(CommonConfig):
         if not server.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return server
+
+    @model_validator(mode="after")
+    def _authority_goes_with_https(self) -> "RunConfig":
+        if self.tls_ca is not None and not self.server.startswith("https://"):
+            raise ValueError(f"tls_ca: goes with a server at https://, got {self.server}")
+        return self
 
     @model_validator(mode="after")
     def _name_the_run(self) -> "RunConfig":
@@ -253,8 +265,8 @@ class EvalConfig(CommonConfig):
     evaluation: EvalEvaluationConfig = EvalEvaluationConfig()
 
 
-class DemoConfig(BaseSettings):
-    """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
+class DemoChoices(BaseSettings):
+    """What can be chosen of the demo, whoever starts its processes."""
 
     model_config = settings_config(ENV_PREFIX)
 
@@ -266,5 +278,17 @@ class DemoConfig(BaseSettings):
     """Everything the demo leaves."""
     steps: int = Field(default=160, ge=1)
     """Training steps."""
+
+
+class DemoConfig(DemoChoices):
+    """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
+
     resume: bool = False
     """Continue an interrupted demo from its newest checkpoint."""
+
+
+class DemoSetupConfig(DemoChoices):
+    """Write the demo's base model and its config.toml into run_dir, for processes that somebody else starts."""
+
+    server: str = "http://127.0.0.1:8400"
+    """URL of the reference server that will serve the base model."""

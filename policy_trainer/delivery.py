@@ -7,10 +7,10 @@ from pathlib import Path
 
 import structlog
 
-from policy_trainer.client import RefServerClient, RefServerError
 from policy_trainer.outbox import Outbox
 from shared import wire
 from shared.batch import BatchError
+from shared.client import RefServerClient, RefServerError
 
 log = structlog.get_logger()
 

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from policy_trainer.base_model import cached_base_model
-from policy_trainer.client import RefServerClient
+from policy_trainer.base_model import cached_base_model, make_base_model
 from policy_trainer.config import (
     CheckpointConfig,
+    DemoChoices,
     DemoConfig,
+    DemoSetupConfig,
     EvalConfig,
     EvalEvaluationConfig,
     EvaluationConfig,
@@ -35,6 +36,8 @@ from policy_trainer.metrics import plot_curves, read_metrics
 from policy_trainer.processes import Child
 from policy_trainer.run import TrainResult, train
 from policy_trainer.run_directory import RunDirectory
+from shared.client import RefServerClient
+from shared.models import use_threads
 from shared.settings import from_values
 
 HELD_OUT_PROBLEMS = 512
@@ -53,11 +56,12 @@ def demo(config: DemoConfig, console: Console) -> int:
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
     with _reference_server(base, directory, console) as (server, client):
-        result = train(_train_config(config, base, client.url), console, on_outage=lambda: _check(server))
+        recipe = _recipe(config, base, client.url).model_copy(update={"resume": config.resume})
+        result = train(recipe, console, on_outage=lambda: _check(server))
         if not result.finished:
             console.print(f"stopped after {result.steps} steps; continue with: make demo RESUME=1", highlight=False)
             return 130
-        scored = client.queue()["scoring"]["working_seconds"]
+        scored = client.queue().scoring.working_seconds
     after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
     records = read_metrics(directory.metrics)
     summary = _summarise(config, result, before, after, records, scored, time.monotonic() - began)
@@ -66,6 +70,18 @@ def demo(config: DemoConfig, console: Console) -> int:
     _write_transcripts(directory.root / "transcripts.md", before[0], after[0])
     _print_summary(summary, directory, console)
     return 0 if summary["kl_at_step_0"] < MAX_KL_AT_STEP_0 else 1
+
+
+def set_up(config: DemoSetupConfig) -> Path:
+    """Writes RUN_DIR/base, unless it is there, and RUN_DIR/config.toml, for a trainer and workers to start with."""
+    directory = RunDirectory(config.run_dir)
+    base = config.run_dir / "base"
+    if not base.exists():
+        use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
+        make_base_model(base, config.seed, lambda done, total: None)
+    recipe = _recipe(config, base, config.server).model_copy(update={"rollout": "external"})
+    directory.write_config(recipe)
+    return directory.config
 
 
 def _set_aside(run_dir: Path, console: Console) -> None:
@@ -107,7 +123,7 @@ def _reference_server(base: Path, directory: RunDirectory, console: Console) -> 
     server.start()
     console.print(f"reference server: process {server.pid}, {url}", highlight=False)
 
-    client = RefServerClient(url, on_wait=lambda *_: _check(server))
+    client = RefServerClient(url, patience=None, on_wait=lambda *_: _check(server))
     try:
         client.model()  # returns once it serves
         yield server, client
@@ -127,8 +143,8 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _train_config(config: DemoConfig, base: Path, url: str) -> TrainConfig:
-    """The recipe. Rates of 1e-3 and more collapse."""
+def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
+    """Rates of 1e-3 and more collapse."""
     return from_values(
         TrainConfig,
         model=str(base),
@@ -137,7 +153,6 @@ def _train_config(config: DemoConfig, base: Path, url: str) -> TrainConfig:
         task="arithmetic",
         run_dir=config.run_dir,
         server=url,
-        resume=config.resume,
         steps=config.steps,
         sampling=SAMPLING,
         groups_per_step=16,

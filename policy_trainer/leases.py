@@ -8,9 +8,11 @@ from pathlib import Path
 
 import structlog
 
-from policy_trainer.client import Leased, LeaseTerms, RefServerClient
 from policy_trainer.ledger import Ledger
+from policy_trainer.server import LeaseTerms
 from shared.batch import ScoredBatch
+from shared.client import Leased, RefServerClient
+from shared.states import Outcome
 
 log = structlog.get_logger()
 
@@ -132,7 +134,7 @@ class LeaseFeed:
     def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
         outcomes = self._client.ack(leases, checkpoint)
         # Otherwise the id stays in the ledger: should its batch come again, it is then acked untrained.
-        self._ledger.remove(id for id, outcome in outcomes.items() if outcome in ("ok", "already"))
+        self._ledger.remove(id for id, outcome in outcomes.items() if outcome in (Outcome.OK, Outcome.ALREADY))
 
     def _forget(self, leases: Iterable[Leased]) -> None:
         """These leases, but not a newer one of the same batch. Under the lock."""
@@ -169,8 +171,8 @@ class LeaseFeed:
             taken = [lease for lease in taken if self._held.get(lease.id) is lease]
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
         with self._lock:
-            self._forget(lease for lease in taken if outcomes[lease.id] != "ok")
-        return [lease for lease in taken if outcomes[lease.id] == "ok"]
+            self._forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
+        return [lease for lease in taken if outcomes[lease.id] == Outcome.OK]
 
     def _give_back(self, leases: Sequence[Leased], *, error: str | None = None) -> None:
         if error:
@@ -187,7 +189,7 @@ class LeaseFeed:
 
     def _fetch(self) -> None:
         while not self._stop.is_set():
-            leased = self._client.lease(self._terms, policy_version=self._version, wait_seconds=_POLL_SECONDS)
+            leased = self._client.lease(self._terms.at(self._version, wait_seconds=_POLL_SECONDS))
             if leased is None:
                 self._dry.set()
             else:
@@ -218,7 +220,7 @@ class LeaseFeed:
             with self._lock:
                 held = list(self._held.values())
             outcomes = self._client.extend(held, self._terms.lease_seconds)
-            lost = [lease for lease in held if outcomes[lease.id] in ("stale", "unknown")]
+            lost = [lease for lease in held if outcomes[lease.id] in (Outcome.STALE, Outcome.UNKNOWN)]
             if lost:
                 log.warning("leases were lost: this process slept, or the server has forgotten them", batches=len(lost))
             with self._lock:

@@ -1,44 +1,39 @@
 """Whether a run can be trained with a server: they speak of the same tokens, and a step fits its queue."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.client import in_flight_allowance
+from policy_trainer.server import in_flight_allowance
+from shared.api import ModelInfo, QueueView
 from shared.logprobs import embedding_rows
 from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused
 
 
 def check_models_match(
-    reference: Mapping[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
+    reference: ModelInfo, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
-    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens.
-
-    reference: what `RefServerClient.model` tells.
-    """
-    if reference["name"] is None:
+    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens."""
+    if reference.name is None:
         raise Refused(
             "server: it has no reference model (--no-model), and training without one, even with loss.beta = 0, is not "
             f"possible yet; start it with: ref-server serve --model {name}"
         )
     rows = embedding_rows(model)
-    if rows != reference["vocabulary_size"]:
+    if rows != reference.vocabulary_size:
         raise Refused(
-            f"model: {name} has a vocabulary of {rows} tokens, the server's reference {reference['name']} has "
-            f"{reference['vocabulary_size']}; start ref-server with the model that this policy began as"
+            f"model: {name} has a vocabulary of {rows} tokens, the server's reference {reference.name} has "
+            f"{reference.vocabulary_size}; start ref-server with the model that this policy began as"
         )
-    if tokenizer_fingerprint(tokenizer) != reference["tokenizer_fingerprint"]:
+    if tokenizer_fingerprint(tokenizer) != reference.tokenizer_fingerprint:
         raise Refused(
-            f"model: the tokenizer of {name} is not that of the server's reference {reference['name']}; "
+            f"model: the tokenizer of {name} is not that of the server's reference {reference.name}; "
             "start ref-server with the model that this policy began as"
         )
 
 
-def check_room(queue: Mapping[str, Any], groups_per_step: int) -> None:
-    """Raises Refused for a queue in which a step would wait for ever. queue: what `RefServerClient.queue` tells."""
-    room = min(queue["limits"]["max_batches"], queue["limits"]["max_batches_per_run"])
+def check_room(queue: QueueView, groups_per_step: int) -> None:
+    """Raises Refused for a queue in which a step would wait for ever."""
+    room = min(queue.limits.max_batches, queue.limits.max_batches_per_run)
     if groups_per_step > room:
         raise Refused(
             f"groups_per_step: a step needs {groups_per_step} groups and the server holds {room} at most; "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.client import Leased
+from shared.client import Leased
 
 
 class MetricsFile:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.lifetime import child_environment
@@ -17,10 +17,14 @@ class Child:
     It gets a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.
     """
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], log: Path, secrets: Mapping[str, str] | None = None
+    ) -> None:
+        """secrets: what its environment holds besides ours."""
         self.name = name
         self._command = [sys.executable, "-m", module, *arguments]
         self._log = log
+        self._secrets = secrets or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._start = 0
 
@@ -33,7 +37,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env={**_environment(), **self._secrets},
                 start_new_session=True,
             )
 

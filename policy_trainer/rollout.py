@@ -9,7 +9,6 @@ import numpy as np
 import structlog
 from uuid6 import uuid7
 
-from policy_trainer.client import RefServerClient, batches_by_state
 from policy_trainer.config import RolloutConfig
 from policy_trainer.delivery import Delivery
 from policy_trainer.matching import check_models_match
@@ -18,13 +17,16 @@ from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_r
 from policy_trainer.publish import Publication, latest
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.interface import Completion, Sampler, group_tokens
+from policy_trainer.server import batches_by_state, connect
 from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.waits import Patience
 from shared import wire
 from shared.batch import RolloutBatch
+from shared.client import RefServerClient
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.refusal import Refused
+from shared.states import State
 
 log = structlog.get_logger()
 
@@ -97,7 +99,7 @@ class RolloutWorker:
         while True:
             bound = self._follow().max_waiting
             states = batches_by_state(self._client.queue(), self._config.run)
-            waiting = sum(states[state] for state in ("queued", "scoring", "ready"))
+            waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
             seconds = time.monotonic() - began
             if waiting < bound:
                 return seconds
@@ -206,7 +208,7 @@ def run_worker(config: RolloutConfig) -> None:
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     task = make_task(config)
-    client = RefServerClient(config.server, on_wait=wait)
+    client = connect(config, wait)
     try:
         check_models_match(client.model(), model, tokenizer, config.model)
         worker = RolloutWorker(

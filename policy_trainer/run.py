@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
-from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError, batches_by_state, in_flight_allowance
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
@@ -21,11 +20,14 @@ from policy_trainer.metrics import MetricsFile, truncate_metrics
 from policy_trainer.publish import latest
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
 from policy_trainer.train import Parts, Trainer
 from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
+from shared.client import ClientError, RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.refusal import Refused
+from shared.states import Order, State
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _run(
     sampler = HFSampler(model, tokenizer)
     stop.check()
     display.start()
-    client = RefServerClient(config.server, on_wait=outage)
+    client = connect(config, outage)
     check_models_match(client.model(), model, tokenizer, config.model)
     allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
     ledger = Ledger(state.ledger)
@@ -108,7 +110,7 @@ def _run(
         run=config.run,
         epoch=state.epoch,
         max_lag=config.max_lag,
-        order=config.order,
+        order=Order(config.order),
         lease_seconds=config.lease_seconds,
     )
     workers = choose_workers(config, directory, display.note)
@@ -139,7 +141,7 @@ def _run(
     finally:
         workers.stop()
         stop.set()  # whoever still waits for the server gives up: leases that are not given back run out
-        with suppress(Stopped, RefServerError):
+        with suppress(Stopped, ClientError):
             feed.close()
         metrics.close()
         client.close()
@@ -169,7 +171,7 @@ def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
 
 def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
     if config.rollout == "inline":
-        return InlineWorker(directory.config, directory.logs / "rollout.log", note)
+        return InlineWorker(directory.config, directory.logs / "rollout.log", note, config.token)
     return ExternalWorkers(directory.config)
 
 
@@ -181,7 +183,7 @@ def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Displa
     queue = client.queue()
     check_room(queue, config.groups_per_step)
     states = batches_by_state(queue, config.run)
-    waiting = sum(states[state] for state in ("queued", "scoring", "ready", "leased"))
+    waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, State.LEASED))
     if waiting and not resumed:
         # Of another run of that name, most likely.
         display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")

@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.checkpoint import Checkpoints, TrainState
-from policy_trainer.client import Leased, RefServerClient, batches_by_state, leases_are_full
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display
 from policy_trainer.endings import RunFailed, Stopped, StopRequest
@@ -21,16 +20,19 @@ from policy_trainer.metrics import MetricsFile, batch_metrics
 from policy_trainer.publish import Publication, publish
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.interface import Sampler
+from policy_trainer.server import batches_by_state, leases_are_full
 from policy_trainer.workers import Workers
 from shared import wire
 from shared.batch import ScoredBatch
+from shared.client import Leased, RefServerClient
 from shared.models import save_model
+from shared.states import State
 
 # The queue's depth is asked for at most this often, in seconds.
 _DEPTH_SECONDS = 1.0
 # Steps' worth of groups that may wait for training before workers wait too.
 _WAITING_STEPS = 3
-_DEPTH_STATES = ("queued", "scoring", "ready", "expired", "dead")
+_DEPTH_STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 
 
 @dataclass(frozen=True)

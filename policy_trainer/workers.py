@@ -5,6 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import SecretStr
+
+from policy_trainer.config import ENV_PREFIX
 from policy_trainer.endings import RunFailed
 from policy_trainer.processes import Child
 
@@ -35,8 +38,10 @@ class Workers(Protocol):
 class InlineWorker:
     """One rollout worker as a process of the trainer's, started again when it dies."""
 
-    def __init__(self, config: Path, log: Path, note: Callable[[str], None]) -> None:
-        self._child = Child("rollout worker", "policy_trainer", ["rollout", "--config", str(config)], log)
+    def __init__(self, config: Path, log: Path, note: Callable[[str], None], token: SecretStr | None) -> None:
+        """token: of the server. It is in no file, and everybody sees a command line."""
+        secret = {f"{ENV_PREFIX}TOKEN": token.get_secret_value()} if token else {}
+        self._child = Child("rollout worker", "policy_trainer", ["rollout", "--config", str(config)], log, secret)
         self._note = note
         self._deaths = 0
         self._not_before = 0.0

@@ -11,7 +11,7 @@ FILES = sorted(
 )
 # Who may import a library: files, or everything below a folder.
 DOORS = {
-    "httpx": ("policy_trainer/client.py", "ref_server/queue_cli/client.py"),
+    "httpx": ("shared/client",),
     "apsw": ("ref_server/queue",),
     "vllm": ("policy_trainer/sampling/vllm.py",),
 }
@@ -65,8 +65,8 @@ def test_imports_point_down(file: Path) -> None:
         ("policy_trainer/a.py", "import ref_servers", True),
         ("policy_trainer/a.py", "import httpx", False),
         ("ref_server/a.py", "from httpx import Client", False),
-        ("policy_trainer/client.py", "import httpx", True),
-        ("ref_server/queue_cli/client.py", "import httpx", True),
+        ("shared/client/connection.py", "import httpx", True),
+        ("shared/wire.py", "import httpx", False),
         ("ref_server/app.py", "import apsw", False),
         ("ref_server/queue/sqlite.py", "import apsw.ext", True),
         ("ref_server/queues.py", "import apsw", False),

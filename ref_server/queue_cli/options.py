@@ -3,41 +3,21 @@
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, CliPositionalArg, CliToggleFlag, SettingsConfigDict
+from pydantic_settings import CliPositionalArg, CliToggleFlag
 
-from ref_server.config import ServeConfig
-from shared.settings import settings_config
+from ref_server.client_cli.options import Command
 
 Id = Annotated[str, Field(min_length=1)]
 Choosable = TypeVar("Choosable", bound=str)
 
 
-class Connection(BaseSettings):
-    model_config = settings_config("REF_SERVER_")
-
-    url: str = Field(default="http://127.0.0.1:8400", pattern="^https?://")
-    """Where the server listens; also REF_SERVER_URL in the environment."""
-
-
-class Environment(ServeConfig, Connection):
-    """What the environment may hold, whichever command is started there."""
-
-
-class Verb(Connection):
-    # A field called json would hide a method of pydantic's.
-    model_config = SettingsConfigDict(cli_shortcuts={"as-json": "json"})
-
-    as_json: CliToggleFlag[bool] = False
-    """Print JSON to standard output, for programs."""
-
-
-class Stats(Verb):
+class Stats(Command):
     """Batches and MiB by run and state, how much of each limit is used, how long the oldest batch has waited, and the
     throughput of scoring.
     """
 
 
-class Ls(Verb):
+class Ls(Command):
     """Lists batches in the order of their admission, the oldest first.
 
     version is the policy's; tokens are those of the prompt and all completions; age is the time since admission.
@@ -51,7 +31,7 @@ class Ls(Verb):
     """At most so many; 0 for all."""
 
 
-class Show(Verb):
+class Show(Command):
     """One batch: its state, its shape, and its history with times."""
 
     id: CliPositionalArg[Id]
@@ -60,10 +40,10 @@ class Show(Verb):
     """Also its prompt, its completions and their rewards. With --json, every token with its log-probs too."""
 
 
-class Choice(Verb, Generic[Choosable]):
+class Choice(Command, Generic[Choosable]):
     """Batches by name, or all of a state."""
 
-    ids: CliPositionalArg[list[Id]] = []
+    ids: CliPositionalArg[list[Id]] = Field(default=[])
     """The batches, as `ref-server queue ls` names them."""
     state: Choosable | None = None
     """Instead of naming batches: all in this state whose payload is still there."""

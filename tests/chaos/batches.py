@@ -3,12 +3,11 @@
 import random
 from dataclasses import replace
 
-import httpx
 import numpy as np
 from uuid6 import UUID
 
-from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.batch import RolloutBatch, TokenGroup
+from shared.client import RefServerClient
 
 _COMPLETIONS = 4
 _PROMPT_TOKENS = 8
@@ -35,10 +34,6 @@ def random_batch(
     )
 
 
-def with_sampler_logps(batch: RolloutBatch, server: httpx.Client) -> RolloutBatch:
+def with_sampler_logps(batch: RolloutBatch, server: RefServerClient) -> RolloutBatch:
     """The batch as if the server's own model had sampled it."""
-    headers = {"Content-Type": wire.CONTENT_TYPE}
-    answer = server.post("/v1/logprobs", content=wire.encode(batch), headers=headers).raise_for_status()
-    scored = wire.decode(answer.content)
-    assert isinstance(scored, ScoredBatch)
-    return replace(batch, sampler_logps=scored.ref_logps)
+    return replace(batch, sampler_logps=server.score(batch).ref_logps)

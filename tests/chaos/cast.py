@@ -4,8 +4,7 @@ import re
 import time
 from pathlib import Path
 
-import httpx
-
+from shared.client import RefServerClient
 from tests.chaos.launch import Launched, Launcher
 
 _PATIENCE = 60.0
@@ -110,7 +109,5 @@ class Cast:
         raise Ended(f"the server is not ready after {_PATIENCE:.0f} s:\n{server.output()[-_LAST_WORDS:]}")
 
     def _is_ready(self) -> bool:
-        try:
-            return httpx.get(self.server_url + "/readyz", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
+        with RefServerClient(self.server_url) as client:
+            return client.not_ready_reason() is None

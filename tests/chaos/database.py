@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-import httpx
-
-from policy_trainer.client import LeaseTerms, RefServerClient
+from policy_trainer.server import LeaseTerms
 from shared import wire
+from shared.client import RefServerClient
+from shared.states import State
 from tests.chaos.batches import random_batch
 from tests.chaos.proof import Proof
 from tests.chaos.serving import serving, tiny_model
@@ -135,12 +135,13 @@ def _is_drained(server: Server) -> bool:
 
 
 def _times_done(server: Server, ids: Sequence[str]) -> dict[str, int]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        answers = {id: client.get(f"/v1/batches/{id}") for id in ids}
-    return {
-        id: sum(event["state"] == "done" for event in answer.json()["history"]) if answer.is_success else 0
-        for id, answer in answers.items()
-    }
+    with RefServerClient(server.url) as client:
+        known = {batch.id for batch in client.batches(run=_RUN)}
+        return {id: _count_done(client, id) if id in known else 0 for id in ids}
+
+
+def _count_done(client: RefServerClient, id: str) -> int:
+    return sum(event.state == State.DONE for event in client.batch(id).history)
 
 
 class _Stopped(Exception):
@@ -182,7 +183,7 @@ class _Clients:
             if self._consuming.is_set():  # an upload that has begun is repeated until it is answered
                 raise _Stopped
 
-        client = RefServerClient(self._url, on_wait=note)
+        client = RefServerClient(self._url, patience=None, on_wait=note)
         try:
             work(client, chance)
         except _Stopped:
@@ -202,7 +203,7 @@ class _Clients:
         name = threading.current_thread().name
         terms = LeaseTerms(name, _RUN, epoch=0, max_lag=None, lease_seconds=_LEASE_SECONDS)
         while not self._consuming.is_set():
-            leased = client.lease(terms, policy_version=0, wait_seconds=0.5)
+            leased = client.lease(terms.at(0, wait_seconds=0.5))
             if leased is not None and chance.random() > 1 / _FORGOTTEN:
                 outcomes = client.ack([leased], "none")
                 self._load.acks.append((leased.id, leased.token, outcomes[leased.id]))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.client import RefServerClient
 from shared import wire
+from shared.client import RefServerClient
 from tests.chaos import consumer
 from tests.chaos.batches import random_batch
 from tests.chaos.proof import Proof, store_options
@@ -48,7 +48,7 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     chance = random.Random(seed)
     wanted = _FREEZES_PER_CYCLE * cycles
     with store_options(backend) as store, serving(tiny_model(directory), directory, *store) as server:
-        client = RefServerClient(server.url, on_wait=lambda reason, seconds: None)
+        client = RefServerClient(server.url, patience=None)
         for _ in range(wanted):
             client.upload(wire.encode(random_batch(chance, _RUN)))
         client.close()

@@ -15,9 +15,11 @@ from contextlib import closing
 from pathlib import Path
 
 import apsw
-import httpx
 
 from policy_trainer.metrics import read_metrics
+from shared.api import LeaseBody
+from shared.client import RefServerClient
+from shared.states import State
 from tests.chaos.cast import Cast, Ended
 from tests.chaos.checker import check_kills
 from tests.chaos.endings import record_ending
@@ -133,21 +135,19 @@ def _is_progress(event: Event) -> bool:
 def _drain(cast: Cast, history: History) -> None:
     """Consumes what is left, as another trainer would, so that every batch ends."""
     deadline = time.monotonic() + _PATIENCE
-    with httpx.Client(base_url=cast.server_url, timeout=_PATIENCE) as client:
+    with RefServerClient(cast.server_url) as client:
         while _unsettled(client):
             if time.monotonic() > deadline:
                 raise Ended(f"batches are neither settled nor leased to anybody else after {_PATIENCE:.0f} s")
-            answer = client.post("/v1/batches/lease", json={"consumer": "drain", "wait_seconds": 1}).raise_for_status()
-            if answer.status_code == httpx.codes.NO_CONTENT:
-                continue
-            key = {"id": answer.headers["Batch-Id"], "token": answer.headers["Lease-Token"]}
-            client.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
-            history.record("drained", id=key["id"])
+            leased = client.lease(LeaseBody(consumer="drain", wait_seconds=1))
+            if leased:
+                client.ack([leased])
+                history.record("drained", id=leased.id)
 
 
-def _unsettled(client: httpx.Client) -> int:
-    states = client.get("/v1/queue").raise_for_status().json()["states"]
-    return sum(states[state]["batches"] for state in ("queued", "scoring", "ready", "leased"))
+def _unsettled(client: RefServerClient) -> int:
+    states = client.queue().states
+    return sum(states[state].batches for state in (State.QUEUED, State.SCORING, State.READY, State.LEASED))
 
 
 def _record_lineage(cast: Cast, history: History) -> None:

@@ -6,13 +6,14 @@ Workers and consumers are our own client on many threads, since its retries are 
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from policy_trainer.client import Leased, LeaseTerms, RefServerClient
+from policy_trainer.server import LeaseTerms
 from shared import wire
 from shared.batch import RolloutBatch
+from shared.client import Leased, RefServerClient
 from tests.chaos.batches import random_batch
 from tests.chaos.checker import check_network
 from tests.chaos.endings import record_ending
@@ -82,7 +83,7 @@ class _Traffic:
             thread.result()
 
     def _upload(self, batches: Sequence[RolloutBatch]) -> None:
-        client = RefServerClient(self._url, on_wait=self._wait)
+        client = RefServerClient(self._url, patience=None, on_wait=self._wait)
         for batch in batches:
             self._check_time()
             self._history.record("uploading", id=batch.id, digest=_digest(batch))
@@ -91,7 +92,7 @@ class _Traffic:
         client.close()
 
     def _consume(self, name: str) -> None:
-        client = RefServerClient(self._url, on_wait=self._wait)
+        client = RefServerClient(self._url, patience=None, on_wait=self._wait)
         terms = LeaseTerms(name, _RUN, 0, None, _LEASE_SECONDS)
         while not self._over.is_set():
             leased = self._lease(client, terms)
@@ -105,14 +106,14 @@ class _Traffic:
         held: list[Leased] = []
         while len(held) < _ACKED_TOGETHER and not self._over.is_set():
             self._check_time()
-            leased = client.lease(terms, policy_version=0, wait_seconds=0.5)
+            leased = client.lease(terms.at(0, wait_seconds=0.5))
             if leased is None:
                 break
             self._history.record("consumed", id=leased.id, digest=_digest(leased.rollout))
             held.append(leased)
         return held
 
-    def _count(self, outcomes: dict[str, str]) -> None:
+    def _count(self, outcomes: Mapping[str, str]) -> None:
         with self._lock:
             self._acked += len(outcomes)
             if self._acked >= _UPLOADS:

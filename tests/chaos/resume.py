@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import safetensors
 
 from policy_trainer.checkpoint import Checkpoints, read_state
-from policy_trainer.client import RefServerClient
 from policy_trainer.metrics import read_metrics
 from shared import wire
+from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps
 from tests.chaos.launch import Launcher
 from tests.chaos.lives import Trainer, crash_and_resume, plan_crashes
@@ -113,13 +112,13 @@ def _trainer(launcher: Launcher, server: Server, steps: int) -> Trainer:
 
 
 def _make_bodies(server: Server, chance: random.Random, count: int) -> list[bytes]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with RefServerClient(server.url) as client:
         return [wire.encode(with_sampler_logps(random_batch(chance, _RUN), client)) for _ in range(count)]
 
 
 def _fill(server: Server, bodies: Sequence[bytes]) -> None:
     """Uploads in order, and waits until all are scored, so that both trainers find the same queue."""
-    client = RefServerClient(server.url, on_wait=lambda reason, seconds: None)
+    client = RefServerClient(server.url, patience=None)
     for body in bodies:
         client.upload(body)
     client.close()

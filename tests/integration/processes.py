@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from shared.client import RefServerClient
+
 PATIENCE = 90.0
 
 
@@ -65,19 +67,12 @@ class Server(Process):
         return httpx.get(self.url + path, params=params).raise_for_status().json()
 
     def batches(self, **params: Any) -> list[dict[str, Any]]:
-        found, cursor = [], None
-        while True:
-            page = self.get("/v1/batches", limit=1000, **params, **({"cursor": cursor} if cursor else {}))
-            found += page["batches"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return found
+        with RefServerClient(self.url) as client:
+            return [batch.model_dump() for batch in client.batches(**params)]
 
     def _answers(self) -> bool:
-        try:
-            return httpx.get(self.url + "/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
+        with RefServerClient(self.url) as client:
+            return client.not_ready_reason() is None
 
 
 def until(condition: Callable[[], Any], what: str, process: Process | None = None, seconds: float = PATIENCE) -> Any:

@@ -1,22 +1,21 @@
 """Tiny random models, batches written out by hand, crashes on demand, and a server that says what it is told."""
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pytest
-import stamina
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.base_model import make_tokenizer
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from tests.site import no_backoff, open_site
+
+__all__ = ["no_backoff", "open_site"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -152,85 +151,3 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Fuse:
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
     return made
-
-
-@dataclass(frozen=True)
-class Request:
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-# None breaks the connection without an answer.
-Respond = Callable[[Request], Answer | None]
-
-
-class Site:
-    """An HTTP server on a socket of this machine; it notes what it is asked, and answers as it is told."""
-
-    answer = Answer
-
-    def __init__(self, respond: Respond, port: int = 0) -> None:
-        self.requests: list[Request] = []
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_one(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                request = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-                site.requests.append(request)
-                answer = respond(request)
-                if answer is None:
-                    self.close_connection = True
-                    return
-                self.send_response(answer.status)
-                for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(answer.body)
-
-            do_GET = do_POST = handle_one
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-@pytest.fixture
-def open_site() -> Iterator[Callable[..., Site]]:
-    sites: list[Site] = []
-
-    def make(respond: Respond, port: int = 0) -> Site:
-        sites.append(Site(respond, port))
-        return sites[-1]
-
-    yield make
-    for site in sites:
-        site.close()
-
-
-@pytest.fixture
-def no_backoff() -> Iterator[None]:
-    """Repeats at once."""
-    with stamina.set_testing(True, attempts=10_000):
-        yield

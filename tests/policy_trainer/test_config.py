@@ -151,7 +151,14 @@ COMMON: dict[str, Any] = {
         stop=["\n\n", "</answer>", "é"],
     ),
 }
-RUN: dict[str, Any] = {**COMMON, "run_dir": Path("runs/x"), "run": "a name", "server": "https://example.org:1"}
+RUN: dict[str, Any] = {
+    **COMMON,
+    "run_dir": Path("runs/x"),
+    "run": "a name",
+    "server": "https://example.org:1",
+    "token_file": Path("tokens"),
+    "tls_ca": Path("ca.pem"),
+}
 FULL: list[BaseSettings] = [
     TrainConfig(
         **{**RUN, "dtype": "float32"},
@@ -186,6 +193,31 @@ def read_back(config: BaseSettings, directory: Path) -> Any:
     written = RunDirectory(directory)
     written.write_config(config)
     return load(type(config), "--config", str(written.config))
+
+
+class TestToken:
+    SECRET = "a-token-that-nobody-may-see"
+
+    @pytest.fixture
+    def config(self, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+        monkeypatch.setenv("POLICY_TRAINER_TOKEN", self.SECRET)
+        return load(TrainConfig, "--model", "m")
+
+    def test_comes_from_the_environment_and_is_written_nowhere(self, config: TrainConfig, tmp_path: Path) -> None:
+        assert config.token and config.token.get_secret_value() == self.SECRET
+        RunDirectory(tmp_path).write_config(config)
+        assert self.SECRET not in (tmp_path / "config.toml").read_text() + repr(config) + str(config.model_dump())
+
+    def test_is_refused_on_a_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--token", self.SECRET)
+        err = capsys.readouterr().err
+        assert "POLICY_TRAINER_TOKEN" in err and self.SECRET not in err
+
+    def test_an_authority_goes_with_https(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--tls-ca", "ca.pem")
+        assert "tls_ca: goes with a server at https://" in capsys.readouterr().err
 
 
 class TestRoundTrip:

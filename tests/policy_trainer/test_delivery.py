@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.client import RefServerError
 from policy_trainer.delivery import Delivery
 from policy_trainer.outbox import Outbox, hold
 from shared import wire
 from shared.batch import ScoredBatch
+from shared.client import RefServerError
 from shared.refusal import Refused
 
 
@@ -108,7 +108,7 @@ def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
     class Picky(Server):
         def upload(self, body: bytes) -> None:
             if body == b"too large":
-                raise RefServerError(413, "too large", "completion_ids")
+                raise RefServerError(413, "too large", code="too_large", field="completion_ids")
             super().upload(body)
 
     server = Picky()
@@ -126,7 +126,7 @@ def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
 def test_a_server_that_takes_nothing_is_a_fault(tmp_path: Path) -> None:
     class Closed(Server):
         def upload(self, body: bytes) -> None:
-            raise RefServerError(422, "no", "format")
+            raise RefServerError(422, "no", code="invalid_batch", field="format")
 
     box = outbox(tmp_path)
     delivery = deliver(Closed(), box)

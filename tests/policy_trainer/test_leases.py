@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.client import LeaseTerms, RefServerClient, RefServerError
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
+from policy_trainer.server import LeaseTerms
 from shared import wire
+from shared.client import RefServerClient, RefServerError
 
 CHECKPOINT = Path("checkpoints/step-00000008")
 
@@ -108,7 +109,7 @@ def open_feed(server: RefServer) -> Iterator[Callable[..., LeaseFeed]]:
         allowance: int = 100,
         version: int = 0,
     ) -> LeaseFeed:
-        client = RefServerClient(server.site.url, on_wait=lambda reason, seconds: None)
+        client = RefServerClient(server.site.url, patience=None)
         terms = LeaseTerms("trainer", "test", epoch=0, max_lag=max_lag, lease_seconds=lease_seconds)
         ledger = Ledger() if ledger is None else ledger
         feed = LeaseFeed(client, terms, ledger, ahead=ahead, allowance=allowance, version=version)

@@ -6,31 +6,41 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.matching import check_models_match, check_room
+from shared.api import LimitsView, ModelInfo, QueueView, ScoringView
 from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused
 
 
+def described(**known: Any) -> ModelInfo:
+    """A reference of which only this is known."""
+    return ModelInfo.model_validate(dict.fromkeys(ModelInfo.model_fields) | {"max_batch_tokens": 1000} | known)
+
+
 def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     model = make_tiny(vocabulary=len(tokenizer))
-    reference = {
-        "name": "ref",
-        "vocabulary_size": len(tokenizer),
-        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-    }
+    reference = described(
+        name="ref", vocabulary_size=len(tokenizer), tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
+    )
     check_models_match(reference, model, tokenizer, "mine")
     with pytest.raises(Refused, match=r"^model: mine has a vocabulary of 265 tokens.* ref has 266"):
-        check_models_match({**reference, "vocabulary_size": 266}, model, tokenizer, "mine")
+        check_models_match(reference.model_copy(update={"vocabulary_size": 266}), model, tokenizer, "mine")
     with pytest.raises(Refused, match=r"^model: the tokenizer of mine is not that of .* ref"):
-        check_models_match({**reference, "tokenizer_fingerprint": "other"}, model, tokenizer, "mine")
+        check_models_match(reference.model_copy(update={"tokenizer_fingerprint": "other"}), model, tokenizer, "mine")
 
 
 def test_a_server_without_a_model_is_refused(make_tiny: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    reference = {"name": None, "vocabulary_size": None, "tokenizer_fingerprint": None}
+    reference = described()
     with pytest.raises(Refused, match=r"^server: it has no reference model .*even with loss.beta = 0.* --model mine$"):
         check_models_match(reference, make_tiny(), tokenizer, "mine")
 
 
-LIMITS = {"max_batches": 100, "max_batches_per_run": 100, "max_in_flight": 100, "max_in_flight_per_run": 100}
+def queue_of(**limits: int) -> QueueView:
+    names = LimitsView.model_fields
+    scoring = dict.fromkeys(ScoringView.model_fields, 0)
+    return QueueView.model_validate(
+        {"states": {}, "runs": {}, "oldest_age_seconds": None, "scoring": scoring,
+         "limits": dict.fromkeys(names, 100) | limits}
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -47,7 +57,7 @@ LIMITS = {"max_batches": 100, "max_batches_per_run": 100, "max_in_flight": 100, 
     ],
 )
 def test_a_step_must_fit_the_queue(limits: dict[str, int], groups: int, refusal: str | None) -> None:
-    queue = {"limits": LIMITS | limits}
+    queue = queue_of(**limits)
     if refusal is None:
         check_room(queue, groups)
     else:

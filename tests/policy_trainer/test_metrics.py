@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.client import Leased
 from policy_trainer.metrics import MetricsFile, batch_metrics, plot_curves, read_metrics, truncate_metrics
+from shared.client import Leased
 
 
 def write(path: Path, *records: dict[str, Any]) -> None:

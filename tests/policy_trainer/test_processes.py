@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from policy_trainer import workers
 from policy_trainer.endings import RunFailed
@@ -127,15 +128,35 @@ class TestInlineWorker:
     ) -> Iterator[InlineWorker]:
         """Runs the module `fake` in place of the trainer's own."""
 
-        def child(name: str, module: str, arguments: list[str], log: Path) -> Child:
+        def child(name: str, module: str, arguments: list[str], log: Path, secrets: dict[str, str]) -> Child:
             assert (module, arguments) == ("policy_trainer", ["rollout", "--config", str(tmp_path / "config.toml")])
-            return Child(name, "fake", arguments, log)
+            return Child(name, "fake", arguments, log, secrets)
 
         monkeypatch.setattr(workers, "Child", child)
         modules("fake", "import sys\nprint('I cannot go on')\nsys.exit(7)\n")
-        made = InlineWorker(tmp_path / "config.toml", tmp_path / "rollout.log", notes.append)
+        made = InlineWorker(
+            tmp_path / "config.toml", tmp_path / "rollout.log", notes.append, SecretStr("a-secret-token")
+        )
         yield made
         made.stop()
+
+    def test_it_gets_the_token_by_environment_and_no_other_setting(
+        self,
+        worker: InlineWorker,
+        modules: Callable[[str, str], None],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("POLICY_TRAINER_STEPS", "5")
+        modules(
+            "fake",
+            "import os, sys\nfound = {k: v for k, v in os.environ.items() if k.startswith('POLICY_TRAINER_')}\n"
+            "print(found, 'a-secret-token' in str(sys.argv))\n",
+        )
+        worker.start()
+        log = tmp_path / "rollout.log"
+        eventually(lambda: log.read_text().endswith("\n"))
+        assert log.read_text() == "{'POLICY_TRAINER_TOKEN': 'a-secret-token'} False\n"
 
     def dies(self, worker: InlineWorker) -> None:
         eventually(lambda: worker._child.exit_status is not None)

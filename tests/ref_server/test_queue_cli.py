@@ -19,13 +19,13 @@ import pytest
 from ref_server.__main__ import serve
 from ref_server.config import QueueConfig
 from ref_server.queue.interface import State
-from ref_server.queue_cli import client as queue_client
-from ref_server.queue_cli.client import QueueClient, ServerSilent
+from ref_server.queue_cli import command as queue_module
 from ref_server.queue_cli.command import VERBS, queue_command
 from ref_server.queue_cli.options import Ls
 from ref_server.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
+from shared.client import NotRefServer, RefServerClient
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]
@@ -157,7 +157,7 @@ def test_ls_over_many_pages(
     command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [ready(http, rollout(run=run)) for _ in range(5)]
-    monkeypatch.setattr(queue_client, "PAGE", 2)
+    monkeypatch.setattr(queue_module, "PAGE", 2)
 
     def listed(*arguments: str) -> tuple[list[str], str, Any]:
         _, out, err = command("ls", "--run", run, *arguments)
@@ -238,7 +238,7 @@ def test_requeue_all_of_a_state(
     other = dead(http, rollout(run=f"{run}-other"))
     dropped = ready(http, rollout(run=run))
     http.delete(f"/v1/batches/{dropped}").raise_for_status()
-    monkeypatch.setattr(queue_client, "PAGE", 2)
+    monkeypatch.setattr(queue_module, "PAGE", 2)
     status, out, _ = command("requeue", "--state", "dead", "--run", run, "--json")
     assert status == 0
     assert json.loads(out) == {"requeued": [{"id": id, "state": "ready"} for id in ids], "failed": []}
@@ -327,7 +327,7 @@ def test_purge_by_name(command: Command, http: httpx.Client, rollout: Rollout, r
     assert (answer["purged"], answer["failed"][0]["status"]) == ([], 404)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ServerSilent("the server has gone")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NotRefServer("the server has gone")])
 def test_an_end_in_the_middle_says_how_far_it_came(
     error: BaseException,
     command: Command,
@@ -338,14 +338,14 @@ def test_an_end_in_the_middle_says_how_far_it_came(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ids = [dead(http, rollout(run=run)) for _ in range(3)]
-    drop = QueueClient.drop
+    drop = RefServerClient.drop
 
-    def drop_one(client: QueueClient, id: str) -> str:
+    def drop_one(client: RefServerClient, id: str) -> None:
         if id != ids[0]:
             raise error
-        return drop(client, id)
+        drop(client, id)
 
-    monkeypatch.setattr(QueueClient, "drop", drop_one)
+    monkeypatch.setattr(RefServerClient, "drop", drop_one)
     if isinstance(error, KeyboardInterrupt):  # which main() turns into 130
         with pytest.raises(KeyboardInterrupt):
             command("purge", *ids, "--yes")

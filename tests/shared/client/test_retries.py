@@ -1,20 +1,35 @@
-"""The client against a server on a socket that is down, full, forgetful, or right to refuse."""
+"""Both clients against a server on a socket that is down, full, forgetful, or right to refuse."""
 
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import httpx
+import numpy as np
 import pytest
+from uuid6 import uuid7
 
-from policy_trainer.client import Leased, LeaseTerms, RefServerClient, RefServerError
 from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.api import LeaseBody, ModelInfo
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.client import Leased, RefServerError, Unreachable
+from shared.states import Order
 
 OpenSite = Callable[..., Any]
-TERMS = LeaseTerms("trainer", "run", epoch=1, max_lag=4, order="freshest", lease_seconds=30, incarnation="life")
+Connect = Callable[..., Any]
+TERMS = LeaseBody(
+    consumer="trainer",
+    incarnation="life",
+    run="run",
+    epoch=1,
+    policy_version=7,
+    max_lag=4,
+    order=Order.FRESHEST,
+    wait_seconds=2,
+    lease_seconds=30,
+)
+MODEL = dict.fromkeys(ModelInfo.model_fields) | {"name": "m", "max_batch_tokens": 1000}
 
 
 class Waits:
@@ -41,16 +56,23 @@ def waits() -> Waits:
 
 
 @pytest.fixture
-def connect(waits: Waits) -> Iterator[Callable[[str], RefServerClient]]:
-    clients: list[RefServerClient] = []
+def patient(connect: Connect, waits: Waits) -> Connect:
+    """Opens a client that never gives up by itself, and says why it waits."""
+    return lambda url: connect(url, patience=None, on_wait=waits)
 
-    def make(url: str) -> RefServerClient:
-        clients.append(RefServerClient(url, on_wait=waits))
-        return clients[-1]
 
-    yield make
-    for client in clients:
-        client.close()
+def scored_batch(version: int = 0) -> ScoredBatch:
+    rollout = RolloutBatch(
+        id=str(uuid7()),
+        run="run",
+        epoch=0,
+        policy_version=version,
+        temperature=1.0,
+        group=TokenGroup(np.array([3]), np.array([4, 5, 6]), np.array([1, 2])),
+        rewards=np.array([0, 1], np.float32),
+        finished=np.ones(2, np.bool_),
+    )
+    return ScoredBatch(rollout, -np.ones(3, np.float32), "0")
 
 
 def answer(site: type, status: int = 200, value: Any = None, **headers: str) -> Any:
@@ -84,12 +106,12 @@ def reply(open_site: OpenSite) -> Callable[..., Any]:
 class TestOutages:
     @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 507])
     def test_an_overload_or_a_failure_is_waited_out(
-        self, script: Any, reply: Any, connect: Any, waits: Waits, status: int
+        self, script: Any, reply: Any, patient: Connect, waits: Waits, status: int
     ) -> None:
         full = reply(status, error("the queue is full"), Retry_After="1")
-        site = script(full, full, reply(200, {"name": "m"}))
-        client = connect(site.url)
-        assert client.model() == {"name": "m"}
+        site = script(full, full, reply(200, MODEL))
+        client = patient(site.url)
+        assert client.model().name == "m"
         assert len(site.requests) == 3
         assert (
             waits.reasons
@@ -98,36 +120,36 @@ class TestOutages:
         )
         assert waits.seconds == sorted(waits.seconds)
 
-    def test_an_answer_that_is_no_json(self, script: Any, reply: Any, connect: Any, waits: Waits) -> None:
-        site = script(reply(502, b"<html>bad gateway</html>"), reply(200, {"name": "m"}))
-        assert connect(site.url).model() == {"name": "m"}
+    def test_an_answer_that_is_no_json(self, script: Any, reply: Any, patient: Connect, waits: Waits) -> None:
+        site = script(reply(502, b"<html>bad gateway</html>"), reply(200, MODEL))
+        assert patient(site.url).model().name == "m"
         assert "bad gateway" in waits.reasons[0]
 
     @pytest.mark.parametrize("wish", ["0", "", "soon", "-1", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT"])
     def test_any_wish_to_be_asked_later_leads_to_another_request(
-        self, script: Any, reply: Any, connect: Any, wish: str
+        self, script: Any, reply: Any, patient: Connect, wish: str
     ) -> None:
-        site = script(reply(503, error("starting"), Retry_After=wish), reply(200, {"name": "m"}))
-        assert connect(site.url).model() == {"name": "m"}
+        site = script(reply(503, error("starting"), Retry_After=wish), reply(200, MODEL))
+        assert patient(site.url).model().name == "m"
 
-    def test_a_lost_answer_is_asked_for_again(self, script: Any, reply: Any, connect: Any, waits: Waits) -> None:
+    def test_a_lost_answer_is_asked_for_again(self, script: Any, reply: Any, patient: Connect, waits: Waits) -> None:
         site = script(None, None, reply(201, {"id": "i", "state": "queued"}))
-        connect(site.url).upload(b"the body")
+        patient(site.url).upload(b"the body")
         assert [request.body for request in site.requests] == [b"the body"] * 3
         assert all(request.headers["content-type"] == wire.CONTENT_TYPE for request in site.requests)
         assert all("does not answer" in reason for reason in waits.reasons) and len(waits.reasons) == 2
 
-    def test_on_wait_may_end_the_wait(self, script: Any, reply: Any, connect: Any, waits: Waits) -> None:
+    def test_on_wait_may_end_the_wait(self, script: Any, reply: Any, patient: Connect, waits: Waits) -> None:
         waits.patience = 3
         site = script(reply(429, error("full")))
         with pytest.raises(Waits.Enough):
-            connect(site.url).upload(b"")
+            patient(site.url).upload(b"")
         assert len(site.requests) == 3
 
-    def test_on_wait_may_end_the_wait_for_a_server_that_is_not_there(self, connect: Any, waits: Waits) -> None:
+    def test_on_wait_may_end_the_wait_for_a_server_that_is_not_there(self, patient: Connect, waits: Waits) -> None:
         waits.patience = 2
         with pytest.raises(Waits.Enough):
-            connect(f"http://127.0.0.1:{free_port()}").model()
+            patient(f"http://127.0.0.1:{free_port()}").model()
 
 
 def free_port() -> int:
@@ -137,51 +159,49 @@ def free_port() -> int:
 
 
 @pytest.mark.usefixtures("no_backoff")
-def test_a_server_that_is_not_up_yet(open_site: OpenSite, reply: Any) -> None:
+def test_a_server_that_is_not_up_yet(open_site: OpenSite, reply: Any, connect: Connect) -> None:
     """It starts while the client waits for it."""
     port, reasons = free_port(), []
 
     def on_wait(reason: str, seconds: float) -> None:
         reasons.append(reason)
         if len(reasons) == 3:
-            open_site(lambda request: reply(200, {"name": "m"}), port)
+            open_site(lambda request: reply(200, MODEL), port)
 
-    client = RefServerClient(f"http://127.0.0.1:{port}", on_wait=on_wait)
-    assert client.model() == {"name": "m"}
-    client.close()
+    assert connect(f"http://127.0.0.1:{port}", patience=None, on_wait=on_wait).model().name == "m"
     assert len(reasons) == 3 and all("does not answer" in reason for reason in reasons)
 
 
-def test_retry_after_is_honoured(open_site: OpenSite, reply: Any, connect: Any) -> None:
+def test_retry_after_is_honoured(open_site: OpenSite, reply: Any, patient: Connect) -> None:
     times: list[float] = []
 
     def respond(request: Any) -> Any:
         times.append(time.monotonic())
-        return reply(429, error("full"), Retry_After="1") if len(times) == 1 else reply(200, {})
+        return reply(429, error("full"), Retry_After="1") if len(times) == 1 else reply(200, MODEL)
 
-    connect(open_site(respond).url).model()
+    patient(open_site(respond).url).model()
     assert 1 <= times[1] - times[0] < 1.9
 
 
 class TestRefusals:
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 415, 422])
-    def test_are_raised_at_once(self, script: Any, reply: Any, connect: Any, waits: Waits, status: int) -> None:
+    def test_are_raised_at_once(self, script: Any, reply: Any, patient: Connect, waits: Waits, status: int) -> None:
         site = script(reply(status, error("rewards must not be infinite", "rewards")))
         with pytest.raises(RefServerError, match="rewards must not be infinite") as refused:
-            connect(site.url).upload(b"")
+            patient(site.url).upload(b"")
         assert (refused.value.status, refused.value.field) == (status, "rewards")
         assert len(site.requests) == 1 and not waits.reasons
 
     @pytest.mark.parametrize("body", [b"", b"nope", b"[]", b"5", b'{"error": "nope"}', b'{"error": {}}'])
-    def test_in_any_form(self, script: Any, reply: Any, connect: Any, body: bytes) -> None:
+    def test_in_any_form(self, script: Any, reply: Any, patient: Connect, body: bytes) -> None:
         with pytest.raises(RefServerError) as refused:
-            connect(script(reply(404, body)).url).model()
+            patient(script(reply(404, body)).url).model()
         assert (refused.value.status, refused.value.field) == (404, None)
 
     @pytest.mark.parametrize("url", ["127.0.0.1:8400", "ftp://127.0.0.1", "localhost"])
-    def test_a_url_that_never_works_is_not_waited_for(self, connect: Any, waits: Waits, url: str) -> None:
-        with pytest.raises(httpx.UnsupportedProtocol):
-            connect(url).model()
+    def test_a_url_that_never_works_is_not_waited_for(self, patient: Connect, waits: Waits, url: str) -> None:
+        with pytest.raises(Unreachable, match="a URL begins with"):
+            patient(url).model()
         assert not waits.reasons
 
 
@@ -190,9 +210,9 @@ class TestLease:
         headers = {"Batch_Id": "an-id", "Lease_Token": "a-token", "Lease_Seconds": "30", "Deliveries": str(deliveries)}
         return reply(200, wire.encode(batch), **headers)
 
-    def test_what_is_asked(self, script: Any, reply: Any, connect: Any, make_scored: Any) -> None:
-        site = script(self.leased(reply, make_scored([3], [[4], [5]], [0.0, 1.0])))
-        connect(site.url).lease(TERMS, policy_version=7, wait_seconds=2)
+    def test_what_is_asked(self, script: Any, reply: Any, patient: Connect) -> None:
+        site = script(self.leased(reply, scored_batch()))
+        patient(site.url).lease(TERMS)
         (request,) = site.requests
         asked = json.loads(request.body)
         assert (request.method, request.path) == ("POST", "/v1/batches/lease")
@@ -211,40 +231,34 @@ class TestLease:
         }
 
     @pytest.mark.parametrize("scored", [True, False])
-    def test_what_comes(self, script: Any, reply: Any, connect: Any, make_scored: Any, scored: bool) -> None:
-        batch = make_scored([3], [[4], [5, 6]], [0.0, 1.0], version=3)
+    def test_what_comes(self, script: Any, reply: Any, patient: Connect, scored: bool) -> None:
+        batch = scored_batch(version=3)
         sent = batch if scored else batch.rollout
-        leased = connect(script(self.leased(reply, sent, 2)).url).lease(TERMS, policy_version=7, wait_seconds=2)
+        leased = patient(script(self.leased(reply, sent, 2)).url).lease(TERMS)
         assert isinstance(leased.batch, ScoredBatch if scored else RolloutBatch)
         assert (leased.id, leased.token, leased.deliveries) == ("an-id", "a-token", 2)
         assert leased.rollout.policy_version == 3
         assert leased.rollout.group.completion_ids.tolist() == [4, 5, 6]
 
-    def test_nothing_within_the_time(self, script: Any, reply: Any, connect: Any) -> None:
-        assert connect(script(reply(204, b"")).url).lease(TERMS, policy_version=7, wait_seconds=2) is None
+    def test_nothing_within_the_time(self, script: Any, reply: Any, patient: Connect) -> None:
+        assert patient(script(reply(204, b"")).url).lease(TERMS) is None
 
     @pytest.mark.usefixtures("no_backoff")
-    def test_a_lost_answer_repeats_the_request_id(
-        self, script: Any, reply: Any, connect: Any, make_scored: Any
-    ) -> None:
-        batch = self.leased(reply, make_scored([3], [[4], [5]], [0.0, 1.0]))
+    def test_a_lost_answer_repeats_the_request_id(self, script: Any, reply: Any, patient: Connect) -> None:
+        batch = self.leased(reply, scored_batch())
         site = script(None, reply(503, error("restarting")), batch)
-        client = connect(site.url)
-        assert client.lease(TERMS, policy_version=7, wait_seconds=2)
-        assert client.lease(TERMS, policy_version=7, wait_seconds=2)
+        client = patient(site.url)
+        assert client.lease(TERMS)
+        assert client.lease(TERMS)
         ids = [json.loads(request.body)["request_id"] for request in site.requests]
         assert ids[0] == ids[1] == ids[2] != ids[3]
         assert site.requests[0].body == site.requests[2].body
 
-    def test_each_life_has_an_incarnation_of_its_own(self) -> None:
-        one, other = (LeaseTerms("trainer", "run", 0, None, 30) for _ in range(2))
-        assert one.incarnation != other.incarnation
-
 
 class TestSettling:
     @pytest.fixture
-    def leases(self, make_scored: Any) -> list[Leased]:
-        batch = make_scored([3], [[4], [5]], [0.0, 1.0])
+    def leases(self) -> list[Leased]:
+        batch = scored_batch()
         return [Leased(batch, "a", "token-a", 1), Leased(batch, "b", "token-b", 1)]
 
     @pytest.mark.parametrize(
@@ -262,18 +276,25 @@ class TestSettling:
         ],
     )
     def test_sends_keys_and_returns_outcomes(
-        self, script: Any, reply: Any, connect: Any, leases: list[Leased], verb: str, call: Any, extra: dict[str, Any]
+        self,
+        script: Any,
+        reply: Any,
+        patient: Connect,
+        leases: list[Leased],
+        verb: str,
+        call: Any,
+        extra: dict[str, Any],
     ) -> None:
         results = {"results": [{"id": "a", "outcome": "ok"}, {"id": "b", "outcome": "stale"}]}
         site = script(reply(200, results))
-        assert call(connect(site.url), leases) == {"a": "ok", "b": "stale"}
+        assert call(patient(site.url), leases) == {"a": "ok", "b": "stale"}
         (request,) = site.requests
         assert request.path == f"/v1/leases/{verb}"
         keys = [{"id": "a", "token": "token-a"}, {"id": "b", "token": "token-b"}]
         assert json.loads(request.body) == {"leases": keys, **extra}
 
-    def test_of_nothing_asks_nobody(self, script: Any, reply: Any, connect: Any) -> None:
+    def test_of_nothing_asks_nobody(self, script: Any, reply: Any, patient: Connect) -> None:
         site = script(reply(500))
-        client = connect(site.url)
+        client = patient(site.url)
         assert client.ack([], "x") == client.extend([], 30) == client.release([]) == {}
         assert not site.requests

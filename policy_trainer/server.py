@@ -1,0 +1,65 @@
+"""What a trainer and its workers ask of the reference server, and what they read out of its answers."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from policy_trainer.config import RunConfig
+from shared.api import LeaseBody, QueueView
+from shared.client import RefServerClient
+from shared.client.connection import OnWait
+from shared.client.credentials import choose_token
+from shared.refusal import Refused
+from shared.states import Order, State
+
+
+def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:
+    """A client that waits for the server as long as on_wait lets it. Raises Refused for what cannot be used."""
+    try:
+        token = choose_token(config.token, config.token_file)
+        return RefServerClient(config.server, token=token, ca=config.tls_ca, patience=None, on_wait=on_wait)
+    except ValueError as error:
+        raise Refused(f"token_file or tls_ca: {error}") from None
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """Which batches a consumer wants: the same for every lease of one life of it."""
+
+    consumer: str
+    run: str
+    epoch: int
+    max_lag: int | None
+    lease_seconds: float
+    order: Order = Order.FIFO
+    incarnation: str = field(default_factory=lambda: uuid4().hex)
+
+    def at(self, policy_version: int, *, wait_seconds: float) -> LeaseBody:
+        """What to ask for now, with the weights of policy_version."""
+        return LeaseBody(
+            consumer=self.consumer,
+            incarnation=self.incarnation,
+            run=self.run,
+            epoch=self.epoch,
+            policy_version=policy_version,
+            max_lag=self.max_lag,
+            order=self.order,
+            wait_seconds=wait_seconds,
+            lease_seconds=self.lease_seconds,
+        )
+
+
+def batches_by_state(queue: QueueView, run: str) -> Counter[State]:
+    """How many batches of a run are in each state; 0 where there are none."""
+    return Counter({state: depth.batches for state, depth in queue.runs.get(run, {}).items()})
+
+
+def in_flight_allowance(queue: QueueView) -> int:
+    """How many batches one run may hold leased and not yet acked."""
+    return min(queue.limits.max_in_flight, queue.limits.max_in_flight_per_run)
+
+
+def leases_are_full(queue: QueueView, run: str) -> bool:
+    """Whether the server leases a run nothing more until something is settled."""
+    leased, of_run = queue.states[State.LEASED].batches, batches_by_state(queue, run)[State.LEASED]
+    return leased >= queue.limits.max_in_flight or of_run >= queue.limits.max_in_flight_per_run

@@ -1,0 +1,68 @@
+"""Where the server is and how to get in: what every command that speaks to a running server can be told."""
+
+import sys
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag, SettingsConfigDict
+
+from ref_server.config import ServeConfig
+from shared.client import ClientError, RefServerClient, RefServerError
+from shared.client.connection import OnWait, silent
+from shared.client.credentials import choose_token, remedy, trust
+from shared.settings import settings_config
+
+ENV_PREFIX = "REF_SERVER_"
+
+
+class Connection(BaseSettings):
+    """The token comes from REF_SERVER_TOKEN in the environment, or from a file."""
+
+    model_config = settings_config(ENV_PREFIX)
+
+    url: str = Field(default="http://127.0.0.1:8400", pattern="^https?://")
+    """Where the server listens; also REF_SERVER_URL in the environment."""
+    token_file: Path | None = None
+    """File whose first token is used: a line of TOKEN, or of ROLE TOKEN as in the server's own; `#` begins a comment.
+    Or give the token itself as REF_SERVER_TOKEN in the environment."""
+    token: CliSuppress[SecretStr | None] = None
+    """The token itself, from the environment only."""
+    tls_ca: Path | None = None
+    """PEM file of the authority that signed the server's certificate, where it is a private one."""
+
+    @model_validator(mode="after")
+    def _files_can_be_read(self) -> Self:
+        choose_token(self.token, self.token_file)
+        if self.tls_ca is not None:
+            trust(self.tls_ca)
+        return self
+
+    def connect(self, *, patience: float = 0, on_wait: OnWait = silent) -> RefServerClient:
+        """A client that asks once, since a person waits for the answer, or for `patience` seconds."""
+        token = choose_token(self.token, self.token_file)
+        return RefServerClient(self.url, token=token, ca=self.tls_ca, patience=patience, on_wait=on_wait)
+
+
+class Command(Connection):
+    # A field called json would hide a method of pydantic's.
+    model_config = SettingsConfigDict(cli_shortcuts={"as-json": "json"})
+
+    as_json: CliToggleFlag[bool] = False
+    """Print JSON to standard output, for programs."""
+
+
+class Environment(ServeConfig, Connection):
+    """What the environment may hold, whichever command is started there."""
+
+
+def complain(command: str, error: ClientError) -> int:
+    """Says on standard error why there is no good answer; the exit status."""
+    print(f"ref-server {command}: {explained(error)}", file=sys.stderr)
+    return 1
+
+
+def explained(error: ClientError) -> str:
+    """The server's own words, or those of whatever else went wrong, and what may help."""
+    words = error.message if isinstance(error, RefServerError) and error.code else str(error)
+    return words + remedy(error, ENV_PREFIX)

@@ -1,0 +1,26 @@
+"""The typed Python client of the reference server, in two forms that do the same: `docs/client.md` shows both at work.
+
+```
+from shared.client import RefServerClient
+
+with RefServerClient("http://127.0.0.1:8400") as client:
+    print(client.model().name, client.queue().states)
+```
+"""
+
+from shared.client.async_client import AsyncRefServerClient
+from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted
+from shared.client.leased import Leased, Uploaded
+from shared.client.sync_client import RefServerClient
+
+__all__ = [
+    "AsyncRefServerClient",
+    "ClientError",
+    "Leased",
+    "NotRefServer",
+    "RefServerClient",
+    "RefServerError",
+    "Unreachable",
+    "Untrusted",
+    "Uploaded",
+]

@@ -1,0 +1,163 @@
+"""The client that is awaited."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from shared.api import (
+    Admitted,
+    BatchDetails,
+    BatchPage,
+    BatchSummary,
+    LeaseBody,
+    Logprobs,
+    ModelInfo,
+    QueueView,
+    ReferenceVersion,
+    TokensView,
+)
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.client import requests
+from shared.client.connection import Connection, OnWait, not_ready, silent
+from shared.client.errors import ClientError
+from shared.client.leased import Leased, Uploaded
+from shared.client.requests import Outcomes, Request
+from shared.states import State
+
+T = TypeVar("T")
+
+
+class AsyncRefServerClient(Connection):
+    """RefServerClient for asyncio and trio: the same arguments and methods, which say there what they do.
+
+    Share one between the tasks of an event loop. A task that is cancelled sends nothing more; a lease that was on its
+    way to it then ends by its time.
+
+    ```
+    async with AsyncRefServerClient("http://127.0.0.1:8400") as client:
+        scored = await asyncio.gather(*(client.score(batch) for batch in batches))
+    ```
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        patience: float | None = 30.0,
+        on_wait: OnWait = silent,
+    ) -> None:
+        super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait)
+        with self.translating():
+            self._http = httpx.AsyncClient(**self._options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def not_ready_reason(self) -> str | None:
+        try:
+            return await self._send_once(requests.not_ready_reason())
+        except ClientError as error:
+            return not_ready(error)
+
+    async def model(self) -> ModelInfo:
+        return await self._send(requests.model())
+
+    async def queue(self) -> QueueView:
+        return await self._send(requests.queue())
+
+    async def glance(self) -> QueueView | None:
+        try:
+            return await self._send_once(requests.queue())
+        except ClientError:
+            return None
+
+    async def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
+        return await self._send(requests.upload(batch))
+
+    async def lease(self, terms: LeaseBody) -> Leased | None:
+        return await self._send(requests.lease(terms))
+
+    async def ack(self, leases: Sequence[Leased], checkpoint: str | None = None) -> Outcomes:
+        return await self._send_all(requests.ack(leases, checkpoint))
+
+    async def extend(self, leases: Sequence[Leased], lease_seconds: float, *, started: bool = False) -> Outcomes:
+        return await self._send_all(requests.extend(leases, lease_seconds, started))
+
+    async def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
+        return await self._send_all(requests.release(leases, error))
+
+    async def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
+        return await self._send(requests.logprobs(prompt, completions, temperature))
+
+    async def logprobs_of_ids(
+        self, prompt_ids: Sequence[int], completions: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Logprobs:
+        return await self._send(requests.logprobs_of_ids(prompt_ids, completions, temperature))
+
+    async def score(self, batch: RolloutBatch | bytes) -> ScoredBatch:
+        return await self._send(requests.score(batch))
+
+    async def batches(self, state: State | str | None = None, run: str | None = None) -> AsyncIterator[BatchSummary]:
+        cursor: str | None = None
+        while True:
+            page = await self.page(state, run, cursor=cursor)
+            for batch in page.batches:
+                yield batch
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def page(
+        self,
+        state: State | str | None = None,
+        run: str | None = None,
+        *,
+        limit: int = requests.PAGE,
+        cursor: str | None = None,
+    ) -> BatchPage:
+        return await self._send(requests.page(state, run, limit, cursor))
+
+    async def batch(self, id: str) -> BatchDetails:
+        return await self._send(requests.batch(id))
+
+    async def tokens(self, id: str) -> TokensView:
+        return await self._send(requests.tokens(id))
+
+    async def requeue(self, id: str) -> Admitted:
+        return await self._send(requests.requeue(id))
+
+    async def drop(self, id: str) -> None:
+        await self._send(requests.drop(id))
+
+    async def replace_reference(self, snapshot: str, version: int) -> ReferenceVersion:
+        return await self._send(requests.replace_reference(snapshot, version))
+
+    async def _send(self, request: Request[T]) -> T:
+        async for attempt in self.attempts(request):
+            with attempt:
+                return await self._send_once(request)
+        raise AssertionError("the last attempt raises")
+
+    async def _send_once(self, request: Request[T]) -> T:
+        with self.translating():
+            response = await self._http.request(**self.arguments(request))
+        return self.read(request, response)
+
+    async def _send_all(self, several: Sequence[Request[Outcomes]]) -> Outcomes:
+        outcomes: Outcomes = {}
+        for request in several:
+            outcomes |= await self._send(request)
+        return outcomes

@@ -1,0 +1,137 @@
+"""What both clients share but the sending: where the server is, how to get in, and when to ask again."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import stamina
+
+from shared.client.credentials import trust
+from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
+from shared.client.requests import Request
+
+# Told why there is no answer yet, and for how many seconds so far. May raise to give up.
+OnWait = Callable[[str, float], None]
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 5.0
+_MAX_BACKOFF_SECONDS = 2.0
+# What a bearer token may be made of (RFC 6750).
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+
+class Connection:
+    """The side of a client that sends nothing."""
+
+    def __init__(
+        self, url: str, *, token: str | None, ca: str | Path | None, patience: float | None, on_wait: OnWait
+    ) -> None:
+        stamina.instrumentation.set_on_retry_hooks(())  # on_wait tells of retries, in its own words
+        self.url = url
+        self._patience = patience
+        self._on_wait = on_wait
+        self._options: dict[str, Any] = {
+            "base_url": url,
+            "headers": _authorization(token),
+            "verify": True if ca is None else trust(Path(ca)),
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def attempts(self, request: Request[Any]) -> Any:
+        """Goes on for as long as waiting may help and patience lasts: an iterator, synchronous and not."""
+        repetition = _Repetition(self.url, request.repeatable, self._patience, self._on_wait)
+        return stamina.retry_context(on=repetition, attempts=None, timeout=None, wait_max=_MAX_BACKOFF_SECONDS)
+
+    def arguments(self, request: Request[Any]) -> dict[str, Any]:
+        """What httpx is to send."""
+        return {
+            "method": request.method,
+            "url": request.path,
+            "params": dict(request.params),
+            "content": request.content,
+            "headers": {"Content-Type": request.content_type} if request.content_type else {},
+            "timeout": httpx.Timeout(request.read_seconds, connect=_CONNECT_SECONDS),
+        }
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Failures below HTTP become Unreachable."""
+        try:
+            yield
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise unreachable(error, self.url) from None
+        except httpx.DecodingError as error:
+            raise NotRefServer(f"what answers at {self.url} is no reference server: {error}") from None
+
+    def read(self, request: Request[T], response: httpx.Response) -> T:
+        """What the answer says. Raises RefServerError, NotRefServer."""
+        if not response.is_success:
+            raise refusal(response)
+        try:
+            return request.read(response)
+        except (ValueError, LookupError) as error:
+            raise NotRefServer(f"what answers at {self.url} is no reference server of this version: {error}") from None
+
+
+class _Repetition:
+    """Whether, and after how many seconds, one request is sent again."""
+
+    def __init__(self, url: str, repeatable: bool, patience: float | None, on_wait: OnWait) -> None:
+        self._url = url
+        self._repeatable = repeatable
+        self._patience = patience
+        self._on_wait = on_wait
+        self._began = time.monotonic()
+
+    def __call__(self, error: Exception) -> bool | float:
+        """True is the usual backoff."""
+        if not self._may_help(error):
+            return False
+        waited = time.monotonic() - self._began
+        wish = error.retry_after if isinstance(error, RefServerError) else None
+        if self._patience is not None and waited + (wish or 0.0) >= self._patience:
+            return False
+        self._on_wait(self._reason(error), waited)
+        return True if wish is None else wish
+
+    def _may_help(self, error: Exception) -> bool:
+        if isinstance(error, Unreachable):
+            return error.passes and (self._repeatable or not error.done)
+        if isinstance(error, RefServerError):
+            overloaded = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            return overloaded or (error.status >= 500 and self._repeatable)
+        return False
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, Unreachable):
+            return f"the reference server at {self._url} does not answer ({error.reason})"
+        return f"the reference server at {self._url} says: {error}"
+
+
+def not_ready(error: ClientError) -> str:
+    """What a failed look at the server's readiness says of it. Raises what waiting does not mend."""
+    if isinstance(error, RefServerError) and error.status >= 500:
+        return error.message
+    if isinstance(error, Unreachable) and error.passes:
+        return str(error)
+    raise error
+
+
+def silent(reason: str, seconds: float) -> None:
+    """Waits without a word."""
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("token: must be made of letters, digits and - . _ ~ + / =, or no header can carry it")
+    return {"Authorization": f"Bearer {token}"}

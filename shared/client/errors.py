@@ -1,0 +1,100 @@
+"""Why there is no good answer."""
+
+import ssl
+
+import httpx
+
+
+class ClientError(Exception):
+    """There is no good answer. The message says why, and what would help."""
+
+
+class Unreachable(ClientError):
+    """Nothing answers at the URL, or it broke off.
+
+    passes: waiting may help. done: the request may have arrived, so that what it asks for may have been done.
+    """
+
+    def __init__(self, url: str, reason: str, *, passes: bool, done: bool) -> None:
+        super().__init__(f"no server answers at {url} ({reason})")
+        self.reason = reason
+        self.passes = passes
+        self.done = done
+
+
+class Untrusted(Unreachable):
+    """The server's certificate does not verify: waiting does not mend that."""
+
+
+class NotRefServer(ClientError):
+    """What answers at the URL is no reference server, or one whose answers this client does not understand."""
+
+
+class RefServerError(ClientError):
+    """The server answered with an error.
+
+    status: of HTTP. code: for programs, None when what answered was no reference server but, say, a gateway. field: the
+    part of the request that is wrong, if known. request_id: finds the request in the server's log. retry_after: seconds
+    after which the server wants to be asked again, if it said so.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        field: str | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(f"the reference server answered {status}: {message}" if code else f"the answer was {message}")
+        self.status = status
+        self.message = message
+        self.code = code
+        self.field = field
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+
+def refusal(response: httpx.Response) -> RefServerError:
+    """An answer that is not a success."""
+    about: dict[str, str | None] = {"request_id": response.headers.get("X-Request-Id")}
+    try:
+        error = response.json()["error"]
+        message = str(error["message"])
+        about |= {name: error.get(name) for name in ("code", "field")}
+        about["request_id"] = error.get("request_id") or about["request_id"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message = f"{response.status_code} {response.reason_phrase}: {response.text[:200]}".rstrip(": ")
+    wish = response.headers.get("Retry-After", "")
+    return RefServerError(response.status_code, message, retry_after=float(wish) if wish.isdecimal() else None, **about)
+
+
+def unreachable(error: httpx.TransportError | httpx.InvalidURL, url: str) -> Unreachable:
+    """What a failure below HTTP means."""
+    tls = _tls_error(error)
+    if isinstance(tls, ssl.SSLCertVerificationError):
+        return Untrusted(url, f"its certificate does not verify: {tls.verify_message}", passes=False, done=False)
+    lasting = _lasting_reason(error, tls)
+    if lasting:
+        return Unreachable(url, lasting, passes=False, done=False)
+    not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    return Unreachable(url, str(error) or type(error).__name__, passes=True, done=not not_sent)
+
+
+def _lasting_reason(error: Exception, tls: ssl.SSLError | None) -> str | None:
+    """What to tell of an error that stays however long one waits; None for one that may pass."""
+    if isinstance(error, httpx.InvalidURL):
+        return f"this is no URL: {error}"
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return "a URL begins with http:// or https://"
+    if tls and tls.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+        return "what listens there does not speak TLS: the URL may have to begin with http://"
+    return None
+
+
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -1,0 +1,207 @@
+"""Every request of the API and how its answer is read, without sending anything: both clients send these."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+from pydantic import BaseModel
+
+from shared import wire
+from shared.api import (
+    AckBody,
+    Admitted,
+    BatchDetails,
+    BatchPage,
+    ExtendBody,
+    Key,
+    LeaseBody,
+    LeasesBody,
+    Logprobs,
+    LogprobsRequest,
+    ModelInfo,
+    QueueView,
+    ReferenceBody,
+    ReferenceVersion,
+    ReleaseBody,
+    Results,
+    TokenIds,
+    TokensView,
+)
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.client.leased import Leased, Uploaded
+from shared.states import Outcome, State
+
+Outcomes = dict[str, Outcome]
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+
+_JSON = "application/json"
+_READ_SECONDS = 60.0
+# A large batch on a slow machine, behind others.
+_SCORING_SECONDS = 600.0
+# A server that takes longer to say how it does is not well.
+_HEALTH_SECONDS = 10.0
+_KEYS_AT_ONCE = 1000
+# What the server lists in one answer.
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Request(Generic[T]):
+    """One request.
+
+    read: takes a successful answer; raises ValueError or LookupError for one that is not of this API. read_seconds: how
+    long the server may be silent. repeatable: doing it twice does no more than doing it once.
+    """
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]
+    content: bytes | None = None
+    content_type: str | None = None
+    params: Mapping[str, str | int] = field(default_factory=dict)
+    read_seconds: float = _READ_SECONDS
+    repeatable: bool = True
+
+
+def not_ready_reason() -> Request[None]:
+    return Request("GET", "/readyz", lambda _: None, read_seconds=_HEALTH_SECONDS)
+
+
+def model() -> Request[ModelInfo]:
+    return Request("GET", "/v1/model", _as(ModelInfo))
+
+
+def queue() -> Request[QueueView]:
+    return Request("GET", "/v1/queue", _as(QueueView))
+
+
+def upload(batch: RolloutBatch | bytes) -> Request[Uploaded]:
+    def read(response: httpx.Response) -> Uploaded:
+        admitted = Admitted.model_validate_json(response.content)
+        return Uploaded(id=admitted.id, state=admitted.state, created=response.status_code == httpx.codes.CREATED)
+
+    return Request("POST", "/v1/batches", read, _encoded(batch), wire.CONTENT_TYPE)
+
+
+def score(batch: RolloutBatch | bytes) -> Request[ScoredBatch]:
+    def read(response: httpx.Response) -> ScoredBatch:
+        scored = wire.decode(response.content)
+        if not isinstance(scored, ScoredBatch):
+            raise ValueError("a scored batch was expected")
+        return scored
+
+    return Request("POST", "/v1/logprobs", read, _encoded(batch), wire.CONTENT_TYPE, read_seconds=_SCORING_SECONDS)
+
+
+def logprobs(prompt: str, completions: Sequence[str], temperature: float) -> Request[Logprobs]:
+    return _logprobs(LogprobsRequest(prompt=prompt, completions=list(completions), temperature=temperature))
+
+
+def logprobs_of_ids(
+    prompt_ids: Sequence[int], completions: Sequence[Sequence[int]], temperature: float
+) -> Request[Logprobs]:
+    rows: list[TokenIds] = [list(row) for row in completions]
+    return _logprobs(LogprobsRequest(prompt_ids=list(prompt_ids), completions=rows, temperature=temperature))
+
+
+def lease(terms: LeaseBody) -> Request[Leased | None]:
+    """A request_id of its own where the terms have none, so that repeating it leases nothing twice."""
+
+    def read(response: httpx.Response) -> Leased | None:
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return None
+        headers = response.headers
+        return Leased(
+            wire.decode(response.content), headers["Batch-Id"], headers["Lease-Token"], int(headers["Deliveries"])
+        )
+
+    asked = terms.model_copy(update={"request_id": terms.request_id or uuid4().hex})
+    return _post("/v1/batches/lease", asked, read, read_seconds=terms.wait_seconds + _READ_SECONDS)
+
+
+def ack(leases: Sequence[Leased], checkpoint: str | None) -> list[Request[Outcomes]]:
+    return [_settle("ack", AckBody(leases=keys, checkpoint=checkpoint)) for keys in _keys(leases)]
+
+
+def extend(leases: Sequence[Leased], lease_seconds: float, started: bool) -> list[Request[Outcomes]]:
+    return [
+        _settle("extend", ExtendBody(leases=keys, lease_seconds=lease_seconds, started=started))
+        for keys in _keys(leases)
+    ]
+
+
+def release(leases: Sequence[Leased], error: str | None) -> list[Request[Outcomes]]:
+    return [_settle("release", ReleaseBody(leases=keys, error=error)) for keys in _keys(leases)]
+
+
+def page(state: State | str | None, run: str | None, limit: int, cursor: str | None) -> Request[BatchPage]:
+    asked = {"state": state, "run": run, "limit": limit, "cursor": cursor}
+    return Request(
+        "GET", "/v1/batches", _as(BatchPage), params={name: value for name, value in asked.items() if value is not None}
+    )
+
+
+def batch(id: str) -> Request[BatchDetails]:
+    return Request("GET", _batch_path(id), _as(BatchDetails))
+
+
+def tokens(id: str) -> Request[TokensView]:
+    return Request("GET", f"{_batch_path(id)}/tokens", _as(TokensView))
+
+
+def requeue(id: str) -> Request[Admitted]:
+    """Not repeatable: a batch that was brought back and died again at once would be brought back again."""
+    return Request("POST", f"{_batch_path(id)}/requeue", _as(Admitted), repeatable=False)
+
+
+def drop(id: str) -> Request[None]:
+    return Request("DELETE", _batch_path(id), lambda _: None)
+
+
+def replace_reference(snapshot: str, version: int) -> Request[ReferenceVersion]:
+    asked = ReferenceBody(snapshot=snapshot, version=version)
+    return Request(
+        "PUT", "/v1/reference", _as(ReferenceVersion), asked.model_dump_json().encode(), _JSON,
+        read_seconds=_SCORING_SECONDS,
+    )  # fmt: skip
+
+
+def _logprobs(asked: LogprobsRequest) -> Request[Logprobs]:
+    return _post("/v1/logprobs", asked, _as(Logprobs), read_seconds=_SCORING_SECONDS)
+
+
+def _post(
+    path: str, body: BaseModel, read: Callable[[httpx.Response], T], *, read_seconds: float = _READ_SECONDS
+) -> Request[T]:
+    return Request("POST", path, read, body.model_dump_json().encode(), _JSON, read_seconds=read_seconds)
+
+
+def _settle(verb: str, body: LeasesBody) -> Request[Outcomes]:
+    def read(response: httpx.Response) -> Outcomes:
+        results = Results.model_validate_json(response.content).results
+        return {result.id: result.outcome for result in results}
+
+    return _post(f"/v1/leases/{verb}", body, read)
+
+
+def _keys(leases: Sequence[Leased]) -> list[list[Key]]:
+    """So many at once that a body stays small."""
+    keys = [Key(id=lease.id, token=lease.token) for lease in leases]
+    return [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]
+
+
+def _as(model: type[Model]) -> Callable[[httpx.Response], Model]:
+    return lambda response: model.model_validate_json(response.content)
+
+
+def _encoded(batch: RolloutBatch | bytes) -> bytes:
+    return batch if isinstance(batch, bytes) else wire.encode(batch)
+
+
+def _batch_path(id: str) -> str:
+    return f"/v1/batches/{quote(id, safe='')}"

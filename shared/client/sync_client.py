@@ -1,0 +1,188 @@
+"""The client that waits."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from shared.api import (
+    Admitted,
+    BatchDetails,
+    BatchPage,
+    BatchSummary,
+    LeaseBody,
+    Logprobs,
+    ModelInfo,
+    QueueView,
+    ReferenceVersion,
+    TokensView,
+)
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.client import requests
+from shared.client.connection import Connection, OnWait, not_ready, silent
+from shared.client.errors import ClientError
+from shared.client.leased import Leased, Uploaded
+from shared.client.requests import Outcomes, Request
+from shared.states import State
+
+T = TypeVar("T")
+
+
+class RefServerClient(Connection):
+    """A connection to one reference server. Safe to share between threads.
+
+    token: sent with each request. ca: a PEM file with the certificates of a private CA, for https. patience: a server
+    that is down, starting, full or failing is asked again for so many seconds; 0 asks once, None never gives up.
+    on_wait: told meanwhile why, and for how long so far; what it raises ends the wait. What the caller did wrong is
+    raised at once. Every method raises RefServerError, Unreachable, NotRefServer, which are all ClientError.
+
+    ```
+    with RefServerClient("https://gpu1:8400", token=os.environ["TOKEN"], ca="ca.pem") as client:
+        print(client.logprobs("2+3=", ["5", "6"]).logprobs)
+    ```
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        patience: float | None = 30.0,
+        on_wait: OnWait = silent,
+    ) -> None:
+        super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait)
+        with self.translating():
+            self._http = httpx.Client(**self._options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def not_ready_reason(self) -> str | None:
+        """Why a batch would not be scored now, or None. Asked once; a server that does not answer is not ready."""
+        try:
+            return self._send_once(requests.not_ready_reason())
+        except ClientError as error:
+            return not_ready(error)
+
+    def model(self) -> ModelInfo:
+        """The reference model: what a model that is trained against it must match."""
+        return self._send(requests.model())
+
+    def queue(self) -> QueueView:
+        """Counts and bytes by run and state, limits, and the scorer's throughput."""
+        return self._send(requests.queue())
+
+    def glance(self) -> QueueView | None:
+        """The same, asked once; None when there is no answer. For looking, where nobody should wait."""
+        try:
+            return self._send_once(requests.queue())
+        except ClientError:
+            return None
+
+    def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
+        """Returns once the batch, or its encoded bytes, is durable there. A full queue is waited for."""
+        return self._send(requests.upload(batch))
+
+    def lease(self, terms: LeaseBody) -> Leased | None:
+        """One batch, or None when none came within terms.wait_seconds. A lost answer strands nothing.
+
+        ```
+        leased = client.lease(LeaseBody(consumer="me", run="by-hand", wait_seconds=20, lease_seconds=120))
+        ```
+        """
+        return self._send(requests.lease(terms))
+
+    def ack(self, leases: Sequence[Leased], checkpoint: str | None = None) -> Outcomes:
+        """Settles batches whose effect a durable checkpoint holds. Outcomes by id."""
+        return self._send_all(requests.ack(leases, checkpoint))
+
+    def extend(self, leases: Sequence[Leased], lease_seconds: float, *, started: bool = False) -> Outcomes:
+        """Heartbeat: holds them lease_seconds from now. `started` says that training on them begins. Outcomes by id."""
+        return self._send_all(requests.extend(leases, lease_seconds, started))
+
+    def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
+        """Gives batches back unused; with an error they cannot be used, and die of it in the end. Outcomes by id."""
+        return self._send_all(requests.release(leases, error))
+
+    def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
+        """Scores texts now. Each is tokenised apart, without special tokens; nothing is kept."""
+        return self._send(requests.logprobs(prompt, completions, temperature))
+
+    def logprobs_of_ids(
+        self, prompt_ids: Sequence[int], completions: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Logprobs:
+        """Scores token ids now; nothing is kept."""
+        return self._send(requests.logprobs_of_ids(prompt_ids, completions, temperature))
+
+    def score(self, batch: RolloutBatch | bytes) -> ScoredBatch:
+        """Scores a whole batch now, at its own temperature; nothing is kept."""
+        return self._send(requests.score(batch))
+
+    def batches(self, state: State | str | None = None, run: str | None = None) -> Iterator[BatchSummary]:
+        """All batches, or those of a state or a run, in the order of admission, asked for page by page."""
+        cursor: str | None = None
+        while True:
+            page = self.page(state, run, cursor=cursor)
+            yield from page.batches
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def page(
+        self,
+        state: State | str | None = None,
+        run: str | None = None,
+        *,
+        limit: int = requests.PAGE,
+        cursor: str | None = None,
+    ) -> BatchPage:
+        """At most `limit` batches (1 to 1000) from `cursor` on, the `next_cursor` of the page before."""
+        return self._send(requests.page(state, run, limit, cursor))
+
+    def batch(self, id: str) -> BatchDetails:
+        """State, history and shape of one batch."""
+        return self._send(requests.batch(id))
+
+    def tokens(self, id: str) -> TokensView:
+        """For looking: each token with its text and log-probs, each row with its rewards."""
+        return self._send(requests.tokens(id))
+
+    def requeue(self, id: str) -> Admitted:
+        """Brings a dead or expired batch back. Not repeated when it may have been done."""
+        return self._send(requests.requeue(id))
+
+    def drop(self, id: str) -> None:
+        """Drops the payload of a batch for good; its id stays known."""
+        self._send(requests.drop(id))
+
+    def replace_reference(self, snapshot: str, version: int) -> ReferenceVersion:
+        """Scores with the weights of another snapshot from here on. snapshot: a name below the server's root."""
+        return self._send(requests.replace_reference(snapshot, version))
+
+    def _send(self, request: Request[T]) -> T:
+        for attempt in self.attempts(request):
+            with attempt:
+                return self._send_once(request)
+        raise AssertionError("the last attempt raises")
+
+    def _send_once(self, request: Request[T]) -> T:
+        with self.translating():
+            response = self._http.request(**self.arguments(request))
+        return self.read(request, response)
+
+    def _send_all(self, several: Sequence[Request[Outcomes]]) -> Outcomes:
+        outcomes: Outcomes = {}
+        for request in several:
+            outcomes |= self._send(request)
+        return outcomes
