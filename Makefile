@@ -6,7 +6,7 @@ SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
 
-.PHONY: demo test lint types pytest bench bench-trl chaos queue-model clean
+.PHONY: demo test lint types pytest bench bench-trl chaos queue-model docker-test clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -35,6 +35,9 @@ chaos: $(STAMP)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|
 
 queue-model: $(STAMP)  ## both stores of the queue beside a model of it, 50,000 operations each
 	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s tests/ref_server/queue/test_model.py
+
+docker-test: $(STAMP)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
+	DOCKER_TEST=1 $(BIN)/pytest -q -s --durations 0 tests/docker
 
 clean:
 	rm -rf .venv

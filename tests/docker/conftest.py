@@ -1,0 +1,92 @@
+"""Images once, projects that go away. Everything here wants a Docker engine, and `make docker-test`."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from uuid6 import uuid7
+
+from shared.batch import RolloutBatch, TokenGroup
+from tests.docker.compose import Project, docker, engine_answers
+
+_POSTGRESQL = "tandem-test-postgresql"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1800))  # the first build downloads half a gigabyte
+            if "DOCKER_TEST" not in os.environ:
+                item.add_marker(pytest.mark.skip(reason="make docker-test runs it, with a Docker engine"))
+
+
+@pytest.fixture(scope="session")
+def image() -> None:
+    """The image that the services run, built from the working tree."""
+    if not engine_answers():
+        pytest.exit("no Docker engine answers: start one, or set DOCKER_HOST to it", returncode=1)
+    Project().compose("build", "ref-server")
+
+
+@pytest.fixture(scope="session")
+def postgresql_image(image: None) -> str:
+    """Debian's PostgreSQL, which takes what compose.yaml tells the official image, where that cannot be pulled."""
+    base = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
+    network = os.environ.get("BUILD_NETWORK", "default")
+    directory = Path(__file__).parent / "postgresql"
+    docker("build", "--network", network, "--build-arg", f"BASE_IMAGE={base}", "--tag", _POSTGRESQL, str(directory))
+    return _POSTGRESQL
+
+
+@contextmanager
+def _projects() -> Iterator[Callable[..., Project]]:
+    made: list[Project] = []
+
+    def make(**variables: str) -> Project:
+        made.append(Project(**variables))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for project in made:
+            project.remove()
+
+
+@pytest.fixture
+def project(image: None) -> Iterator[Callable[..., Project]]:
+    """Makes projects by their variables, which are gone when the test has ended."""
+    with _projects() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def server(image: None) -> Iterator[Project]:
+    """`docker compose up` without any variable, for all tests of a module that leave it as it is."""
+    with _projects() as make:
+        yield make().up()
+
+
+@pytest.fixture(scope="session")
+def rollout() -> Callable[[], RolloutBatch]:
+    """A batch of random tokens that the demo's model knows."""
+    generator = np.random.default_rng(0)
+
+    def make() -> RolloutBatch:
+        lengths = np.array([4, 1, 7])
+        return RolloutBatch(
+            id=str(uuid7()),
+            run="by-hand",
+            epoch=0,
+            policy_version=0,
+            temperature=0.7,
+            group=TokenGroup(generator.integers(5, 260, 9), generator.integers(5, 260, lengths.sum()), lengths),
+            rewards=np.array([1, 0, 0.5], dtype=np.float32),
+            finished=np.array([True, True, False]),
+        )
+
+    return make

@@ -1,0 +1,211 @@
+"""compose.yaml as users start it: real images, containers, volumes and networks."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from policy_trainer.base_model import make_model, make_tokenizer
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.models import save_model
+from tests.docker.compose import Project, docker, until
+from tests.integration.processes import steps_of
+
+MakeProject = Callable[..., Project]
+Rollout = Callable[[], RolloutBatch]
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> None:
+    headers = {"Content-Type": wire.CONTENT_TYPE}
+    assert http.post("/v1/batches", content=wire.encode(batch), headers=headers).status_code == 201
+
+
+def lease(http: httpx.Client) -> httpx.Response:
+    return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 15, "lease_seconds": 120})
+
+
+def ack(http: httpx.Client, leased: httpx.Response) -> str:
+    key = {"id": leased.headers["Batch-Id"], "token": leased.headers["Lease-Token"]}
+    return http.post("/v1/leases/ack", json={"leases": [key]}).json()["results"][0]["outcome"]
+
+
+def naive_logps(directory: Path, batch: RolloutBatch) -> np.ndarray:
+    """(C,) float64, row by row, by the model as transformers computes it."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    rows = []
+    for completion in batch.group.completions():
+        ids = torch.from_numpy(np.concatenate([batch.group.prompt_ids, completion]))
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, -len(completion) - 1 : -1] / batch.temperature
+        rows.append(logits.log_softmax(-1).gather(1, torch.from_numpy(completion)[:, None])[:, 0].numpy())
+    return np.concatenate(rows)
+
+
+def test_a_batch_is_scored_from_outside(server: Project, rollout: Rollout, tmp_path: Path) -> None:
+    batch = rollout()
+    with server.until_healthy() as http:
+        upload(http, batch)
+        leased = lease(http)
+        scored = wire.decode(leased.content)
+        assert isinstance(scored, ScoredBatch)
+        base = server.copy("ref-server", "/opt/demo/base", tmp_path / "base")
+        np.testing.assert_allclose(scored.ref_logps, naive_logps(base, batch), atol=1e-4)
+        assert ack(http, leased) == "ok"
+
+
+def test_the_server_has_no_rights(server: Project) -> None:
+    server.until_healthy().close()
+    status = dict(line.split(":\t") for line in server.execute("ref-server", "cat", "/proc/self/status").splitlines())
+    assert status["Uid"].split() == ["10001"] * 4
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert status["NoNewPrivs"] == "1"
+
+
+def test_only_volumes_and_tmp_are_written(server: Project) -> None:
+    """Also by root: what protects the rest is how it is mounted, not who owns it."""
+    server.until_healthy().close()
+    for place in ("/etc", "/opt/venv", "/usr/local/bin", "/models"):
+        write = f"touch {place}/x 2>&1 || true"
+        refused = docker("exec", "--user", "0", server.container("ref-server"), "sh", "-c", write)
+        assert refused == f"touch: cannot touch '{place}/x': Read-only file system"
+    server.execute("ref-server", "sh", "-c", "touch /data/x /tmp/x && rm /data/x")
+
+
+def test_it_is_published_on_loopback_alone(server: Project) -> None:
+    server.until_healthy().close()
+    published = server.inspect("ref-server")["NetworkSettings"]["Ports"]
+    assert published == {"8400/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(server.port)}]}
+
+
+@pytest.mark.parametrize(("name", "status"), [("ref-server:8400", 200), ("localhost", 200), ("evil.example", 403)])
+def test_under_which_names_it_is_asked(server: Project, name: str, status: int) -> None:
+    with server.until_healthy() as http:
+        assert http.get("/v1/model", headers={"Host": name}).status_code == status
+
+
+def test_what_is_in_the_image(server: Project) -> None:
+    server.until_healthy().close()
+    for tool in ("gcc", "cc", "make", "/opt/venv/bin/pip"):
+        assert server.execute("ref-server", "sh", "-c", f"command -v {tool} || true") == ""
+    image = json.loads(docker("image", "inspect", "tandem:cpu"))[0]
+    assert image["Config"]["User"] == "10001:10001"
+    assert image["Config"]["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_nothing_is_lost_by_a_crash(project: MakeProject, rollout: Rollout) -> None:
+    """Of the process, which the engine restarts, and of the container."""
+    server = project().up()
+    batches = [rollout() for _ in range(3)]
+    with server.until_healthy() as http:
+        for batch in batches:
+            upload(http, batch)
+        leased = lease(http)
+        server.execute("ref-server", "sh", "-c", "kill -9 $(pidof -s python3 python3.11 python)")
+        until(lambda: server.inspect("ref-server")["RestartCount"] == 1, "the container to be restarted", server)
+    with server.until_healthy() as http:
+        second = lease(http)
+        docker("kill", server.container("ref-server"))
+    with server.up().until_healthy() as http:
+        assert [ack(http, item) for item in (leased, second)] == ["ok", "ok"]
+        assert lease(http).headers["Batch-Id"] == batches[2].id
+        assert {leased.headers["Batch-Id"], second.headers["Batch-Id"]} == {batch.id for batch in batches[:2]}
+
+
+def test_a_stop_is_an_orderly_end(project: MakeProject, rollout: Rollout) -> None:
+    """Although a long poll waits: status 0, where a container that had to be killed has 137."""
+    server = project().up()
+    server.until_healthy().close()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as poll:
+        body = b'{"consumer": "poll", "wait_seconds": 60}'
+        poll.sendall(
+            b"POST /v1/batches/lease HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        server.compose("stop", "ref-server")
+        assert b" 204 " in poll.recv(4096)
+    assert server.until_exited("ref-server") == 0
+    assert "Traceback" not in server.output()
+
+
+def test_a_model_that_is_not_there(project: MakeProject) -> None:
+    done = project(MODEL="/models/mine").compose("run", "--rm", "ref-server", check=False)
+    assert done.returncode == 2
+    assert "there is no model /models/mine" in done.stderr + done.stdout
+    assert "Set MODELS_DIR" in done.stderr + done.stdout
+
+
+def test_beyond_loopback_it_wants_a_token(project: MakeProject) -> None:
+    done = project(REF_SERVER_ADDRESS="0.0.0.0").compose("run", "--rm", "ref-server", check=False)
+    assert done.returncode == 2
+    assert "REF_SERVER_TOKEN" in done.stderr + done.stdout
+
+
+def test_a_run_of_ones_own(project: MakeProject, tmp_path: Path) -> None:
+    """A model and problems of this machine, a token, and the worker and trainer in containers of their own."""
+    save_model(make_model(1), make_tokenizer(), tmp_path / "models" / "mine")
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "problems.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(100))
+    )
+    (inputs / "mine.toml").write_text(
+        'model = "in the way of MODEL"\ntask = "jsonl"\nsteps = 3\ngroups_per_step = 4\nthreads = 1\n'
+        '[data]\npath = "/inputs/problems.jsonl"\n'
+        "[sampling]\ngroup_size = 4\nprompts_per_round = 4\nmax_new_tokens = 8\n"
+        "[loss]\ndrop_zero_variance = false\n[evaluation]\nproblems = 8\n"
+    )
+    for path in (tmp_path, *tmp_path.parents):
+        if path.owner() == Path.home().owner() and path != Path("/tmp"):
+            path.chmod(path.stat().st_mode | 0o055)  # pytest keeps its own closed to the container's user
+    own = project(
+        MODELS_DIR=str(tmp_path / "models"), MODEL="/models/mine", INPUTS_DIR=str(inputs), CONFIG="/inputs/mine.toml",
+        RUN="mine", REF_SERVER_TOKEN="a-token-of-32-characters-or-more", REF_SERVER_THREADS="1",
+        POLICY_TRAINER_TOKEN="a-token-of-32-characters-or-more",
+    ).up("--profile", "worker", "--profile", "trainer")  # fmt: skip
+    assert own.until_exited("trainer") == 0, own.output()
+    assert own.until_exited("worker") == 0, own.output()
+    steps = steps_of(own.copy("trainer", "/runs/mine", tmp_path / "run"))
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    assert steps[0]["kl_at_step_0"] < 1e-9
+    with own.until_healthy() as http:
+        assert http.get("/v1/queue").status_code == 401
+        assert http.get("/readyz").status_code == 200
+        http.headers["Authorization"] = "Bearer a-token-of-32-characters-or-more"
+        assert http.get("/v1/queue").json()["runs"]["mine"]["done"]["batches"] == 12
+
+
+def test_the_demo(project: MakeProject, tmp_path: Path) -> None:
+    demo = project(POLICY_TRAINER_STEPS="6", REF_SERVER_THREADS="1")
+    output = demo.compose("--profile", "demo", "up", "--no-build", "--exit-code-from", "trainer").stdout
+    assert "step 6/6" in output
+    assert demo.until_exited("trainer") == 0
+    steps = steps_of(demo.copy("trainer", "/runs/demo", tmp_path / "run"))
+    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[0]["kl_at_step_0"] < 1e-9
+    assert (tmp_path / "run" / "model" / "config.json").exists()
+
+
+def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, rollout: Rollout) -> None:
+    """The server waits for the database that starts with it, and goes on when that has been restarted."""
+    shared = project(
+        POSTGRES_IMAGE=postgresql_image, POSTGRES_PASSWORD="of/the@test", POSTGRES_PORT=str(Project().port),
+        REF_SERVER_STORE="postgresql://tandem@postgresql/tandem",
+    ).up("--profile", "postgresql")  # fmt: skip
+    batches = [rollout() for _ in range(2)]
+    with shared.until_healthy() as http:
+        for batch in batches:
+            upload(http, batch)
+        leased = lease(http)
+        shared.compose("--profile", "postgresql", "restart", "postgresql")
+        shared.until_healthy("postgresql").close()
+        shared.until_healthy().close()
+        assert ack(http, leased) == "ok"
+        assert lease(http).headers["Batch-Id"] == batches[1].id
+    assert "of/the@test" not in shared.output()
