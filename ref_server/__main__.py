@@ -1,26 +1,29 @@
 """The command `ref-server`."""
 
+import os
 import signal
-import socket
 import sys
 import time
 from contextlib import closing
 from types import FrameType
 
 import structlog
-import uvicorn
 
 from ref_server.app import create_app
+from ref_server.auth import readable_by_all
+from ref_server.client_cli.options import Environment
 from ref_server.config import ServeConfig
+from ref_server.hosts import is_loopback
+from ref_server.listening import uvicorn_config
 from ref_server.no_model import NoReference
 from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.queue_cli.command import queue_command
-from ref_server.queue_cli.options import Environment
 from ref_server.reference import Reference
+from ref_server.server import Server
 from ref_server.service import Service
 from ref_server.stores import describe_store, open_queue
 from shared.lifetime import end_with_parent
-from shared.logs import configure_logs
+from shared.logs import configure_logs, log_uncaught_errors
 from shared.refusal import Refused
 from shared.settings import load_settings
 
@@ -37,27 +40,12 @@ commands:
 """
 
 
-class Server(uvicorn.Server):
-    """uvicorn, but it says when it serves, and the first signal also sends the long polls home instead of waiting."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        log.info("serving", url=f"http://{host}:{self.config.port}")
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.drain()
-        super().handle_exit(sig, frame)
-
-
 def serve(arguments: list[str]) -> int:
     config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
-    configure_logs()
+    configure_logs(config.log_format, config.log_level)
+    log_uncaught_errors()
     end_with_parent()
+    _warn(config)
     try:
         opening = time.monotonic()
         with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
@@ -70,6 +58,15 @@ def serve(arguments: list[str]) -> int:
     return 1
 
 
+def _warn(config: ServeConfig) -> None:
+    if config.token_file is not None and readable_by_all(config.token_file):
+        log.warning("every user of this machine can read the tokens", file=str(config.token_file), remedy="chmod 600")
+    if config.keys and config.tls_cert is None and not is_loopback(config.host):
+        log.warning(
+            "tokens cross the network in the clear", remedy="--tls-cert and --tls-key, or a proxy that has them"
+        )
+
+
 def _open_reference(config: ServeConfig) -> Reference:
     if config.no_model:
         return NoReference(config.max_batch_tokens)
@@ -79,21 +76,14 @@ def _open_reference(config: ServeConfig) -> Reference:
 
 
 def _listen(service: Service, config: ServeConfig) -> int:
-    server = Server(
-        uvicorn.Config(
-            create_app(service),
-            host=config.host,
-            port=config.port,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,  # nothing here depends on who asks
-            timeout_graceful_shutdown=10,
-            timeout_keep_alive=60,  # longer than clients keep a connection, so that none is closed under a request
-        ),
-        service,
-    )
+    server = Server(uvicorn_config(create_app(service), config), service)
     server.run()
-    return 0 if server.started else 1
+    return server.status
+
+
+def _end(sig: int, _: FrameType | None) -> None:
+    """At once: a process that does not serve yet has nothing in hand, and loading a model can take minutes."""
+    os._exit(128 + sig)
 
 
 COMMANDS = {"serve": serve, "queue": queue_command}
@@ -107,6 +97,7 @@ def main() -> None:
     if arguments[0] not in COMMANDS:
         print(f"ref-server: there is no command {arguments[0]!r}\n\n{USAGE}", file=sys.stderr)
         sys.exit(2)
+    signal.signal(signal.SIGTERM, _end)  # else the first process of a container would not hear it while it starts
     try:
         sys.exit(COMMANDS[arguments[0]](arguments[1:]))
     except KeyboardInterrupt:

@@ -8,8 +8,10 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.errors import add_error_handlers
 from ref_server.guard import Guard
-from ref_server.routes import batches, documents, health, leases, scoring
+from ref_server.requests import Requests
+from ref_server.routes import batches, documents, health, leases, reference, scoring
 from ref_server.service import Service
+from ref_server.traffic import Traffic
 
 
 def create_app(service: Service) -> FastAPI:
@@ -26,9 +28,15 @@ def create_app(service: Service) -> FastAPI:
         description="Scores per-token log-probs with a frozen reference model, and queues generated batches durably.",
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
+    app.state.traffic = Traffic()
     add_error_handlers(app)
-    for routes in (health, scoring, batches, leases):
+    for routes in (health, scoring, batches, leases, reference):
         routes.add(app, service)
+    if service.config.legacy:
+        from ref_server.legacy import app as legacy  # needs PyTorch, which a server without a model does not load
+
+        legacy.add(app, service)
     documents.describe(app, open_paths=("/livez", "/readyz"))
-    app.add_middleware(Guard, host=service.config.host, max_body_bytes=service.config.max_body_mib * 2**20)
+    app.add_middleware(Guard, config=service.config)
+    app.add_middleware(Requests, traffic=app.state.traffic)
     return app

@@ -126,13 +126,11 @@ class ServeConfig(BaseSettings):
             return store
         if not store.startswith(("postgresql://", "postgres://")):
             raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
-        try:
-            conninfo_to_dict(store)
-        except psycopg.Error:  # whose words may be a part of the password
+        if not _is_conninfo(store):
             raise ValueError(
                 "is not a URL that PostgreSQL takes; in a password, characters other than letters and digits are "
                 "written as %40, %2F and so on"
-            ) from None
+            )
         return store
 
     @field_validator("allowed_hosts")
@@ -216,3 +214,13 @@ class ServeConfig(BaseSettings):
     def keys(self) -> Keys:
         """Who may do what; nobody is asked when it is empty."""
         return self._keys
+
+
+def _is_conninfo(url: str) -> bool:
+    """Also false where a part of a password would be taken for a host, a port or a database, and be named in errors."""
+    try:
+        parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    except psycopg.Error:
+        return False
+    names = parts.get("host", "") + parts.get("dbname", "")
+    return "@" not in names and re.fullmatch("[0-9,]*", parts.get("port", "")) is not None

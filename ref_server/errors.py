@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ref_server.guard import BodyTooLarge
 from ref_server.problem import Problem
 from ref_server.queue.interface import (
     ContentConflict,
@@ -22,7 +21,7 @@ from ref_server.queue.interface import (
     TooManyInFlight,
     WrongState,
 )
-from ref_server.reference import Busy, NoModel, TooLarge
+from ref_server.reference import BadSnapshotName, Busy, NoModel, NoSnapshot, NotReady, ReferenceConflict, TooLarge
 from shared.batch import BatchError
 
 
@@ -30,7 +29,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answers whatever a route raises: a code, a message, the field at fault, the request's id."""
 
     def answer(request: Request, problem: Problem) -> JSONResponse:
-        return JSONResponse(problem.body(request.state.request_id), problem.status, headers=problem.headers)
+        return problem.answer(request.scope)
 
     def answer_bug(request: Request, _: Exception) -> JSONResponse:
         # Starlette answers these outside of the guard, which names the request on all other answers, and raises the
@@ -49,13 +48,16 @@ def add_error_handlers(app: FastAPI) -> None:
         QueueFull: lambda error: _full("queue_full", error),
         TooManyInFlight: lambda error: _full("in_flight_full", error),
         NoModel: lambda error: Problem(409, "no_model", str(error)),
+        BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
+        NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
+        ReferenceConflict: lambda error: Problem(409, error.code, str(error)),
+        NotReady: lambda error: Problem(503, "not_ready", str(error), headers={"Retry-After": "1"}),
         Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
         StorageFull: lambda error: Problem(507, "storage_full", str(error)),
         StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
         RequestValidationError: lambda error: _invalid(error.errors()),
         ValidationError: lambda error: _invalid(error.errors()),
         ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
-        BodyTooLarge: lambda error: Problem(413, "too_large", error.detail, "body"),
     }
     for kind, translate in translations.items():
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))

@@ -9,11 +9,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
-from ref_server.reference import ModelInfo, TooLarge, check_ids, check_size
-from ref_server.scoring import Scorer, ScoringLoop
+from ref_server.reference import ModelInfo, ReferenceConflict, TooLarge, check_ids, check_size
+from ref_server.scorer import Scorer
+from ref_server.scoring import ScoringLoop
+from ref_server.snapshots import find_snapshot, load_like
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward, embedding_rows
 from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
+from shared.refusal import Refused
 
 log = structlog.get_logger()
 
@@ -28,15 +31,24 @@ def load(config: ServeConfig) -> "FrozenModel":
 
 
 class FrozenModel:
-    """A `Reference` that scores."""
+    """A `Reference` that scores. snapshot, version: whose weights these are, where they have replaced the first."""
 
     scores_uploads = True
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ServeConfig) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ServeConfig,
+        *,
+        snapshot: str | None = None,
+        version: int = 0,
+    ) -> None:
         assert config.model is not None
-        self._forward = choose_forward(model)
+        forward = choose_forward(model)
+        self._model = model
         self._tokenizer = tokenizer
-        self._scoring_tokens = config.scoring_tokens
+        self._config = config
         self._info = ModelInfo(
             name=config.model,
             revision=config.revision,
@@ -44,11 +56,13 @@ class FrozenModel:
             context_length=context_length(model),
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
-            reference_version=0,
+            reference_version=version,
             max_batch_tokens=config.max_batch_tokens,
             tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-            forward=self._forward.name,
+            forward=forward.name,
+            snapshot=snapshot,
         )
+        self.score = Scorer(forward, version).score
         log.info("reference model ready", **{k: v for k, v in vars(self._info).items() if k != "tokenizer_fingerprint"})
 
     def describe(self) -> dict[str, Any]:
@@ -71,11 +85,27 @@ class FrozenModel:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
 
+    def replacement(self, snapshot: str, version: int) -> "FrozenModel":
+        """Its weights besides these: for a while the device holds two models. A tokenizer may be missing there."""
+        root, info = self._config.snapshot_root, self._info
+        if root is None:
+            raise ReferenceConflict(
+                "no_snapshot_root", "the reference cannot be replaced: start ref-server with --snapshot-root DIRECTORY"
+            )
+        directory = find_snapshot(root, snapshot)
+        if (snapshot, version) == (info.snapshot, info.reference_version):
+            return self
+        if version <= info.reference_version:
+            raise ReferenceConflict(
+                "older_version",
+                f"version must be greater than {info.reference_version}, which is in place; got {version}",
+            )
+        log.info("loading another reference", snapshot=snapshot, version=version)
+        model = load_like(self._model, info.tokenizer_fingerprint, directory)
+        try:
+            return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version)
+        except Refused as error:
+            raise ReferenceConflict("bad_snapshot", str(error)) from error
+
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoop:
-        return ScoringLoop(
-            Scorer(self._forward),
-            queue,
-            reference_version=str(self._info.reference_version),
-            tokens_per_forward=self._scoring_tokens,
-            on_ready=on_ready,
-        )
+        return ScoringLoop(self, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)

@@ -5,11 +5,10 @@ from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, NoReturn
 
-import numpy as np
 import structlog
 
 from ref_server.queue.interface import Queue, State
-from ref_server.reference import ModelInfo, NoModel, ScoringTotals, check_ids, check_size
+from ref_server.reference import ModelInfo, NoModel, Reference, Scores, ScoringTotals, check_ids, check_size
 from shared.batch import TokenGroup
 
 log = structlog.get_logger()
@@ -37,6 +36,12 @@ class NoReference:
     def decode(self, ids: Sequence[int]) -> None:
         return None
 
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        _refuse()
+
+    def replacement(self, snapshot: str, version: int) -> Reference:
+        _refuse()
+
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> "NoScoring":
         return NoScoring(queue, on_ready)
 
@@ -44,11 +49,12 @@ class NoReference:
 class NoScoring:
     """A `Scoring` that scores nothing: what is uploaded is ready."""
 
-    alive = True
+    failed = False
 
     def __init__(self, queue: Queue, on_ready: Callable[[], None]) -> None:
         self._queue = queue
         self._on_ready = on_ready
+        self.alive = True
         self.totals = ScoringTotals()
 
     def start(self) -> None:
@@ -58,12 +64,18 @@ class NoScoring:
             log.warning("batches wait to be scored, which takes a server with --model", batches=sum(waiting))
 
     def stop(self) -> None:
+        self.alive = False
+
+    def join(self) -> None:
         pass
 
     def ring(self) -> None:
         self._on_ready()
 
-    def submit(self, group: TokenGroup, temperature: float) -> "Future[np.ndarray]":
+    def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
+        _refuse()
+
+    def replace(self, reference: Reference) -> "Future[None]":
         _refuse()
 
 

@@ -1,6 +1,7 @@
 """What the server does, without HTTP: admits batches after checking them, has them scored, describes."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 from ref_server.config import ServeConfig
 from ref_server.descriptions import describe_queue, describe_tokens, token_texts
 from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
-from ref_server.reference import Reference
+from ref_server.reference import NotReady, Reference, ReferenceConflict
+from ref_server.threads import Threads
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, TokenGroup
+from shared.states import LEGACY_RUN
 
 
 class Bell:
@@ -44,10 +47,12 @@ class Service:
     def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
         self.config = config
         self.reference = reference
-        self.model = reference.describe()
         self.queue = queue
         self.bell = Bell()
+        self.body_threads = Threads(threads=32, most=256)
         self.draining = False
+        self.closed = False
+        self._replacing = threading.Lock()
         self.scoring = reference.scoring(queue, self.bell.ring)
 
     def start(self) -> None:
@@ -55,20 +60,57 @@ class Service:
         self.scoring.start()
 
     def drain(self) -> None:
-        """Takes no new work and sends the long polls home."""
+        """Takes no new work, sends the long polls home, finishes what is being scored. Returns at once."""
         self.draining = True
+        self.scoring.stop()
         self.bell.ring()
 
     def close(self) -> None:
+        """Waits for what is being scored, then closes the store: all that it took is on disk."""
         self.scoring.stop()
+        self.scoring.join()
         self.queue.close()
+        self.closed = True
 
-    def not_ready_reason(self) -> str | None:
-        """Why a batch would not be scored now, or None."""
+    @property
+    def model(self) -> dict[str, Any]:
+        return self.reference.describe()
+
+    def check_open(self) -> None:
+        """Raises NotReady when no new work is taken any more."""
+        if self.draining:
+            raise NotReady("the server is shutting down")
+
+    def replace_reference(self, snapshot: str, version: int) -> int:
+        """Scores with the weights of a snapshot from here on: their version, once no batch is scored with older ones.
+
+        The present weights go on scoring while the others are loaded. A restart begins with the model of the settings
+        in version 0 again: what replaced it is the trainer's to know, and to put in place. Raises BadSnapshotName,
+        NoSnapshot, ReferenceConflict, NoModel, NotReady; then nothing has changed.
+        """
+        if not self._replacing.acquire(blocking=False):
+            raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
+        try:
+            self.check_open()
+            replacement = self.reference.replacement(snapshot, version)
+            self.scoring.replace(replacement).result()
+            self.reference = replacement
+        finally:
+            self._replacing.release()
+        return version
+
+    def not_working_reason(self) -> str | None:
+        """Why this process would not score a batch that it could store, or None."""
         if self.draining:
             return "the server is shutting down"
         if not self.scoring.alive:
             return "the scoring loop has ended"
+        return None
+
+    def not_ready_reason(self) -> str | None:
+        """Why a batch would not be scored now, or None."""
+        if reason := self.not_working_reason():
+            return reason
         try:
             self.queue.check()
         except (StorageFull, StorageBroken) as error:
@@ -77,7 +119,10 @@ class Service:
 
     def admit(self, body: bytes) -> tuple[str, Admission]:
         """Checks and queues one upload, durably: its id and what became of it."""
+        self.check_open()
         batch = self.read_rollout(body)
+        if batch.run == LEGACY_RUN:
+            raise BatchError("run", f"must be another one: {LEGACY_RUN!r} is that of the Simple-GRPO protocol")
         upload = Upload(
             id=batch.id,
             content_hash=wire.content_hash(body),
@@ -110,7 +155,9 @@ class Service:
         return token_texts(self.reference, ids)
 
     def describe_queue(self) -> dict[str, Any]:
-        return describe_queue(self.queue.stats(), self.scoring.totals, self.config.queue.limits)
+        return describe_queue(
+            self.queue.stats(), self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits
+        )
 
     def describe_tokens(self, id: str) -> dict[str, Any] | None:
         """None when the batch or its payload is gone."""

@@ -1,11 +1,11 @@
 """Batches on their way in, and what an operator sees of them and does to them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.concurrency import run_in_threadpool
 
 from ref_server.problem import Problem
 from ref_server.queue.interface import CURSOR, State
@@ -37,7 +37,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         ```
         """
         body = await request.body()
-        id, admission = await run_in_threadpool(service.admit, body)
+        id, admission = await service.body_threads.run(partial(service.admit, body))
         return JSONResponse(
             {"id": id, "state": admission.state},
             status_code=201 if admission.created else 200,

@@ -4,14 +4,19 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 
 from ref_server.metrics import Metrics
+from ref_server.patience import Question
 from ref_server.problem import Problem
 from ref_server.routes.documents import errors
 from ref_server.service import Service
 from shared.api import ModelInfo
 
+# A store that is silent for so many seconds is not ready.
+_PATIENCE = 5.0
+
 
 def add(app: FastAPI, service: Service) -> None:
-    metrics = Metrics(service)
+    metrics = Metrics(service, app.state.traffic)
+    readiness = Question(service.not_ready_reason)
 
     @app.get("/livez", response_class=PlainTextResponse)
     async def livez() -> str:
@@ -24,27 +29,30 @@ def add(app: FastAPI, service: Service) -> None:
         return "ok"
 
     @app.get("/readyz", response_class=PlainTextResponse, responses=errors(503))
-    def readyz() -> str:
+    async def readyz() -> str:
         """A batch would be scored now, or queued where there is no model; 503 tells why not. Wants no token.
 
         ```
         curl localhost:8400/readyz
         ```
         """
-        reason = service.not_ready_reason()
+        try:
+            reason = await readiness.answer(_PATIENCE)
+        except TimeoutError:
+            reason = f"the queue has not answered for {_PATIENCE:g} s"
         if reason:
             raise Problem(503, "not_ready", reason, headers={"Retry-After": "1"})
         return "ok"
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    def prometheus() -> Response:
-        """Prometheus text.
+    async def prometheus() -> Response:
+        """Prometheus text. Counters count since the start of this process; without a store it is told without depths.
 
         ```
         curl localhost:8400/metrics
         ```
         """
-        return Response(metrics.text(), media_type=metrics.content_type)
+        return Response(await metrics.text(), media_type=metrics.content_type)
 
     @app.get("/v1/model", response_model=ModelInfo)
     async def model() -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Scores at once, nothing queued."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.guard import media_type
-from ref_server.problem import Problem
 from ref_server.routes.documents import SAFETENSORS, errors
 from ref_server.service import Service, group_of
 from shared import wire
@@ -41,12 +41,12 @@ def add(app: FastAPI, service: Service) -> None:
         """
         body = await request.body()
         if media_type(request.headers) == wire.CONTENT_TYPE:
-            batch = await run_in_threadpool(service.read_rollout, body)
-            ref_logps = await _score(batch.group, batch.temperature)
-            scored = ScoredBatch(batch, ref_logps, str(service.model["reference_version"]))
+            batch = await service.body_threads.run(partial(service.read_rollout, body))
+            logps, version = await _score(batch.group, batch.temperature)
+            scored = ScoredBatch(batch, logps, str(version))
             return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
-        group, temperature = await run_in_threadpool(_group, body)
-        return await run_in_threadpool(_answer, group, await _score(group, temperature))
+        group, temperature = await service.body_threads.run(partial(_group, body))
+        return await run_in_threadpool(_answer, group, *await _score(group, temperature))
 
     def _group(body: bytes) -> tuple[TokenGroup, float]:
         asked = LogprobsRequest.model_validate_json(body)
@@ -57,21 +57,21 @@ def add(app: FastAPI, service: Service) -> None:
         service.reference.check_tokens(group)
         return group, asked.temperature
 
-    def _answer(group: TokenGroup, logps: np.ndarray) -> Response:
+    def _answer(group: TokenGroup, logps: np.ndarray, version: int) -> Response:
         rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
         answer = Logprobs.model_validate(
             {
                 "logprobs": [row.tolist() for row in rows],
                 "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
-                "reference_version": service.model["reference_version"],
+                "reference_version": version,
             }
         )
         return Response(answer.model_dump_json(), media_type="application/json")
 
-    async def _score(group: TokenGroup, temperature: float) -> np.ndarray:
-        if service.draining or not service.scoring.alive:
-            raise Problem(503, "not_ready", service.not_ready_reason() or "shutting down", headers={"Retry-After": "1"})
-        logps = await asyncio.wrap_future(service.scoring.submit(group, temperature))
+    async def _score(group: TokenGroup, temperature: float) -> tuple[np.ndarray, int]:
+        """(C,) log-probs, and the version of the weights that computed them."""
+        scores = await asyncio.wrap_future(service.scoring.submit(group, temperature))
+        (logps,) = scores.logps
         if not np.isfinite(logps).all():
             raise BatchError("temperature", f"of {temperature} gives log-probs that are not finite")
-        return logps
+        return logps, scores.reference_version

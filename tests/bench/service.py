@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from policy_trainer.base_model import make_tokenizer
-from ref_server.scoring import Scorer
+from ref_server.scorer import Scorer
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
@@ -57,13 +57,13 @@ def lease(http: httpx.Client) -> tuple[str, np.ndarray]:
 
 
 def in_process(scorer: Scorer, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
-    return {batch.id: scorer.logps([batch.group], [batch.temperature])[0] for batch in batches}
+    return {batch.id: scorer.score([batch.group], [batch.temperature]).logps[0] for batch in batches}
 
 
 def run() -> None:
     torch.set_num_threads(1)
     model = measure.model_25m()
-    scorer = Scorer(choose_forward(model))
+    scorer = Scorer(choose_forward(model), 0)
     served, alone, difference, shares = [], [], 0.0, []
     with TemporaryDirectory() as directory:
         save_model(model, make_tokenizer(), Path(directory) / "model")

@@ -205,7 +205,7 @@ def test_a_poisonous_batch_dies_alone(
         begin.wait()
         sizes.append(len(groups))
         if any(group.prompt_ids[0] == POISON for group in groups):
-            raise RuntimeError("CUDA error: an illegal instruction")
+            raise RuntimeError("a tensor of a shape that no kernel takes")
 
     def batch(first: int) -> RolloutBatch:
         made = rollout(run="r")
@@ -221,7 +221,7 @@ def test_a_poisonous_batch_dies_alone(
         assert {lease(http, "r").rollout.id for _ in others} == {each.id for each in others}
         dead = wait_for_state(http, batches[2].id, "dead")
         assert dead["scoring_attempts"] == 3
-        assert "RuntimeError: CUDA error: an illegal instruction" in dead["reason"]
+        assert "RuntimeError: a tensor of a shape that no kernel takes" in dead["reason"]
         assert max(sizes) > 1, "several were scored in one forward"
         assert http.get("/v1/queue").json()["scoring"]["errors"] == 3
 
@@ -273,7 +273,6 @@ def test_too_many_direct_requests_are_told_so(serve_with: Callable[..., Abstract
     assert sum(answer.status_code == 200 for answer in answers) == 65
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_loop_is_told(serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout) -> None:
     def before(_: Sequence[TokenGroup]) -> None:
         raise SystemExit

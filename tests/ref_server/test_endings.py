@@ -1,0 +1,256 @@
+"""How a server ends, as a process: in order when asked to, with an error when it cannot go on, never losing a batch."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ref_server.queue.interface import BatchInfo, Limits, State
+from ref_server.queue.sqlite import SqliteQueue
+from shared import wire
+from shared.batch import RolloutBatch
+from shared.models import save_model
+from tests.ref_server.odd_server import POISON
+from tests.ref_server.test_process import free_port
+
+Rollout = Callable[..., RolloutBatch]
+PATIENCE = 60.0
+DIRECT = {"prompt_ids": [1], "completions": [[2]]}
+
+
+@pytest.fixture(scope="module")
+def model_dir(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(model, tokenizer, directory)
+    return directory
+
+
+class OddServer:
+    """A server with an oddity, and what a test wants of it."""
+
+    def __init__(self, folder: Path, model_dir: Path, oddity: str, *options: str) -> None:
+        self.folder = folder
+        port = free_port()
+        command = [sys.executable, "-m", "tests.ref_server.odd_server", oddity, "serve"]
+        settings = ["--model", str(model_dir), "--threads", "1", "--data-dir", str(folder), "--port", str(port)]
+        self.process = subprocess.Popen(
+            [*command, *settings, *options],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "ODD_FOLDER": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and output, once it has ended by itself."""
+        output = self.process.communicate(timeout=PATIENCE)[0]
+        return self.process.returncode, output
+
+    def upload(self, batch: RolloutBatch) -> httpx.Response:
+        return self.http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
+
+    def lease(self, seconds: float = 20) -> httpx.Response:
+        return self.http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": seconds, "lease_seconds": 60})
+
+    def ready(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            return False
+
+    def hold(self) -> None:
+        (self.folder / "begun").unlink(missing_ok=True)
+        (self.folder / "hold").touch()
+
+    def batches(self) -> dict[str, BatchInfo]:
+        """What the next server finds, once this one has ended."""
+        with closing(SqliteQueue(self.folder / "queue.sqlite", limits=Limits())) as queue:
+            return {info.id: info for info in queue.list(None, None, 1000, None).batches}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(tmp_path: Path, model_dir: Path) -> Iterator[Callable[..., OddServer]]:
+    """Starts a server on the test's own folder, and waits until it is ready."""
+    started: list[OddServer] = []
+
+    def begin(oddity: str, *options: str) -> OddServer:
+        started.append(OddServer(tmp_path, model_dir, oddity, *options))
+        wait_until(started[-1].ready)
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.process.kill()
+        server.process.communicate()
+        server.http.close()
+
+
+def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
+    server.hold()
+    assert server.upload(batch).status_code == 201
+    wait_until((server.folder / "begun").exists)
+
+
+def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(
+    start: Callable[..., OddServer], rollout: Rollout
+) -> None:
+    server = start("hold")
+    leased, in_hand = rollout(), rollout()
+    assert server.upload(leased).status_code == 201
+    key = {"id": leased.id, "token": server.lease().headers["Lease-Token"]}
+    begin_a_forward(server, in_hand)
+    acknowledged: list[str] = []
+    refused = threading.Event()
+
+    def stream() -> None:
+        while (answer := server.upload(batch := rollout())).status_code == 201:
+            acknowledged.append(batch.id)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        assert answer.headers["Retry-After"] == "1"
+        refused.set()
+
+    with ThreadPoolExecutor() as pool:
+        poll, direct = pool.submit(server.lease), pool.submit(server.http.post, "/v1/logprobs", json=DIRECT)
+        streams = [pool.submit(stream) for _ in range(3)]
+        wait_until(lambda: len(acknowledged) > 20)
+        server.process.terminate()
+        for each in streams:
+            each.result()
+        assert poll.result().status_code == 503
+        assert server.lease(0).status_code == 503
+        assert server.http.post("/v1/logprobs", json=DIRECT).status_code == 503
+        unready = server.http.get("/readyz")
+        assert (unready.status_code, unready.json()["error"]["message"]) == (503, "the server is shutting down")
+        settled = server.http.post("/v1/leases/ack", json={"leases": [key]}).json()["results"]
+        assert [result["outcome"] for result in settled] == ["ok"]
+        assert not direct.done()
+        (server.folder / "hold").unlink()
+        assert direct.result().status_code == 200
+    status, output = server.end()
+    assert status == 0, output
+    assert "Traceback" not in output
+    assert not (server.folder / "queue.sqlite-wal").exists(), "the log is in the file, and the file is closed"
+    left = server.batches()
+    assert left[leased.id].state == State.DONE
+    assert left[in_hand.id].state == State.READY
+    assert {left[id].state for id in acknowledged} == {State.QUEUED}
+    assert all(info.scoring_attempts == 0 for info in left.values())
+
+
+def test_a_forward_that_takes_too_long_is_left_to_the_next_start(
+    start: Callable[..., OddServer], rollout: Rollout
+) -> None:
+    server = start("hold", "--drain-seconds", "1")
+    batch, waiting = rollout(), rollout()
+    begin_a_forward(server, batch)
+    assert server.upload(waiting).status_code == 201
+    server.process.terminate()
+    status, output = server.end()
+    assert status == 1
+    assert "could not be finished in time" in output
+    assert {id: info.state for id, info in server.batches().items()} == {batch.id: "queued", waiting.id: "queued"}
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., OddServer], rollout: Rollout) -> None:
+    server = start("hold")
+    batch = rollout()
+    begin_a_forward(server, batch)
+    server.process.terminate()
+    wait_until(lambda: not server.ready())
+    server.process.terminate()
+    assert server.end()[0] == 128 + signal.SIGTERM
+    assert server.batches()[batch.id].state == State.QUEUED
+
+
+def test_ctrl_c_ends_it_in_order(start: Callable[..., OddServer], rollout: Rollout) -> None:
+    server = start("hold")
+    batch = rollout()
+    begin_a_forward(server, batch)
+    server.process.send_signal(signal.SIGINT)
+    wait_until(lambda: not server.ready())
+    (server.folder / "hold").unlink()
+    status, output = server.end()
+    assert status == 128 + signal.SIGINT
+    assert "Traceback" not in output
+    assert not (server.folder / "queue.sqlite-wal").exists()
+    assert server.batches()[batch.id].state == State.READY
+
+
+def test_a_start_that_takes_long_can_be_ended(tmp_path: Path, model_dir: Path) -> None:
+    server = OddServer(tmp_path, model_dir, "endless-loading")
+    assert server.process.stdout
+    while server.process.stdout.readline() != "loading\n":
+        assert server.process.poll() is None
+    server.process.terminate()
+    assert server.end()[0] == 128 + signal.SIGTERM
+
+
+# What it cannot go on after
+
+
+@pytest.mark.parametrize(
+    ("oddity", "message"),
+    [
+        ("lost-device", "device-side assert triggered"),
+        ("end-of-thread", "SystemExit"),
+        ("broken-claims", "TypeError: a bug of the queue"),
+    ],
+)
+def test_a_server_that_cannot_score_any_more_ends_with_an_error(
+    start: Callable[..., OddServer], rollout: Rollout, oddity: str, message: str
+) -> None:
+    server = start(oddity)
+    batch = rollout()
+    batch.group.prompt_ids[0] = POISON
+    assert server.upload(batch).status_code == 201
+    status, output = server.end()
+    assert status == 1
+    assert "the scoring loop has ended by an error" in output
+    assert "Traceback" in output
+    assert message in output
+    left = server.batches()[batch.id]
+    assert (left.state, left.scoring_attempts) == (State.QUEUED, 0)
+
+
+def test_a_batch_that_loses_the_device_dies_alone(start: Callable[..., OddServer], rollout: Rollout) -> None:
+    poisonous, others = rollout(), [rollout() for _ in range(4)]
+    poisonous.group.prompt_ids[0] = POISON
+    for batch in others:
+        batch.group.prompt_ids[0] = 1
+    server = start("hold")
+    begin_a_forward(server, others[0])
+    for batch in (poisonous, *others[1:]):
+        assert server.upload(batch).status_code == 201
+    server.process.kill()
+    server.process.wait()
+    (server.folder / "hold").unlink()
+    for _ in range(2):
+        server = start("lost-device", "--queue.max-deliveries", "3")
+        assert server.end()[0] == 1
+    server = start("lost-device", "--queue.max-deliveries", "3")
+    ids = {server.lease().headers["Batch-Id"] for _ in others}
+    assert ids == {batch.id for batch in others}
+    dead = server.http.get(f"/v1/batches/{poisonous.id}").json()
+    assert (dead["state"], dead["reason"]) == ("dead", "the server ended while scoring it, 3 times")
