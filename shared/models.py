@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
     Raises Refused with transformers' explanation when there is no such model or device.
     """
     transformers_logging.disable_progress_bar()  # it would tear a live display; downloads keep theirs
+    _join_logs()
     with _explained(name):
         # transformers takes SDPA where an architecture has it; asking for it by name would refuse Mamba and Gemma 2.
         model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
@@ -35,8 +37,17 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to the model `name`. Raises Refused when there is none."""
+    _join_logs()
     with _explained(name):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def _join_logs() -> None:
+    """These libraries print by themselves otherwise, past the form in which the process logs."""
+    for library in ("transformers", "huggingface_hub"):
+        logger = logging.getLogger(library)
+        logger.handlers.clear()
+        logger.propagate = True
 
 
 @contextmanager
@@ -47,6 +58,11 @@ def _explained(name: str) -> Iterator[None]:
     try:
         yield
     except _LOADING_ERRORS as error:
+        if "trust_remote_code" in str(error):  # transformers' advice, which there is no way to follow here
+            raise Refused(
+                f"model: {name} brings code of its own, which is never run; take one of an architecture that "
+                "transformers has"
+            ) from None
         raise Refused(f"model: {name} cannot be loaded: {error}") from error
 
 
