@@ -160,8 +160,10 @@ class Service:
         )
 
     def describe_tokens(self, id: str) -> dict[str, Any] | None:
-        """None when the batch or its payload is gone."""
-        body = self.queue.payload(id)
+        """None when the batch or its payload is gone. Raises BatchError for one of the Simple-GRPO protocol."""
+        info, body = self.queue.get(id), self.queue.payload(id)
+        if info is not None and info.run == LEGACY_RUN:
+            raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
         return None if body is None else describe_tokens(wire.decode(body), self.reference)
 
 

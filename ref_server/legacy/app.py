@@ -26,7 +26,8 @@ def add(app: FastAPI, service: Service) -> None:
 
 def make_bottle(exchange: Exchange) -> Bottle:
     """Errors other than a malformed upload go on to the server's own handlers."""
-    app = Bottle(catchall=False, autojson=False)
+    app = Bottle()
+    app.config["catchall"] = False
 
     def upload() -> bytes | str:
         """`tensor` once the batch is durable; 400 with the reason in plain text."""

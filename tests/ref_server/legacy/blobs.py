@@ -36,7 +36,8 @@ def pickle_of(
             b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00((X\x07\0\0\0storageq\x01",
             f"ctorch\n{storage}\nq\x02X".encode(), bytes([length]), b"\0\0\0", key.encode(),
             b"q\x03X\x03\0\0\0cpuq\x04", integer(elements), b"tq\x05Q",
-            integer(offset), numbers(size, 6), numbers(stride, 7), b"\x89ccollections\nOrderedDict\nq\x08)Rq\ttq\nRq\x0b.",
+            integer(offset), numbers(size, 6), numbers(stride, 7),
+            b"\x89ccollections\nOrderedDict\nq\x08)Rq\ttq\nRq\x0b.",
         ]
     )  # fmt: skip
 

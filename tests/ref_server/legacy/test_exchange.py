@@ -1,0 +1,341 @@
+"""The byte protocol on a running server: what clients are answered, and what becomes of their batches."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from ref_server.queue.activity import Count
+from ref_server.queue.interface import Claim, StorageBroken, StorageFull
+from ref_server.service import Service
+from shared import wire
+from shared.batch import RolloutBatch, TokenGroup
+from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
+from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
+
+Make = Callable[..., Service]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+
+
+@pytest.fixture(scope="module")
+def legacy(make_service: Make, serve: Serve) -> Iterator[httpx.Client]:
+    """One server for the tests that leave it empty."""
+    with serve(make_service(legacy=True, max_body_mib=1, max_batch_tokens=200)) as http:
+        yield http
+
+
+def get(http: httpx.Client) -> list[bytes]:
+    """The next frame, which is waited for."""
+    frame = until(lambda: (answer := http.get("/get").raise_for_status().content) != b"empty" and answer)
+    return bytes_list_to_list(frame)
+
+
+def until_ready(http: httpx.Client, count: int) -> None:
+    asked = {"run": "legacy", "state": "ready"}
+    until(lambda: len(http.get("/v1/batches", params=asked).json()["batches"]) >= count)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def shared_prompt(rows: int = 3, prompt: int = 4, length: int = 6, seed: int = 0) -> torch.Tensor:
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(0, 260, size=(rows, prompt + length))
+    ids[:, :prompt] = ids[0, :prompt]
+    return torch.from_numpy(ids)
+
+
+def of(inputs: torch.Tensor, plen: int, **parts: torch.Tensor) -> bytes:
+    tensors = {"inputs": inputs, "rewards": torch.arange(len(inputs)).float(), **parts}
+    blobs = {name: tensor_to_bytes(tensor) for name, tensor in tensors.items()}
+    return upload(base=json.dumps({"plen": plen}).encode(), **blobs)
+
+
+def test_empty_is_what_there_is_at_first(legacy: httpx.Client) -> None:
+    answer = legacy.get("/get")
+    assert (answer.status_code, answer.content) == (200, b"empty")
+
+
+def test_a_batch_goes_through(legacy: httpx.Client) -> None:
+    rewards = torch.tensor([float("nan"), 0.5], dtype=torch.float64)
+    gen_logps = GEN_LOGPS.bfloat16()
+    body = upload(rewards=tensor_to_bytes(rewards), gen_logps=tensor_to_bytes(gen_logps), base=b'{"plen": 3 , "a":1}')
+    answer = legacy.post("/upload", content=body)
+    assert (answer.status_code, answer.content) == (200, b"tensor")
+    base, *blobs = get(legacy)
+    inputs, got_rewards, refs, got_gen_logps = map(bytes_to_tensor, blobs)
+    assert base == b'{"plen": 3 , "a":1}'
+    assert torch.equal(inputs, INPUTS)
+    assert torch.equal(got_rewards.isnan(), rewards.isnan())
+    assert (got_rewards[1], got_rewards.dtype) == (0.5, torch.float64)
+    assert (refs.shape, refs.dtype) == ((2, 2), torch.float32)
+    assert (got_gen_logps.dtype, got_gen_logps.tolist()) == (torch.bfloat16, gen_logps.tolist())
+    assert legacy.get("/get").content == b"empty", "it is delivered once"
+
+
+@pytest.mark.parametrize("content_type", [None, "application/octet-stream", "text/plain", "multipart/form-data"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_any_content_type_and_transfer_will_do(legacy: httpx.Client, content_type: str | None, chunked: bool) -> None:
+    body = upload()
+    content = (body[start : start + 1000] for start in range(0, len(body), 1000)) if chunked else body
+    answer = legacy.post("/upload", content=content, headers={"Content-Type": content_type} if content_type else {})
+    assert (answer.status_code, answer.content) == (200, b"tensor")
+    assert len(get(legacy)) == 4
+
+
+def test_log_probs_are_those_of_the_native_route(
+    legacy: httpx.Client, naive_logps: Callable[[TokenGroup, float], np.ndarray]
+) -> None:
+    inputs = shared_prompt()
+    legacy.post("/upload", content=of(inputs, 4)).raise_for_status()
+    refs = bytes_to_tensor(get(legacy)[3])
+    asked = {"prompt_ids": inputs[0, :4].tolist(), "completions": inputs[:, 4:].tolist()}
+    native = legacy.post("/v1/logprobs", json=asked).json()["logprobs"]
+    assert refs.tolist() == native  # the same forward of the same group: equal to the last bit
+    group = TokenGroup(inputs[0, :4].numpy(), inputs[:, 4:].reshape(-1).numpy(), np.full(3, 6))
+    np.testing.assert_allclose(refs.numpy().reshape(-1), naive_logps(group, 1.0), atol=1e-5)
+
+
+def test_log_probs_of_several_prompts(
+    legacy: httpx.Client, naive_logps: Callable[[TokenGroup, float], np.ndarray]
+) -> None:
+    inputs = torch.from_numpy(np.random.default_rng(5).integers(0, 260, size=(4, 9)))
+    legacy.post("/upload", content=of(inputs, 2)).raise_for_status()
+    refs = bytes_to_tensor(get(legacy)[3])
+    for row, logps in zip(inputs.numpy(), refs.numpy(), strict=True):
+        group = TokenGroup(row[:2].copy(), row[2:].copy(), np.array([7]))
+        np.testing.assert_allclose(logps, naive_logps(group, 1.0), atol=1e-5)
+
+
+def test_log_probs_are_those_of_the_original_server(legacy: httpx.Client, model: PreTrainedModel) -> None:
+    """Its computation, in float32: logits of all rows, log-softmax, gather; pads are tokens like any other."""
+    inputs = shared_prompt(seed=3)
+    inputs[1, 7:] = inputs[2, 5:] = 257
+    legacy.post("/upload", content=of(inputs, 4)).raise_for_status()
+    refs = bytes_to_tensor(get(legacy)[3])
+    with torch.inference_mode():
+        logps = model(inputs).logits[:, :-1].log_softmax(-1)
+    expected = logps.gather(2, inputs[:, 1:, None])[:, 3:, 0]
+    torch.testing.assert_close(refs, expected, atol=1e-4, rtol=0)
+
+
+def test_the_newest_comes_first(legacy: httpx.Client) -> None:
+    for number in range(4):
+        body = of(shared_prompt(seed=number), 4, rewards=torch.full((3,), float(number)))
+        legacy.post("/upload", content=body).raise_for_status()
+    until_ready(legacy, 4)
+    assert [bytes_to_tensor(get(legacy)[2])[0].item() for _ in range(4)] == [3, 2, 1, 0]
+    assert legacy.get("/get").content == b"empty"
+
+
+def test_string_mode_is_answered_and_forgotten(legacy: httpx.Client) -> None:
+    before = legacy.get("/v1/queue").json()["states"]
+    answer = legacy.post("/upload", content=make_bytes_list([b'{"Q": "2+3?", "As": []}', tensor_to_bytes(REWARDS)]))
+    assert (answer.status_code, answer.content) == (200, b"tensor")
+    assert legacy.get("/v1/queue").json()["states"] == before
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "ends at byte 0"),
+        (b"\xff" * 8, "claims 4294967295 parts"),
+        (upload()[:-1], "part 2 claims"),
+        (upload(inputs=tensor_to_bytes(INPUTS - 1)), "must lie in [0, "),
+        (upload(inputs=tensor_to_bytes(INPUTS + 2**40)), "must lie in [0, "),
+        (of(shared_prompt(rows=40), 4), "inputs have 244 tokens to score; max_batch_tokens is 200"),
+        (of(shared_prompt(rows=1, prompt=100, length=101), 100), "inputs have 201 tokens"),
+    ],
+)
+def test_a_malformed_upload_is_told_why(legacy: httpx.Client, body: bytes, reason: str) -> None:
+    answer = legacy.post("/upload", content=body)
+    assert answer.status_code == 400
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert reason in answer.text
+    assert legacy.get("/get").content == b"empty"
+
+
+def test_a_cut_upload_is_malformed(legacy: httpx.Client) -> None:
+    body = upload()
+    for length in range(0, len(body), len(body) // 20):
+        assert legacy.post("/upload", content=body[:length]).status_code == 400
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_refused(legacy: httpx.Client, chunked: bool) -> None:
+    body = b"\0" * (2**20 + 1)
+    answer = legacy.post("/upload", content=iter([body]) if chunked else body)
+    assert answer.status_code == 413
+
+
+def test_what_else_is_asked_of_the_routes(legacy: httpx.Client) -> None:
+    legacy.post("/upload", content=upload()).raise_for_status()
+    until_ready(legacy, 1)
+    for method, path, status in (
+        ("HEAD", "/get", 405),
+        ("POST", "/get", 405),
+        ("GET", "/upload", 405),
+        ("GET", "/nothing", 404),
+    ):
+        answer = legacy.request(method, path)
+        assert answer.status_code == status
+        assert "html" not in answer.headers["Content-Type"]
+    assert len(get(legacy)) == 4, "it is still there"
+
+
+def test_browsers_take_nothing(legacy: httpx.Client) -> None:
+    legacy.post("/upload", content=upload()).raise_for_status()
+    until_ready(legacy, 1)
+    assert legacy.get("/get", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert legacy.get("/get", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert legacy.get("/get", headers={"Host": "evil.example"}).status_code == 403
+    assert len(get(legacy)) == 4
+
+
+def test_the_run_is_the_protocol_s_own(legacy: httpx.Client, rollout: Callable[..., RolloutBatch]) -> None:
+    body = wire.encode(rollout(run="legacy"))
+    answer = legacy.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "run")
+    lease = {"consumer": "c", "wait_seconds": 0}
+    answer = legacy.post("/v1/batches/lease", json={**lease, "run": "legacy"})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "run")
+    legacy.post("/upload", content=upload()).raise_for_status()
+    until_ready(legacy, 1)
+    assert legacy.post("/v1/batches/lease", json=lease).status_code == 204
+    [batch] = legacy.get("/v1/batches", params={"run": "legacy", "state": "ready"}).json()["batches"]
+    answer = legacy.get(f"/v1/batches/{batch['id']}/tokens")
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "run")
+    assert len(get(legacy)) == 4
+
+
+def test_without_the_option_there_are_no_such_routes(http: httpx.Client) -> None:
+    assert http.post("/upload", content=upload()).status_code == 404
+    assert http.get("/get").status_code == 404
+
+
+def test_with_tokens_it_is_served_to_this_machine_alone(make_service: Make, serve: Serve) -> None:
+    with serve(make_service(legacy=True, legacy_insecure=True, token="a-token-of-enough-letters")) as http:
+        assert http.post("/upload", content=upload()).content == b"tensor"
+        assert len(get(http)) == 4
+        assert http.get("/get", headers={"X-Forwarded-For": "10.0.0.1"}).status_code == 401
+        assert http.get("/v1/queue").status_code == 401
+
+
+# --- bad days
+
+
+def test_a_full_queue_drops_the_oldest(make_service: Make, serve: Serve) -> None:
+    service = make_service(legacy=True, queue={"max_batches": 2})
+    with serve(service) as http:
+        for number in range(5):
+            body = of(shared_prompt(seed=number), 4, rewards=torch.full((3,), float(number)))
+            http.post("/upload", content=body).raise_for_status()
+            until_ready(http, min(number + 1, 2))
+        assert service.queue.activity.counts()[Count.EXPIRED_DISPLACED] == 3
+        assert [bytes_to_tensor(get(http)[2])[0].item() for _ in range(2)] == [4, 3]
+        assert http.get("/get").content == b"empty"
+
+
+def test_a_queue_that_is_full_of_others_says_so(
+    make_service: Make, serve: Serve, rollout: Callable[..., RolloutBatch]
+) -> None:
+    with serve(make_service(legacy=True, queue={"max_batches": 1})) as http:
+        headers = {"Content-Type": wire.CONTENT_TYPE}
+        http.post("/v1/batches", content=wire.encode(rollout()), headers=headers).raise_for_status()
+        answer = http.post("/upload", content=upload())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert "Retry-After" in answer.headers
+
+
+class Failing:
+    """A queue whose legacy operations raise an error."""
+
+    def __init__(self, queue: Any, error: Exception) -> None:
+        self._queue, self.error = queue, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def put_displacing(self, upload: Any) -> list[str]:
+        raise self.error
+
+    def take(self, run: str) -> bytes | None:
+        raise self.error
+
+
+@pytest.mark.parametrize(("error", "status"), [(StorageFull("full"), 507), (StorageBroken("broken"), 503)])
+def test_a_store_that_fails(make_service: Make, serve: Serve, error: Exception, status: int) -> None:
+    with serve(make_service(legacy=True, wrap=lambda queue: Failing(queue, error))) as http:
+        assert http.post("/upload", content=upload()).status_code == status
+        assert http.get("/get").content == b"empty"  # what else comes would be taken for a frame
+
+
+def test_a_server_that_ends_takes_no_more(make_service: Make, serve: Serve) -> None:
+    service = make_service(legacy=True)
+    with serve(service) as http:
+        http.post("/upload", content=upload()).raise_for_status()
+        until_ready(http, 1)
+        service.drain()
+        assert http.post("/upload", content=upload()).status_code == 503
+        assert len(get(http)) == 4
+        assert http.get("/get").content == b"empty"
+
+
+class Damaging:
+    """A queue that hands out the oldest batch damaged, whenever it is claimed."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def claim(self, max_tokens: int) -> list[Claim]:
+        oldest = self._queue.list(None, None, 1, None).batches
+        claims = self._queue.claim(max_tokens)
+        return [replace(claim, body=claim.body[:-1]) if claim.id == oldest[0].id else claim for claim in claims]
+
+
+def test_what_cannot_be_scored_keeps_nobody_waiting(make_service: Make, serve: Serve) -> None:
+    """The original server ends when one upload cannot be scored."""
+    with serve(make_service(legacy=True, wrap=Damaging)) as http:
+        for _ in range(3):
+            http.post("/upload", content=upload()).raise_for_status()
+        assert len([get(http), get(http)]) == 2
+        until(lambda: http.get("/v1/batches").json()["batches"][0]["state"] == "dead")
+        assert http.get("/get").content == b"empty"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /get HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(upload()), upload()),
+        b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(upload()), upload()[:99]),
+    ],
+    ids=["get", "upload", "half an upload"],
+)
+def test_clients_that_go_away_leave_the_server_well(legacy: httpx.Client, sent: bytes) -> None:
+    for _ in range(20):  # more than there are threads for it
+        with socket.create_connection((legacy.base_url.host, legacy.base_url.port or 0), timeout=20) as client:
+            client.sendall(sent)
+    # What goes to one who is gone is lost: that is the protocol's way.
+    until(
+        lambda: legacy.post("/upload", content=upload()).content == b"tensor" and legacy.get("/get").content != b"empty"
+    )
+    until(lambda: not legacy.get("/v1/batches", params={"run": "legacy", "state": "queued"}).json()["batches"])
+    until(lambda: legacy.get("/get").content == b"empty")

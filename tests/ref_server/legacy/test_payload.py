@@ -1,0 +1,76 @@
+"""The stored form: what comes out is what went in, and nothing in it can run."""
+
+import json
+import pickletools
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from ref_server.legacy.payload import LegacyPayload, read_payload, scored_frame, write_payload
+from ref_server.legacy.upload import LegacyUpload
+from ref_server.payloads import read_payload as read_any_payload
+from shared.batch import BatchError
+from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS
+from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor
+
+BASE = '{"plen": 3, "q": "\\u00e4 ä"}'
+LOGPS = [np.array([-1.0, -2.0], dtype=np.float32), np.array([-3.0, -4.0], dtype=np.float32)]
+
+
+def stored(**tensors: torch.Tensor) -> bytes:
+    return write_payload(LegacyUpload(BASE, 3, **{"inputs": INPUTS, "rewards": REWARDS, **tensors}))
+
+
+def test_the_scoring_loop_knows_the_form() -> None:
+    payload = read_any_payload(stored())
+    assert isinstance(payload, LegacyPayload)
+    assert [group.completion_ids.tolist() for group in payload.groups] == [[3, 4], [8, 9]]
+    assert list(payload.temperatures) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_came_goes_out_again(dtype: torch.dtype) -> None:
+    rewards = torch.tensor([float("nan"), -0.5], dtype=dtype)
+    gen_logps = GEN_LOGPS.to(dtype) - torch.tensor(1e-3, dtype=dtype)
+    body = read_payload(stored(rewards=rewards, gen_logps=gen_logps)).scored(LOGPS, "7")
+    parts = bytes_list_to_list(scored_frame(body))
+    assert parts[0].decode() == BASE
+    inputs, got_rewards, refs, got_gen_logps = map(bytes_to_tensor, parts[1:])
+    assert torch.equal(inputs, INPUTS)
+    assert (got_rewards.dtype, got_gen_logps.dtype, refs.dtype) == (dtype, dtype, torch.float32)
+    assert torch.equal(got_rewards.view(torch.uint8), rewards.view(torch.uint8))
+    assert torch.equal(got_gen_logps, gen_logps)
+    assert refs.tolist() == [[-1.0, -2.0], [-3.0, -4.0]]
+
+
+def test_a_frame_without_gen_logps_has_four_parts() -> None:
+    body = read_payload(stored()).scored(LOGPS, "7")
+    parts = bytes_list_to_list(scored_frame(body))
+    assert len(parts) == 4
+    for part in parts[1:]:
+        tensor = bytes_to_tensor(part)
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_no_pickle_is_stored() -> None:
+    body = read_payload(stored(gen_logps=GEN_LOGPS)).scored(LOGPS, "7")
+    assert set(safetensors.torch.load(body)) == {"inputs", "rewards", "refs", "gen_logps"}
+    metadata = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])["__metadata__"]
+    assert metadata == {"format": "legacy-batch/1", "base": BASE, "reference_version": "7"}
+    with pytest.raises(ValueError):
+        pickletools.dis(body)
+
+
+def test_log_probs_that_are_not_finite_are_not_delivered() -> None:
+    with pytest.raises(BatchError, match="finite"):
+        read_payload(stored()).scored([LOGPS[0], LOGPS[1] * np.float32(np.inf)], "7")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:40], lambda b: b"", lambda b: b"\xff" * 8 + b[8:]])
+def test_a_damaged_body_says_so(damage) -> None:
+    with pytest.raises(BatchError):
+        read_payload(damage(stored()))
+    with pytest.raises(BatchError):
+        scored_frame(damage(stored()))

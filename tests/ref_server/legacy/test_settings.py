@@ -1,0 +1,41 @@
+"""What the protocol's settings mean together."""
+
+import pytest
+from pydantic import ValidationError
+
+from ref_server.config import ServeConfig
+
+TOKEN = "a-token-of-enough-letters"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"no_model": True, "legacy": True}, "legacy: .* takes a --model"),
+        ({"model": "m", "legacy_port": 59875}, "mean nothing without --legacy"),
+        ({"model": "m", "legacy_insecure": True}, "mean nothing without --legacy"),
+        ({"model": "m", "legacy": True, "legacy_port": 8400}, "legacy_port: 8400 is the port already"),
+        ({"model": "m", "legacy": True, "legacy_port": 65_536}, "legacy_port"),
+        ({"model": "m", "legacy": True, "token": TOKEN}, "add --legacy-insecure"),
+        (
+            {"model": "m", "legacy": True, "legacy_insecure": True, "token": TOKEN, "host": "0.0.0.0"},
+            "listen on 127.0.0.1",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ServeConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"legacy": True},
+        {"legacy": True, "legacy_port": 59875},
+        {"legacy": True, "host": "0.0.0.0", "insecure": True},
+        {"legacy": True, "legacy_insecure": True, "token": TOKEN},
+    ],
+)
+def test_settings_that_can_be(settings: dict) -> None:
+    assert ServeConfig(model="m", **settings).legacy

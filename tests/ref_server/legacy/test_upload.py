@@ -1,0 +1,136 @@
+"""An upload as a whole: what is taken, and the reason why not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ref_server.legacy.frame import MalformedUpload
+from ref_server.legacy.upload import LegacyUpload, read_upload
+from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
+from tests.ref_server.legacy.simple_grpo import make_bytes_list, tensor_to_bytes
+
+# `upload(gen_logps=tensor_to_bytes(GEN_LOGPS))` of blobs.py, as PyTorch 2.13 wrote it.
+GOLDEN = Path(__file__).with_name("golden") / "upload.bin"
+
+
+def read(body: bytes) -> LegacyUpload:
+    upload = read_upload(body)
+    assert upload is not None
+    return upload
+
+
+def test_golden_bytes() -> None:
+    got = read(GOLDEN.read_bytes())
+    assert (got.base, got.plen) == ('{"plen": 3}', 3)
+    assert got.gen_logps is not None
+    for tensor, expected in ((got.inputs, INPUTS), (got.rewards, REWARDS), (got.gen_logps, GEN_LOGPS)):
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected)
+
+
+def test_gen_logps_are_optional() -> None:
+    assert read(upload()).gen_logps is None
+
+
+def test_of_string_mode_nothing_is_kept() -> None:
+    assert read_upload(make_bytes_list([b"not even JSON", b"nor a tensor"])) is None
+
+
+def test_the_json_stays_as_it_came() -> None:
+    base = ' {"plen":3,"Ä":"\\u0041", "x": [1e400]}\n'
+    assert read(upload(base=base.encode())).base == base
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_float_will_do(dtype: torch.dtype) -> None:
+    parts = {"rewards": REWARDS.to(dtype), "gen_logps": GEN_LOGPS.to(dtype)}
+    got = read(upload(**{name: tensor_to_bytes(tensor) for name, tensor in parts.items()}))
+    assert got.gen_logps is not None
+    assert got.rewards.dtype == got.gen_logps.dtype == dtype
+
+
+def test_rewards_of_a_piece_of_a_group() -> None:
+    """A view: the blob has the storage of the whole group."""
+    rewards = torch.arange(80.0)
+    assert torch.equal(read(upload(rewards=tensor_to_bytes(rewards[40:42]))).rewards, rewards[40:42])
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"base": b"\xff\xfe"}, "UTF-8"),
+        ({"base": b'\xef\xbb\xbf{"plen": 3}'}, "UTF-8"),
+        ({"base": '{"plen": 3}'.encode("utf-16")}, "UTF-8"),
+        ({"base": b""}, "JSON"),
+        ({"base": b"[3]"}, '"plen"'),
+        ({"base": b"{}"}, '"plen"'),
+        ({"base": b'{"plen": true}'}, '"plen"'),
+        ({"base": b'{"plen": 3.0}'}, '"plen"'),
+        ({"base": b'{"plen": "3"}'}, '"plen"'),
+        ({"base": b'{"plen": 0}'}, r"\[1, 5\)"),
+        ({"base": b'{"plen": 5}'}, r"\[1, 5\)"),
+        ({"base": b'{"plen": -1}'}, r"\[1, 5\)"),
+        ({"base": b'{"plen": 1' + b"0" * 4000 + b"}"}, r"\[1, 5\)"),
+        ({"base": b'{"plen": 1' + b"0" * 5000 + b"}"}, "JSON"),
+        ({"base": b"[" * 16_000}, "JSON"),
+        ({"base": b'{"plen": 3, "x": "' + b"x" * 16_384 + b'"}'}, "16384 bytes"),
+        ({"inputs": tensor_to_bytes(INPUTS.float())}, "inputs: must have dtype int64"),
+        ({"inputs": tensor_to_bytes(INPUTS.int())}, "inputs: must have dtype int64"),
+        ({"inputs": tensor_to_bytes(INPUTS[0])}, "inputs must have shape"),
+        ({"inputs": tensor_to_bytes(INPUTS[None])}, "inputs must have shape"),
+        ({"rewards": tensor_to_bytes(INPUTS[:, 0])}, "rewards: must have dtype float32"),
+        ({"rewards": tensor_to_bytes(REWARDS[:1])}, r"rewards must have shape \(2,\), got \(1,\)"),
+        ({"rewards": tensor_to_bytes(REWARDS[:, None])}, "rewards must have shape"),
+        ({"rewards": tensor_to_bytes(REWARDS[0])}, "rewards must have shape"),
+        ({"gen_logps": tensor_to_bytes(GEN_LOGPS[:, :1])}, r"gen_logps must have shape \(2, 2\), got \(2, 1\)"),
+        ({"gen_logps": tensor_to_bytes(INPUTS[:, 3:])}, "gen_logps: must have dtype"),
+        ({"gen_logps": b""}, "gen_logps: must be what torch.save writes"),
+        ({"gen_logps": tensor_to_bytes(GEN_LOGPS), "more": b""}, "got 5"),
+    ],
+)
+def test_why_an_upload_is_malformed(parts: dict[str, bytes], reason: str) -> None:
+    with pytest.raises(MalformedUpload, match=reason):
+        read_upload(upload(**parts))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_number_of_parts_that_means_nothing(count: int) -> None:
+    with pytest.raises(MalformedUpload, match=f"got {count}"):
+        read_upload(make_bytes_list([b"{}"] * count))
+
+
+def test_an_upload_cut_anywhere_is_malformed() -> None:
+    body = GOLDEN.read_bytes()
+    for length in range(len(body)):
+        with pytest.raises(MalformedUpload):
+            read_upload(body[:length])
+
+
+# --- groups
+
+
+def test_rows_of_one_prompt_are_one_group() -> None:
+    inputs = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 6, 0]])
+    got = read(upload(inputs=tensor_to_bytes(inputs)))
+    [group] = got.groups()
+    assert group.prompt_ids.tolist() == [1, 2, 3]
+    assert group.completion_ids.tolist() == [4, 5, 6, 0]
+    assert group.completion_lengths.tolist() == [2, 2]
+    assert got.tokens == group.tokens == 7
+
+
+def test_rows_of_several_prompts_are_a_group_each() -> None:
+    got = read(upload())
+    assert [group.prompt_ids.tolist() for group in got.groups()] == [[0, 1, 2], [5, 6, 7]]
+    assert [group.completion_ids.tolist() for group in got.groups()] == [[3, 4], [8, 9]]
+    assert got.tokens == sum(group.tokens for group in got.groups()) == 10
+
+
+def test_a_prompt_of_one_token_and_a_completion_of_one() -> None:
+    inputs = torch.tensor([[7, 8]])
+    base = json.dumps({"plen": 1}).encode()
+    got = read(upload(base=base, inputs=tensor_to_bytes(inputs), rewards=tensor_to_bytes(REWARDS[:1])))
+    [group] = got.groups()
+    assert (group.prompt_ids.tolist(), group.completion_ids.tolist()) == ([7], [8])
