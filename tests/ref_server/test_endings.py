@@ -83,6 +83,9 @@ class OddServer:
             return {info.id: info for info in queue.list(None, None, 1000, None).batches}
 
 
+Launch = Callable[..., OddServer]
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not holds():
@@ -91,20 +94,33 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path, model_dir: Path) -> Iterator[Callable[..., OddServer]]:
-    """Starts a server on the test's own folder, and waits until it is ready."""
+def launch(tmp_path: Path, model_dir: Path) -> Iterator[Launch]:
+    """Starts a server on the test's own folder."""
     started: list[OddServer] = []
 
     def begin(oddity: str, *options: str) -> OddServer:
         started.append(OddServer(tmp_path, model_dir, oddity, *options))
-        wait_until(started[-1].ready)
         return started[-1]
 
     yield begin
     for server in started:
         server.process.kill()
-        server.process.communicate()
+        server.process.wait()
         server.http.close()
+        if server.process.stdout:
+            server.process.stdout.close()
+
+
+@pytest.fixture
+def start(launch: Launch) -> Launch:
+    """Starts a server on the test's own folder, and waits until it is ready."""
+
+    def begin(oddity: str, *options: str) -> OddServer:
+        server = launch(oddity, *options)
+        wait_until(server.ready)
+        return server
+
+    return begin
 
 
 def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
@@ -113,9 +129,7 @@ def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
     wait_until((server.folder / "begun").exists)
 
 
-def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(
-    start: Callable[..., OddServer], rollout: Rollout
-) -> None:
+def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     leased, in_hand = rollout(), rollout()
     assert server.upload(leased).status_code == 201
@@ -159,9 +173,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(
     assert all(info.scoring_attempts == 0 for info in left.values())
 
 
-def test_a_forward_that_takes_too_long_is_left_to_the_next_start(
-    start: Callable[..., OddServer], rollout: Rollout
-) -> None:
+def test_a_forward_that_takes_too_long_is_left_to_the_next_start(start: Launch, rollout: Rollout) -> None:
     server = start("hold", "--drain-seconds", "1")
     batch, waiting = rollout(), rollout()
     begin_a_forward(server, batch)
@@ -173,7 +185,7 @@ def test_a_forward_that_takes_too_long_is_left_to_the_next_start(
     assert {id: info.state for id, info in server.batches().items()} == {batch.id: "queued", waiting.id: "queued"}
 
 
-def test_a_second_signal_ends_it_at_once(start: Callable[..., OddServer], rollout: Rollout) -> None:
+def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
     begin_a_forward(server, batch)
@@ -184,7 +196,7 @@ def test_a_second_signal_ends_it_at_once(start: Callable[..., OddServer], rollou
     assert server.batches()[batch.id].state == State.QUEUED
 
 
-def test_ctrl_c_ends_it_in_order(start: Callable[..., OddServer], rollout: Rollout) -> None:
+def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
     begin_a_forward(server, batch)
@@ -198,8 +210,8 @@ def test_ctrl_c_ends_it_in_order(start: Callable[..., OddServer], rollout: Rollo
     assert server.batches()[batch.id].state == State.READY
 
 
-def test_a_start_that_takes_long_can_be_ended(tmp_path: Path, model_dir: Path) -> None:
-    server = OddServer(tmp_path, model_dir, "endless-loading")
+def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
+    server = launch("endless-loading")
     assert server.process.stdout
     while server.process.stdout.readline() != "loading\n":
         assert server.process.poll() is None
@@ -219,7 +231,7 @@ def test_a_start_that_takes_long_can_be_ended(tmp_path: Path, model_dir: Path) -
     ],
 )
 def test_a_server_that_cannot_score_any_more_ends_with_an_error(
-    start: Callable[..., OddServer], rollout: Rollout, oddity: str, message: str
+    start: Launch, rollout: Rollout, oddity: str, message: str
 ) -> None:
     server = start(oddity)
     batch = rollout()
@@ -234,7 +246,7 @@ def test_a_server_that_cannot_score_any_more_ends_with_an_error(
     assert (left.state, left.scoring_attempts) == (State.QUEUED, 0)
 
 
-def test_a_batch_that_loses_the_device_dies_alone(start: Callable[..., OddServer], rollout: Rollout) -> None:
+def test_a_batch_that_loses_the_device_dies_alone(launch: Launch, start: Launch, rollout: Rollout) -> None:
     poisonous, others = rollout(), [rollout() for _ in range(4)]
     poisonous.group.prompt_ids[0] = POISON
     for batch in others:
@@ -247,8 +259,7 @@ def test_a_batch_that_loses_the_device_dies_alone(start: Callable[..., OddServer
     server.process.wait()
     (server.folder / "hold").unlink()
     for _ in range(2):
-        server = start("lost-device", "--queue.max-deliveries", "3")
-        assert server.end()[0] == 1
+        assert launch("lost-device", "--queue.max-deliveries", "3").end()[0] == 1
     server = start("lost-device", "--queue.max-deliveries", "3")
     ids = {server.lease().headers["Batch-Id"] for _ in others}
     assert ids == {batch.id for batch in others}
