@@ -3,9 +3,14 @@
 import sys
 from collections.abc import Callable
 
-from tests.bench import queue, scoring, service
+from tests.bench import queue, scoring, service, watching
 
-BENCHES: dict[str, Callable[[], None]] = {"scoring": scoring.run, "service": service.run, "queue": queue.run}
+BENCHES: dict[str, Callable[[], None]] = {
+    "scoring": scoring.run,
+    "service": service.run,
+    "queue": queue.run,
+    "watching": watching.run,
+}
 
 
 def main() -> None:

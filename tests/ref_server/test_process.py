@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -149,8 +150,13 @@ def test_a_queue_without_a_model(tmp_path: Path, rollout: Rollout) -> None:
 @pytest.fixture
 def own_logs() -> Iterator[None]:
     """Undoes what a server does to the logs of its process."""
+    before, configured = logging.getLogger().handlers.copy(), structlog.get_config()
+    hooks = sys.excepthook, threading.excepthook
     yield
-    structlog.reset_defaults()
+    structlog.configure(**configured)
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
+    logging.getLogger().handlers = [known for known in logging.getLogger().handlers if known in before]
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
