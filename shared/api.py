@@ -10,10 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from shared.states import LEGACY_RUN, Order, Outcome, State
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Version = Annotated[int, Field(ge=0, lt=2**63)]
-TokenId = Annotated[int, Field(ge=0, lt=2**63)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+# strict, here and below: false is no number, and 0 is not false.
+Seconds = Annotated[float, Field(gt=0, le=86_400, strict=True)]
+Version = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+TokenId = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+# fail_fast, here and below: the first fault is told, and describing a million of them would take the server a minute.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_Rows = Annotated[list[TokenIds], Field(fail_fast=True)]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
 
 _ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -44,8 +48,8 @@ class LogprobsRequest(Request):
 
     prompt_ids: TokenIds | None = None
     prompt: str | None = None
-    completions: list[TokenIds] | list[str] = Field(min_length=1)
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    completions: _Rows | _Texts = Field(min_length=1)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False, strict=True)
     """What the logits are divided by."""
 
     @model_validator(mode="after")
@@ -244,7 +248,7 @@ class LeaseBody(Request):
     max_lag: Version | None = None
     """Batches of the run that are more versions older than policy_version become expired."""
     order: Order = Order.FIFO
-    wait_seconds: float = Field(default=20, ge=0, le=300)
+    wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120
 
     @model_validator(mode="after")
@@ -271,7 +275,7 @@ class Key(Request):
 
 
 class LeasesBody(Request):
-    leases: list[Key] = Field(max_length=10_000)
+    leases: Annotated[list[Key], Field(fail_fast=True)] = Field(max_length=10_000)
 
 
 class AckBody(LeasesBody):
@@ -285,7 +289,7 @@ class ExtendBody(LeasesBody):
     model_config = _example(leases=[{"id": _ID, "token": "f3…"}], lease_seconds=120, started=True)
 
     lease_seconds: Seconds = 120
-    started: bool = False
+    started: bool = Field(default=False, strict=True)
     """Training on them begins: from here on a loss counts as a delivery."""
 
 

@@ -40,12 +40,21 @@ def describe(app: FastAPI, *, open_paths: tuple[str, ...]) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            page.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            page["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             page["security"] = [{"token": []}]
-            for path in open_paths:
-                for operation in page["paths"][path].values():
-                    operation["security"] = []
+            for path, operations in page["paths"].items():
+                for operation in operations.values():
+                    if path in open_paths:
+                        operation["security"] = []
+                    _say_that_errors_are_json(operation["responses"])
             app.openapi_schema = page
         return app.openapi_schema
 
     app.openapi = openapi
+
+
+def _say_that_errors_are_json(responses: dict[str, dict[str, Any]]) -> None:
+    """FastAPI takes them for what the route answers when all is well: text, say."""
+    for status, response in responses.items():
+        if status >= "400":
+            response["content"] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Error.__name__}"}}}
