@@ -56,7 +56,7 @@ def add_error_handlers(app: FastAPI) -> None:
         StorageFull: lambda error: Problem(507, "storage_full", str(error)),
         StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
         RequestValidationError: lambda error: _invalid(error.errors()),
-        ValidationError: lambda error: _invalid(error.errors()),
+        ValidationError: lambda error: _invalid(error.errors(include_url=False, include_input=False)),
         ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
     }
     for kind, translate in translations.items():

@@ -24,9 +24,9 @@ CONTENT_TYPES: dict[str, tuple[str, ...]] = {
     "/v1/leases/release": (_JSON,),
     "/v1/reference": (_JSON,),
 }
-# Parsed, JSON takes up to forty times its length, partly on the event loop. Ten thousand leases fit, and any batch's
-# token ids; a larger batch can be sent as safetensors.
-MAX_JSON_BYTES = 4 * 2**20
+# Parsed, JSON takes up to forty times its length, and time during which nothing else is answered. Ten thousand leases
+# fit, and the token ids of a batch of 131,072; a larger one can be sent as safetensors.
+MAX_JSON_BYTES = 2**20
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
