@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -140,6 +141,33 @@ def test_all_that_is_logged_in_a_request_carries_its_id(
             spoken, request = of_request(events, answer)
             assert spoken["event"] == said
             assert (request["log_level"], request["status"], request["code"]) == ("error", status, code)
+
+
+def test_callers_without_a_right_are_logged_and_counted(
+    make_service: Callable[..., Service], serve: Serve, events: Events
+) -> None:
+    token = "a-token-of-an-admin"
+    with serve(make_service(token=token)) as http:
+        refused = http.get("/v1/batches/some")
+        (event,) = of_request(events, refused)
+        assert (event["status"], event["route"], event["log_level"]) == (401, "/v1/batches/{id}", "info")
+        assert "role" not in event
+        let_in = http.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+        (event,) = of_request(events, let_in)
+        assert (event["status"], event["role"]) == (200, "admin")
+    assert 'tandem_http_errors_total{code="unauthorized",status="401"} 1.0' in let_in.text
+    assert token not in repr(events)
+
+
+def test_a_client_that_goes_away(http: httpx.Client, events: Events) -> None:
+    head = (
+        "POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: gone\r\n"
+        f"Content-Type: {wire.CONTENT_TYPE}\r\nContent-Length: 1000\r\n\r\n"
+    )
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=20) as connection:
+        connection.sendall(head.encode() + b"half")
+    (event,) = of_request(events, httpx.Response(200, headers={"X-Request-Id": "gone"}))
+    assert (event["status"], event["bytes_in"], event["route"]) == (499, 4, "/v1/batches")
 
 
 def test_ids_do_not_leak_into_other_requests(http: httpx.Client, events: Events) -> None:
