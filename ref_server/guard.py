@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.auth import Role, role_wanted
-from ref_server.bodies import Budget, discard, read_body, replay, too_large
+from ref_server.bodies import Budget, Held, discard, read_body, replay, too_large
 from ref_server.config import ServeConfig
 from ref_server.hosts import Hosts, is_loopback
 from ref_server.problem import Problem
@@ -55,15 +55,20 @@ class Guard:
             return
         headers = Headers(scope=scope)
         with self._budget.hold() as held:
-            try:
-                self._check(scope, headers)
-                body = await read_body(receive, held, self._most_bytes(headers))
-            except Problem as problem:
-                await _refuse(problem.answer(scope), scope, headers, receive, send)
-                return
-            if body is not None:
-                receive, body = replay(body, receive), None  # the route's copy is the only one
+            taken = await self._take(scope, headers, receive, held)
+            if isinstance(taken, bytes):
+                receive, taken = replay(taken, receive), None  # the route's copy is the only one
                 await self._app(scope, receive, send)
+        if taken is not None:  # what a refused body held is free by now: its client may be slow to leave
+            await _refuse(taken, scope, headers, receive, send)
+
+    async def _take(self, scope: Scope, headers: Headers, receive: Receive, held: Held) -> bytes | JSONResponse | None:
+        """The whole body, or the answer that refuses the request; None when the client went away."""
+        try:
+            self._check(scope, headers)
+            return await read_body(receive, held, self._most_bytes(headers))
+        except Problem as problem:
+            return problem.answer(scope)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """414, 431, 400, then 403, then 401 or 403, then 415, then 413."""

@@ -177,8 +177,7 @@ def test_bodies_share_their_memory(
             for _ in range(30):
                 filling(stack, http, claimed=2 * MIB, sent=0)
             assert upload(http, rollout()).status_code == 201, "what is merely claimed locks out nobody"
-            for _ in range(2):
-                filling(stack, http, claimed=2 * MIB, sent=MIB - 300)
+            fillers = [filling(stack, http, claimed=2 * MIB, sent=MIB - 300) for _ in range(2)]
             let_it_read(http)
             busy = upload(http, rollout())
             assert busy.status_code == 429
@@ -186,6 +185,12 @@ def test_bodies_share_their_memory(
             assert busy.headers["Connection"] == "close"
             assert busy.json()["error"]["code"] == "busy"
             assert http.get("/readyz").status_code == 200
+            fillers[0].sendall(bytes(1000))  # more than is left: it is refused, and holds nothing any more
+            let_it_read(http)
+            assert upload(http, rollout()).status_code == 201
+            filling(stack, http, claimed=2 * MIB, sent=MIB - 300)
+            let_it_read(http)
+            assert upload(http, rollout()).status_code == 429
         let_it_read(http)
         assert upload(http, rollout()).status_code == 201
 
