@@ -120,3 +120,20 @@ def test_warnings_are_events() -> None:
 def test_configuring_again_replaces() -> None:
     (line,) = logged("configure_logs('json')\nlog.info('once')", "console")
     assert json.loads(line)["event"] == "once"
+
+
+def test_libraries_that_print_by_themselves_no_longer_do() -> None:
+    code = """
+from contextlib import suppress
+from shared.models import load_tokenizer
+from shared.refusal import Refused
+with suppress(Refused):
+    load_tokenizer("/nowhere")
+for name in ("transformers.some.model", "huggingface_hub.file_download"):
+    logging.getLogger(name).warning(FORGED)
+"""
+    events = logged_json(code)
+    assert [(event["logger"], event["event"]) for event in events] == [
+        ("transformers.some.model", FORGED),
+        ("huggingface_hub.file_download", FORGED),
+    ]
