@@ -259,9 +259,9 @@ def test_a_batch_that_loses_the_device_dies_alone(launch: Launch, start: Launch,
     server.process.wait()
     (server.folder / "hold").unlink()
     for _ in range(2):
-        assert launch("lost-device", "--queue.max-deliveries", "3").end()[0] == 1
-    server = start("lost-device", "--queue.max-deliveries", "3")
+        assert launch("lost-device", "--queue.max-deliveries", "2").end()[0] == 1
+    server = start("lost-device", "--queue.max-deliveries", "2")
     ids = {server.lease().headers["Batch-Id"] for _ in others}
     assert ids == {batch.id for batch in others}
     dead = server.http.get(f"/v1/batches/{poisonous.id}").json()
-    assert (dead["state"], dead["reason"]) == ("dead", "the server ended while scoring it, 3 times")
+    assert (dead["state"], dead["reason"]) == ("dead", "the server ended while scoring it, 2 times")
