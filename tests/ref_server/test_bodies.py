@@ -63,6 +63,18 @@ def test_a_body_comes_at_a_decent_pace(http: httpx.Client, kind: str, path: str)
 
 
 @pytest.mark.usefixtures("impatient")
+def test_the_byte_protocol_waits_for_no_slow_client(make_service: Callable[..., Service], serve: Serve) -> None:
+    """More of them than its application has threads."""
+    with serve(make_service(legacy=True)) as http, ExitStack() as stack:
+        connections = [stack.enter_context(connected(http)) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(head("POST", "/upload", "Content-Length: 1000") + b"x")
+        assert http.get("/get").content == b"empty"
+        assert http.post("/upload", content=b"\0\0\0\0").status_code == 400
+        assert [answer(connection)[0] for connection in connections] == [408] * 20
+
+
+@pytest.mark.usefixtures("impatient")
 def test_what_came_buys_time(http: httpx.Client) -> None:
     with connected(http) as connection:
         connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Content-Length: 3000", "Connection: close"))

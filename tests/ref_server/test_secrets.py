@@ -84,7 +84,7 @@ def test_a_token_on_the_command_line_is_refused(arguments: list[str], capsys: py
     assert SECRET not in output
 
 
-@pytest.mark.parametrize("token", ["hunter2", f"{SECRET} {SECRET}"])
+@pytest.mark.parametrize("token", ["", "hunter2", f"{SECRET} {SECRET}"])
 def test_a_bad_token_is_not_repeated(
     token: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
