@@ -3,82 +3,45 @@
 import os
 import signal
 import sys
-import time
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from types import FrameType
 
-import structlog
-
-from ref_server.app import create_app
-from ref_server.auth import readable_by_all
-from ref_server.client_cli.options import Environment
-from ref_server.config import ServeConfig
-from ref_server.hosts import is_loopback
-from ref_server.listening import uvicorn_config
-from ref_server.no_model import NoReference
-from ref_server.queue.interface import StorageBroken, StorageFull
-from ref_server.queue_cli.command import queue_command
-from ref_server.reference import Reference
-from ref_server.server import Server
-from ref_server.service import Service
-from ref_server.stores import describe_store, open_queue
-from shared.lifetime import end_with_parent
-from shared.logs import configure_logs, log_uncaught_errors
-from shared.refusal import Refused
-from shared.settings import load_settings
-
-log = structlog.get_logger()
-
 USAGE = """usage: ref-server serve --model PATH_OR_HUB_ID | --no-model [options]
-       ref-server queue stats|ls|show|requeue|purge [options]
+       ref-server ping | score | queue stats|ls|show|requeue|purge [options]
 
 The reference server: scores per-token log-probs with a frozen model and queues the generated batches.
 
 commands:
   serve    serve a model, or a queue alone; `ref-server serve --help` explains every option
+  ping     say whether a running server is ready, and with which model; for people, scripts and health checks
+  score    log-probs of completions by a running server: of texts, of JSONL, of a batch
   queue    look after the queue of a running server; `ref-server queue --help` lists its commands
 """
 
 
+# Imports wait until a command is chosen: a health check needs no web server, and --help not even a client.
 def serve(arguments: list[str]) -> int:
-    config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
-    configure_logs(config.log_format, config.log_level)
-    log_uncaught_errors()
-    end_with_parent()
-    _warn(config)
-    try:
-        opening = time.monotonic()
-        with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
-            log.info("queue open", store=describe_store(config), seconds=round(time.monotonic() - opening, 3))
-            return _listen(Service(_open_reference(config), store, config), config)
-    except (StorageBroken, StorageFull) as error:
-        log.error("the queue cannot be opened", error=str(error))
-    except Refused as error:
-        log.error("the model cannot be served", error=str(error))
-    return 1
+    from ref_server.serving import serve
+
+    return serve(arguments)
 
 
-def _warn(config: ServeConfig) -> None:
-    if config.token_file is not None and readable_by_all(config.token_file):
-        log.warning("every user of this machine can read the tokens", file=str(config.token_file), remedy="chmod 600")
-    if config.keys and config.tls_cert is None and not is_loopback(config.host):
-        log.warning(
-            "tokens cross the network in the clear", remedy="--tls-cert and --tls-key, or a proxy that has them"
-        )
+def _ping(arguments: list[str]) -> int:
+    from ref_server.client_cli.ping import ping_command
+
+    return ping_command(arguments)
 
 
-def _open_reference(config: ServeConfig) -> Reference:
-    if config.no_model:
-        return NoReference(config.max_batch_tokens)
-    from ref_server import frozen_model  # PyTorch takes seconds, and memory, which neither a queue nor its tools need
+def _score(arguments: list[str]) -> int:
+    from ref_server.client_cli.score import score_command
 
-    return frozen_model.load(config)
+    return score_command(arguments)
 
 
-def _listen(service: Service, config: ServeConfig) -> int:
-    server = Server(uvicorn_config(create_app(service), config), service)
-    server.run()
-    return server.status
+def _queue(arguments: list[str]) -> int:
+    from ref_server.queue_cli.command import queue_command
+
+    return queue_command(arguments)
 
 
 def _end(sig: int, _: FrameType | None) -> None:
@@ -86,7 +49,12 @@ def _end(sig: int, _: FrameType | None) -> None:
     os._exit(128 + sig)
 
 
-COMMANDS = {"serve": serve, "queue": queue_command}
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "serve": serve,
+    "ping": _ping,
+    "score": _score,
+    "queue": _queue,
+}
 
 
 def main() -> None:

@@ -4,9 +4,10 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Annotated, Any, Self
+from urllib.parse import quote, unquote
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from rich.console import Console
 from rich.progress import track
 
@@ -21,6 +22,19 @@ from shared.settings import load_settings
 
 # A busy server is asked again for so long; one that does not answer at the beginning is not waited for.
 _PATIENCE_SECONDS = 120.0
+
+
+# Every completion on the command line is given this form, which reading a list leaves alone.
+_ESCAPED = "percent-encoded:"
+
+
+def _escape(text: str) -> str:
+    return _ESCAPED + quote(text, safe="")
+
+
+def _unescape(text: object) -> object:
+    escaped = isinstance(text, str) and text.startswith(_ESCAPED)
+    return unquote(str(text).removeprefix(_ESCAPED)) if escaped else text
 
 
 class Score(Command):
@@ -40,7 +54,7 @@ class Score(Command):
 
     prompt: str | None = None
     """The text that the completions continue."""
-    completion: list[str] = Field(default=[])
+    completion: list[Annotated[str, BeforeValidator(_unescape)]] = Field(default=[])
     """A text to be scored; may be repeated. It is taken as it stands."""
     temperature: float = Field(default=1.0, gt=0)
     """What the logits are divided by; a file says it itself."""
@@ -166,22 +180,17 @@ def _filled(lines: IO[str]) -> Iterator[str]:
 
 
 def _exact(arguments: Sequence[str]) -> list[str]:
-    """Completions as JSON strings: what reads lists would take a comma for a separator, and a digit for a number."""
+    """Completions escaped: what reads lists would take a comma for a separator, a digit for a number, and so on."""
     exact: list[str] = []
     for argument in arguments:
         name, given, value = argument.partition("=")
         if exact and exact[-1] == "--completion":
-            exact.append(_json_string(argument))
+            exact.append(_escape(argument))
         elif given and name == "--completion":
-            exact.append(f"{name}={_json_string(value)}")
+            exact.append(f"{name}={_escape(value)}")
         else:
             exact.append(argument)
     return exact
-
-
-def _json_string(text: str) -> str:
-    """Without backslashes before quotes, which confuse the reader."""
-    return '"' + json.dumps(text)[1:-1].replace("\\\\", "\\u005c").replace('\\"', "\\u0022") + '"'
 
 
 def _first_fault(error: ValidationError) -> str:

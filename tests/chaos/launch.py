@@ -28,6 +28,7 @@ _PRELOADED = [
     "policy_trainer.run",
     "policy_trainer.rollout",
     "ref_server.__main__",
+    "ref_server.serving",
 ]
 
 

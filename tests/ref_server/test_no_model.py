@@ -156,5 +156,8 @@ def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, se
 
 
 def test_neither_a_queue_nor_its_tools_load_pytorch() -> None:
-    code = "import ref_server.__main__, sys; sys.exit('torch' in sys.modules)"
+    modules = (
+        "ref_server.serving, ref_server.queue_cli.command, ref_server.client_cli.ping, ref_server.client_cli.score"
+    )
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

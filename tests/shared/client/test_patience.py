@@ -119,6 +119,14 @@ class TestRequeue:
         assert [request.path for request in site.requests] == ["/v1/batches/a%2Fb"] * 2
 
 
+def test_a_reference_is_put(connect: Connect, open_site: OpenSite) -> None:
+    site = open_site(lambda _: respond(200, {"reference_version": 3}))
+    assert connect(site.url).replace_reference("step-200", 3).reference_version == 3
+    (request,) = site.requests
+    assert (request.method, request.path) == ("PUT", "/v1/reference")
+    assert json.loads(request.body) == {"snapshot": "step-200", "version": 3}
+
+
 class TestOtherServers:
     @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"name": 7}', b"\xff"])
     def test_an_answer_that_is_not_of_this_api(self, connect: Connect, open_site: OpenSite, body: bytes) -> None:

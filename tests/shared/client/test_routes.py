@@ -1,0 +1,237 @@
+"""Both clients against a real server: every method, many threads, many tasks, and a task that is cancelled."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ref_server.service import Service
+from shared import wire
+from shared.api import LeaseBody
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
+from shared.states import Outcome, State
+from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
+
+__all__ = ["make_service", "model", "one_thread", "rollout", "serve", "tokenizer"]
+
+Rollout = Callable[..., RolloutBatch]
+
+NUMBERS = count()
+UNKNOWN = "00000000-0000-7000-8000-000000000000"
+
+
+@pytest.fixture(scope="module")
+def url(
+    make_service: Callable[..., Service],
+    serve: Callable[[Service], AbstractContextManager[httpx.Client]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    with serve(make_service(snapshot_root=tmp_path_factory.mktemp("snapshots"))) as http:
+        yield str(http.base_url)
+
+
+@pytest.fixture
+def client(connect: Callable[..., Any], url: str) -> Any:
+    return connect(url)
+
+
+@pytest.fixture
+def run() -> str:
+    """A run of the test's own, so that tests share a server."""
+    return f"run-{next(NUMBERS)}"
+
+
+def terms(run: str, wait_seconds: float = 15) -> LeaseBody:
+    return LeaseBody(consumer="tester", run=run, wait_seconds=wait_seconds)
+
+
+def test_what_it_is(client: Any, model: PreTrainedModel) -> None:
+    assert client.not_ready_reason() is None
+    assert (client.model().name, client.model().vocabulary_size) == ("tiny", model.config.vocab_size)
+
+
+def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run)
+    first, again = client.upload(batch), client.upload(wire.encode(batch))
+    assert (first.id, first.created, again.created) == (batch.id, True, False)
+    leased = client.lease(terms(run))
+    assert isinstance(leased.batch, ScoredBatch)
+    assert (leased.id, leased.deliveries, leased.rollout.group.tokens) == (batch.id, 1, batch.group.tokens)
+    assert client.extend([leased], 60, started=True) == {batch.id: Outcome.OK}
+    assert client.queue().runs[run][State.LEASED].batches == 1
+    assert client.ack([leased], "step-8") == {batch.id: Outcome.OK}
+    assert client.ack([leased]) == {batch.id: Outcome.ALREADY}
+    stranger = Leased(leased.batch, batch.id, "another token", 1)
+    assert client.extend([stranger], 60) == {batch.id: Outcome.STALE}
+    details = client.batch(batch.id)
+    assert details.state is State.DONE
+    assert "step-8" in details.history[-1].detail
+    assert client.lease(terms(run, wait_seconds=0)) is None
+
+
+def test_a_lease_that_is_given_back(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run)
+    client.upload(batch)
+    leased = client.lease(terms(run))
+    assert client.release([leased]) == {batch.id: Outcome.OK}
+    again = client.lease(terms(run))
+    assert (again.id, again.deliveries) == (batch.id, 1) and again.token != leased.token
+    client.extend([again], 60, started=True)
+    client.release([again], error="the loss is not finite")
+    assert client.lease(terms(run)).deliveries == 2
+
+
+def test_a_lease_that_is_asked_for_twice(client: Any, rollout: Rollout, run: str) -> None:
+    for _ in range(2):
+        client.upload(rollout(run=run))
+    asked = terms(run).model_copy(update={"request_id": f"request of {run}"})
+    first, second = client.lease(asked), client.lease(asked)
+    assert (first.id, first.token) == (second.id, second.token)
+    assert client.lease(terms(run)).id != first.id, "each request has an id of its own"
+
+
+def test_many_leases_are_settled_at_once(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run)
+    leases = [Leased(batch, UNKNOWN[:-4] + f"{number:04d}", "token", 1) for number in range(1500)]
+    assert set(client.ack(leases).values()) == {Outcome.UNKNOWN}
+    assert len(client.ack(leases)) == 1500
+
+
+def test_scores(client: Any, rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = client.logprobs("2+3=", ["5", "61"], temperature=0.5)
+    assert texts.tokens == [["5"], ["6", "1"]]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in ("2+3=", "5", "61")]
+    assert client.logprobs_of_ids(ids[0], ids[1:], temperature=0.5) == texts
+    batch = rollout(temperature=0.5)
+    scored = client.score(batch)
+    group = batch.group
+    rows = client.logprobs_of_ids(
+        group.prompt_ids.tolist(), [row.tolist() for row in group.completions()], temperature=0.5
+    )
+    np.testing.assert_allclose(scored.ref_logps, np.concatenate(rows.logprobs), atol=1e-6)
+    assert scored.rollout.id == batch.id
+    np.testing.assert_array_equal(client.score(wire.encode(batch)).ref_logps, scored.ref_logps)
+
+
+def test_lists(client: Any, rollout: Rollout, run: str) -> None:
+    ids = [client.upload(rollout(run=run)).id for _ in range(3)]
+    assert [batch.id for batch in client.batches(run=run)] == ids
+    page = client.page(run=run, limit=2)
+    assert [batch.id for batch in page.batches] == ids[:2]
+    assert [batch.id for batch in client.page(run=run, limit=2, cursor=page.next_cursor).batches] == ids[2:]
+    assert list(client.batches(State.DEAD, run)) == list(client.batches("dead", run)) == []
+    assert {batch.run for batch in client.batches()} >= {run}
+    view = client.tokens(ids[0])
+    assert view.id == ids[0] and len(view.rows) == 3 and view.rows[0].sampler_logps is None
+
+
+def test_an_operator(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run)
+    client.upload(batch)
+    for _ in range(client.queue().limits.max_deliveries):
+        leased = client.lease(terms(run))
+        client.release([leased], error="it cannot be used")
+    assert client.batch(batch.id).state is State.DEAD
+    assert client.requeue(batch.id).state is State.READY
+    with pytest.raises(RefServerError, match="only an expired or a dead batch") as refused:
+        client.requeue(batch.id)
+    assert (refused.value.status, refused.value.code, refused.value.field) == (409, "wrong_state", "id")
+    assert client.drop(batch.id) is client.drop(batch.id) is None
+    assert client.batch(batch.id).payload_bytes == 0
+
+
+def test_a_reference_that_is_not_there(client: Any) -> None:
+    with pytest.raises(RefServerError, match="missing") as refused:
+        client.replace_reference("missing", 1)
+    assert (refused.value.status, refused.value.field) == (404, "snapshot")
+
+
+def test_what_it_refuses(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run)
+    client.upload(batch)
+    with pytest.raises(RefServerError) as conflict:
+        client.upload(replace(batch, policy_version=9))
+    assert (conflict.value.status, conflict.value.code, conflict.value.field) == (409, "conflict", "id")
+    assert conflict.value.request_id
+    with pytest.raises(RefServerError, match="is known here") as unknown:
+        client.batch(UNKNOWN)
+    assert (unknown.value.status, unknown.value.code) == (404, "not_found")
+    with pytest.raises(RefServerError) as foreign:
+        client.logprobs_of_ids([10**6], [[1]])
+    assert (foreign.value.status, foreign.value.field) == (422, "prompt_ids")
+
+
+def test_what_cannot_be_sent(client: Any) -> None:
+    for wrong in ([], [[]]):
+        with pytest.raises(ValueError, match="completions"):
+            client.logprobs_of_ids([1], wrong)
+
+
+def test_many_threads_share_a_client(url: str, rollout: Rollout, run: str) -> None:
+    batches = [rollout(run=run) for _ in range(40)]
+    with RefServerClient(url) as client, ThreadPoolExecutor(8) as threads:
+
+        def settle(_: int) -> list[str]:
+            leased = client.lease(terms(run))
+            return list(client.ack([leased])) if leased else []
+
+        uploaded = {admitted.id for admitted in threads.map(client.upload, batches)}
+        settled = [id for ids in threads.map(settle, range(40)) for id in ids]
+    assert sorted(settled) == sorted(uploaded) == sorted(batch.id for batch in batches)
+
+
+def test_many_tasks_share_a_client(url: str, rollout: Rollout, run: str) -> None:
+    batches = [rollout(run=run) for _ in range(40)]
+
+    async def work() -> list[str]:
+        async with AsyncRefServerClient(url) as client:
+
+            async def settle() -> list[str]:
+                leased = await client.lease(terms(run))
+                return list(await client.ack([leased])) if leased else []
+
+            tasks = [settle() for _ in batches]  # they wait for what is uploaded meanwhile
+            settled, _ = await asyncio.gather(asyncio.gather(*tasks), asyncio.gather(*map(client.upload, batches)))
+            return [id for ids in settled for id in ids]
+
+    assert sorted(asyncio.run(work())) == sorted(batch.id for batch in batches)
+
+
+def test_a_task_that_is_cancelled(url: str, rollout: Rollout, run: str) -> None:
+    """Its long poll ends, no batch is lost to it, and the client goes on."""
+    batch = rollout(run=run)
+
+    async def work() -> Leased | None:
+        async with AsyncRefServerClient(url, patience=None) as client:
+            waiting = asyncio.create_task(client.lease(terms(run, wait_seconds=60)))
+            await asyncio.sleep(0.3)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await client.upload(batch)
+            return await client.lease(terms(run))
+
+    leased = asyncio.run(work())
+    assert leased and leased.id == batch.id
+
+
+def test_a_task_that_is_cancelled_while_it_waits_for_a_server() -> None:
+    async def work() -> list[str]:
+        reasons: list[str] = []
+        async with AsyncRefServerClient(
+            "http://127.0.0.1:1", patience=None, on_wait=lambda reason, _: reasons.append(reason)
+        ) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.model(), 1.0)
+        return reasons
+
+    assert "does not answer" in asyncio.run(work())[0]
