@@ -72,7 +72,7 @@ def test_https(authority: trustme.CA, files: Path, tmp_path: Path) -> None:
         assert server.http.get("/v1/queue", headers=own_page).status_code == 200
 
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{server.http.base_url}livez", trust_env=False)
+            httpx.get(server.http.base_url.join("/livez"), trust_env=False)
         with connected(server.http) as connection:  # in the clear
             connection.sendall(head("GET", "/livez"))
             assert answer(connection)[0] == 0
