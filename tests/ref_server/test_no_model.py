@@ -20,6 +20,7 @@ from ref_server.queue_cli.tables import token_sheet
 from ref_server.service import Service
 from ref_server.stores import open_queue
 from shared import wire
+from shared.api import TokensView
 from shared.batch import RolloutBatch, TokenGroup
 
 Rollout = Callable[..., RolloutBatch]
@@ -140,7 +141,7 @@ def test_tokens_are_shown_without_their_texts(plain: httpx.Client, rollout: Roll
     assert [(row["text"], row["tokens"]) for row in shown["rows"]] == [(None, [None, None]), (None, [None])]
     console = Console(width=80)
     with console.capture() as printed:
-        console.print(token_sheet(shown))
+        console.print(token_sheet(TokensView.model_validate(shown)))
     assert " ".join(map(str, batch.group.prompt_ids)) in printed.get()
 
 
