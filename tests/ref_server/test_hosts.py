@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 from ref_server.config import ServeConfig
-from ref_server.hosts import is_loopback
+from ref_server.hosts import Hosts, is_loopback
+from ref_server.problem import Problem
 from ref_server.service import Service
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -93,6 +95,12 @@ def test_beyond_loopback_any_address_is_expected(
         assert http.get("/livez", headers={"Host": host}).status_code == status
         foreign = http.get("/livez", headers={"Host": host, "Origin": "http://evil.example:8401"})
         assert foreign.status_code == 403
+
+
+def test_a_machine_without_a_name_expects_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "")
+    with pytest.raises(Problem):
+        Hosts("0.0.0.0", []).check(Headers({"Host": ""}))
 
 
 @pytest.mark.parametrize("name", ["http://gpu-box", "gpu-box:8400", "", "*", "a b", "[::1]"])
