@@ -5,8 +5,11 @@ STAMP := .venv/.installed
 SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
+LOADED ?= 60
+MINUTES ?= 30
+N ?= 1000000
 
-.PHONY: demo test lint types pytest bench bench-trl chaos queue-model docker-test clean
+.PHONY: demo test lint types pytest bench bench-trl chaos queue-model load soak fuzz docker-test clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -38,6 +41,15 @@ queue-model: $(STAMP)  ## both stores of the queue beside a model of it, 50,000 
 
 docker-test: $(STAMP)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
 	DOCKER_TEST=1 $(BIN)/pytest -q -s --durations 0 tests/docker
+
+load: $(STAMP)  ## slow clients, and ten times too much: LOADED=seconds of each
+	$(BIN)/python -m tests.load slow overload --seconds $(LOADED)
+
+soak: $(STAMP)  ## a mixed load for MINUTES=n: nothing may grow
+	$(BIN)/python -m tests.load soak --seconds $$(($(MINUTES) * 60))
+
+fuzz: $(STAMP)  ## N=n changed uploads for each decoder, SEED=n
+	$(BIN)/python -m tests.fuzz --inputs $(N) --seed $(SEED)
 
 clean:
 	rm -rf .venv

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from ref_server.door import Entrance
 from ref_server.errors import add_error_handlers
 from ref_server.guard import Guard
 from ref_server.requests import Requests
@@ -37,6 +38,7 @@ def create_app(service: Service) -> FastAPI:
 
         legacy.add(app, service)
     documents.describe(app, open_paths=("/livez", "/readyz"))
+    app.add_middleware(Entrance, door=service.door)
     app.add_middleware(Guard, config=service.config)
     app.add_middleware(Requests, traffic=app.state.traffic)
     return app

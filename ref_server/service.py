@@ -9,6 +9,7 @@ import numpy as np
 
 from ref_server.config import ServeConfig
 from ref_server.descriptions import describe_queue, describe_tokens, token_texts
+from ref_server.door import Door
 from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
 from ref_server.reference import NotReady, Reference, ReferenceConflict
 from ref_server.threads import Threads
@@ -49,6 +50,7 @@ class Service:
         self.reference = reference
         self.queue = queue
         self.bell = Bell()
+        self.door = Door()
         self.body_threads = Threads(threads=32, most=256)
         self.draining = False
         self.closed = False
@@ -135,7 +137,8 @@ class Service:
             body=body,
             to_score=self.reference.scores_uploads,
         )
-        admission = self.queue.put(upload)
+        with self.door.admission():
+            admission = self.queue.put(upload)
         self.scoring.ring()
         return batch.id, admission
 

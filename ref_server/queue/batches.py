@@ -2,7 +2,7 @@
 
 from ref_server.queue import leasing
 from ref_server.queue.activity import Count
-from ref_server.queue.interface import Admission, Claim, ContentConflict, QueueFull, State, Upload, WrongState
+from ref_server.queue.interface import Admission, Claim, ContentConflict, NoRoom, QueueFull, State, Upload, WrongState
 from ref_server.queue.transaction import Transaction
 
 # Only so many queued batches are looked at for one claim; a forward of more would be of tiny ones.
@@ -138,11 +138,12 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
         run,
     )
     if batches >= limits.max_batches:
-        raise QueueFull(f"{batches} batches wait and max_batches is {limits.max_batches}")
+        raise NoRoom(f"{batches} batches wait and max_batches is {limits.max_batches}")
     if of_run >= limits.max_batches_per_run:
         raise QueueFull(f"{of_run} batches of run {run!r} wait and max_batches_per_run is {limits.max_batches_per_run}")
     if size + payload_bytes > limits.max_bytes:
-        raise QueueFull(f"{size} bytes wait, this batch has {payload_bytes} and max_bytes is {limits.max_bytes}")
+        full = NoRoom if payload_bytes <= limits.max_bytes // 100 else QueueFull  # a smaller one than that may fit
+        raise full(f"{size} bytes wait, this batch has {payload_bytes} and max_bytes is {limits.max_bytes}")
     if size_of_run + payload_bytes > limits.max_bytes_per_run:
         raise QueueFull(
             f"{size_of_run} bytes of run {run!r} wait, this batch has {payload_bytes} "

@@ -24,6 +24,10 @@ class QueueFull(Exception):
         self.retry_after = retry_after
 
 
+class NoRoom(QueueFull):
+    """So much waits that hardly any other batch is admitted, whatever its run."""
+
+
 class TooManyInFlight(QueueFull):
     """So many batches are leased and not yet settled that no more are: ack or release some."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 
+from shared.lifetime import child_environment
+
 SERVE = ("ref_server", "serve")
 
 
@@ -20,7 +22,8 @@ def serving(*options: str, module: Sequence[str] = SERVE) -> Iterator[tuple[int,
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", *module, "--port", str(port), *options]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    # Ctrl-C is for us, who then end it; if we are killed, it ends by itself.
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=child_environment(), start_new_session=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
             while not _answers(http):

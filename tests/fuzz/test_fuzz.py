@@ -1,0 +1,52 @@
+"""A short run of the fuzzer, and that it reaches deep and sees what goes wrong."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fuzz import legacy, native, workers
+from tests.fuzz.workers import Outcome, fuzz
+
+# Of the native decoder, which takes less time for one.
+INPUTS = {"native": 8_000, "legacy": 2_000}
+STAGES = {
+    "native": {*native.STAGES.values(), "accepted"},
+    "legacy": {*legacy.STAGES.values(), "accepted", "string mode"},
+}
+
+
+@pytest.mark.parametrize("target", INPUTS)
+def test_no_input_does_anything_but_be_refused_or_taken(target: str) -> None:
+    total = Outcome()
+    for outcome in fuzz(target, INPUTS[target], seed=1, processes=1):
+        total.add(outcome)
+    assert not total.failures
+    assert total.inputs == INPUTS[target]
+    assert set(total.stages) == STAGES[target]
+    assert total.stages["accepted"] > total.inputs / 10
+
+
+@pytest.mark.parametrize("target", [native, legacy])
+def test_valid_uploads_are_accepted(target: object) -> None:
+    bodies = native.SEEDS if target is native else [legacy.join_frame(parts) for parts in legacy.SEEDS]
+    judge: Callable[[bytes], str] = native.judge if target is native else legacy.judge
+    assert {judge(body) for body in bodies} <= {"accepted", "string mode"}
+
+
+def test_the_same_number_is_the_same_input() -> None:
+    assert workers.make("native", 3, 7) == workers.make("native", 3, 7) != workers.make("native", 4, 7)
+
+
+def test_what_none_may_do_is_seen() -> None:
+    """A bug, a crash, memory that is claimed, memory that is taken, and time."""
+    total = Outcome()
+    for outcome in fuzz("broken", 60, seed=3, processes=1):
+        total.add(outcome)
+    reasons = {workers.make("broken", 3, failure.index)[0]: failure.reason for failure in total.failures}
+    assert set(reasons) == {1, 2, 3, 4, 5}
+    assert "ValueError: a bug" in reasons[1]
+    assert "status -11" in reasons[2]
+    assert "MemoryError" in reasons[3]
+    assert "has grown by" in reasons[4]
+    assert "took" in reasons[5]
+    assert total.stages["accepted"] > 0

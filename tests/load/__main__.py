@@ -1,0 +1,36 @@
+"""The command `python -m tests.load`: slow clients, ten times too much, or a long time. Fails when a bar is missed."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.load import overload, slow, soak
+
+_INTERRUPTED = 130
+# What each does with so many seconds and a directory of its own; whether all bars were reached.
+LOADS: Mapping[str, Callable[[float, Path], bool]] = {"slow": slow.run, "overload": overload.run, "soak": soak.run}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.load", description=__doc__)
+    parser.add_argument("names", nargs="+", choices=LOADS)
+    parser.add_argument("--seconds", type=float, default=60, help="how long each is loaded")
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have told what it started to ignore the first
+        signal.signal(number, signal.default_int_handler)
+    passed = True
+    try:
+        for name in options.names:
+            with TemporaryDirectory() as directory:
+                passed &= LOADS[name](options.seconds, Path(directory))
+    except KeyboardInterrupt:
+        print("stopped")
+        return _INTERRUPTED
+    return int(not passed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

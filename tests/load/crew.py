@@ -1,0 +1,88 @@
+"""The processes that load a server: each runs one role until it is told to stop, and tells what it has seen."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
+from typing import Any
+
+_PATIENCE = 60.0
+
+Stopping = Callable[[], bool]
+# Called with the server's port, `stopping`, and arguments of its own: what it has seen until soon after that was true.
+Role = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """seconds: how long the role was played. cpu: its share of one core."""
+
+    seen: Any
+    seconds: float
+    cpu: float
+
+
+class Crew:
+    """Roles at work on one server. They end with the block, also when the process that owns it is killed."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._context = get_context("spawn")
+        self._stop = self._context.Event()
+        self._members: dict[str, tuple[SpawnProcess, Connection]] = {}
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for process, _ in self._members.values():
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def start(self, name: str, role: Role, *arguments: Any) -> None:
+        """Returns once the role is at work."""
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_play, args=(role, self._port, self._stop, there, arguments), name=name, daemon=True
+        )
+        process.start()
+        there.close()
+        self._members[name] = (process, here)
+        _receive(name, here)
+
+    def end(self) -> dict[str, Played]:
+        """What all have seen, by name."""
+        self._stop.set()
+        return {name: _receive(name, pipe) for name, (_, pipe) in self._members.items()}
+
+
+def _receive(name: str, pipe: Connection) -> Any:
+    if not pipe.poll(_PATIENCE):
+        raise RuntimeError(f"{name} does not answer")
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError(f"{name} has failed: its traceback is above") from None
+
+
+def _play(role: Role, port: int, stop: Event, pipe: Connection, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that then stops all roles
+    parent = os.getppid()
+
+    async def play() -> Any:
+        return await role(port, lambda: stop.is_set() or os.getppid() != parent, *arguments)
+
+    pipe.send("at work")
+    began, worked = time.monotonic(), time.process_time()
+    seen = asyncio.run(play())
+    seconds = time.monotonic() - began
+    pipe.send(Played(seen, seconds, (time.process_time() - worked) / seconds))

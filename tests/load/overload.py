@@ -1,0 +1,116 @@
+"""Ten times the load that the server can take: what is too much is refused, and what can be done is done as before."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from tests.bench.processes import resident_mib, serving
+from tests.load import honest
+from tests.load.connection import Tally
+from tests.load.crew import Crew, Played
+from tests.load.offers import offer
+from tests.load.report import Figure, milliseconds, show
+
+FACTOR = 10
+GOODPUT_SHARE = 0.8
+GROWTH_SHARE = 0.05
+# Long completions, so that the model and not the queue is what limits; a queue so short that it is full at once.
+TOKENS = 240
+QUEUE = ("--queue.max-batches", "64")
+_SETTLING = 0.2  # of the time, before anything is measured
+_PEAK_SHARE = 0.25  # of the time under too much load, to find out what is enough
+_CLIENTS = 4
+
+
+def run(seconds: float, directory: Path) -> bool:
+    """Whether all bars were reached, with a model and with a queue alone."""
+    from tests.chaos.serving import tiny_model  # imports PyTorch
+
+    model = ("--model", str(tiny_model(directory)), "--threads", "1")
+    cases = {"tiny model": model, "no model": ("--no-model",)}
+    passed = [_measure(name, options, seconds, directory) for name, options in cases.items()]
+    return all(passed)
+
+
+def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Path) -> bool:
+    data = directory / name.replace(" ", "-")
+    with serving(*options, *QUEUE, "--data-dir", str(data)) as (pid, http):
+        port = http.base_url.port or 0
+        with Crew(port) as crew:
+            crew.start("consumers", honest.consume, _CLIENTS)
+            crew.start("uploads", honest.upload, _CLIENTS, TOKENS)
+            peak = _goodput(http, seconds * _PEAK_SHARE)
+            crew.end()
+        with Crew(port) as crew, _watched(pid) as resident:
+            crew.start("consumers", honest.consume, _CLIENTS)
+            crew.start("probe", honest.probe)
+            crew.start("offers", offer, FACTOR * peak, TOKENS)
+            goodput = _goodput(http, seconds)
+            played = crew.end()
+    title = f"{FACTOR} times what the server can take, {seconds:.0f} s, {name}, batches of {TOKENS * 8} tokens"
+    return show(title, _figures(peak, goodput, played, resident))
+
+
+def _goodput(http: httpx.Client, seconds: float) -> float:
+    """Batches that are scored, leased and acknowledged a second, once all has settled."""
+    time.sleep(seconds * _SETTLING)
+    began, before = time.monotonic(), _done(http)
+    time.sleep(seconds * (1 - _SETTLING))
+    return (_done(http) - before) / (time.monotonic() - began)
+
+
+def _done(http: httpx.Client) -> int:
+    return http.get("/v1/queue").raise_for_status().json()["states"]["done"]["batches"]
+
+
+@contextmanager
+def _watched(pid: int) -> Iterator[list[float]]:
+    """The server's resident MiB, once a second while the block runs."""
+    resident: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            resident.append(resident_mib(pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield resident
+    finally:
+        over.set()
+        thread.join()
+
+
+def _figures(peak: float, goodput: float, played: dict[str, Played], resident: list[float]) -> list[Figure]:
+    offers: Tally = played["offers"].seen
+    seconds = played["offers"].seconds
+    asked = offers.answers.total()
+    taken, refused = offers.count("upload", 201), offers.count("upload", 429)
+    other = {how: count for how, count in offers.answers.items() if how not in ("upload 201", "upload 429")}
+    settled = resident[len(resident) // 6 :]
+    slope = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
+    growth = slope * len(settled)
+    share = goodput / peak
+    return [
+        Figure("goodput at its peak, batches a second", f"{peak:.1f}"),
+        Figure("goodput under ten times as much", f"{goodput:.1f}", f">= {GOODPUT_SHARE:.0%}", share >= GOODPUT_SHARE),
+        Figure("share of the peak", f"{share:.0%}"),
+        Figure("offered a second", f"{asked / seconds:.0f} of {FACTOR * peak:.0f}, CPU {played['offers'].cpu:.0%}"),
+        Figure("201 / 429", f"{taken} / {refused}", "no other answer", not other),
+        Figure("other answers", str(other or "none")),
+        Figure("answered in p50 / p99 / max", milliseconds(offers.seconds["upload"])),
+        Figure("readiness p50 / p99 / max", milliseconds(played["probe"].seen.seconds["readyz"])),
+        Figure("resident at most", f"{max(resident):.0f} MiB"),
+        Figure(
+            "resident grows after the first sixth by",
+            f"{growth:+.1f} MiB",
+            f"< {GROWTH_SHARE:.0%} of its level",
+            growth < GROWTH_SHARE * float(np.mean(settled)),
+        ),
+    ]
