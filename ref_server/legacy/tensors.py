@@ -50,7 +50,7 @@ _PROGRAM = re.compile(
     rb"X(?P<key_bytes>.)\0\0\0(?P<key>[0-9]{1,20})q."
     rb"X(?P<device_bytes>.)\0\0\0(?P<device>[a-z]{1,16}(?::[0-9]{1,3})?)q.(?P<elements>" + _INT + rb")tq.Q"
     rb"(?P<offset>" + _INT + rb")(?P<size>" + _TUPLE + rb")(?P<stride>" + _TUPLE + rb")"
-    rb"[\x88\x89]ccollections\nOrderedDict\nq.\)Rq.tq.Rq.\.",
+    rb"(?P<gradient>[\x88\x89])ccollections\nOrderedDict\nq.\)Rq.tq.Rq.\.",
     re.DOTALL,
 )
 _INT_OPCODE = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
@@ -166,6 +166,8 @@ def _parse(pickled: bytes, dtypes: Mapping[str, torch.dtype]) -> _Program:
     if storage not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes.values())
         raise MalformedUpload(f"must have dtype {allowed}, got a {storage}")
+    if storage in INTEGERS and found["gradient"] == b"\x88":
+        raise MalformedUpload("its integers claim a gradient, which PyTorch does not load")
     [elements], [offset], size, stride = (_numbers(found[part]) for part in ("elements", "offset", "size", "stride"))
     if len(size) != len(stride) or min(offset, *stride, 0) < 0 or min(size, default=1) < 1:
         raise MalformedUpload(f"must be a tensor that is not empty, got size {size} and stride {stride}")
