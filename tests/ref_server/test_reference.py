@@ -338,3 +338,15 @@ def test_a_server_that_is_ending_takes_no_other_weights(
     with serve(service) as http:
         service.drain()
         assert refusal(put(http, "run/step-1", 1)) == (503, "not_ready")
+
+
+def test_weights_in_several_files(tmp_path: Path, serve_below: Any, rollout: Rollout) -> None:
+    save_model(other_model(), make_tokenizer(), tmp_path / "sharded")
+    (tmp_path / "sharded" / WEIGHTS).unlink()
+    other_model().save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    assert (tmp_path / "sharded" / f"{WEIGHTS}.index.json").exists()
+    batch = rollout()
+    with serve_below(tmp_path) as http:
+        assert put(http, "sharded", 1).status_code == 200
+        expected = choose_forward(other_model())([batch.group], [1.0]).detach().numpy()
+        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=2e-5)
