@@ -6,6 +6,10 @@ from ref_server.queue.interface import Order, QueueFull, State, Upload
 from ref_server.queue.transaction import Transaction
 
 
+def any_ready(tx: Transaction, run: str) -> bool:
+    return tx.one("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? LIMIT 1", run) is not None
+
+
 def take(tx: Transaction, run: str) -> bytes | None:
     seq = tx.one(
         f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? "

@@ -63,6 +63,8 @@ class SqlQueue(ABC):
         return self._run(lambda tx: latest.put_displacing(tx, upload), durable=True)
 
     def take(self, run: str) -> bytes | None:
+        if not self._run(lambda tx: latest.any_ready(tx, run)):
+            return None  # trainers ask every second: nothing to be flushed, nor to be counted as a flush
         return self._run(lambda tx: latest.take(tx, run), durable=True)
 
     def claim(self, max_tokens: int) -> list[Claim]:

@@ -148,6 +148,7 @@ GOOD = entries_of(pickle_of((2, 3), (3, 1), elements=6), STORAGE)
         (pickle_of((2, 3), (3, 1), elements=6, key="0", key_length=200), "one plain, dense tensor"),
         (pickle_of((2, 3), (3, 1), elements=6, storage="ShortStorage"), "must have dtype int64"),
         (pickle_of((1,) * 17, (1,) * 17, elements=6), "one plain, dense tensor"),
+        (GOOD["archive/data.pkl"].replace(b"\x89c", b"\x88c"), "claim a gradient"),
         (b"", "one plain, dense tensor"),
         (b".", "one plain, dense tensor"),
         (GOOD["archive/data.pkl"] + b".", "one plain, dense tensor"),

@@ -763,6 +763,13 @@ def test_the_freshest_ready_batch_of_a_run_is_taken_once(queue: Queue) -> None:
     assert state(queue, "c") is State.READY
 
 
+def test_nothing_to_take_is_no_flush(queue: Queue) -> None:
+    queue.put(upload("a"))
+    before = queue.activity.commit_seconds.read()
+    assert queue.take("run") is None
+    assert queue.activity.commit_seconds.read() == before
+
+
 def test_what_is_taken_is_done(queue: Queue) -> None:
     make_ready(queue, upload("a"))
     queue.take("run")
