@@ -156,10 +156,10 @@ def _judge_all(target: str, inputs: int, seed: int, first: int, step: int, at: A
 
 
 def _note(outcome: Outcome, index: int, stage: str, seconds: float, growth: int) -> None:
-    if seconds > MAX_SECONDS:
-        outcome.failures.append(Failure(index, f"took {seconds:.1f} s"))
-    elif growth > MAX_GROWTH:
+    if growth > MAX_GROWTH:
         outcome.failures.append(Failure(index, f"the process has grown by {growth / 2**20:.0f} MiB"))
+    elif seconds > MAX_SECONDS:
+        outcome.failures.append(Failure(index, f"took {seconds:.1f} s"))
     else:
         outcome.stages[stage] += 1
     outcome.slowest = max(outcome.slowest, seconds)
