@@ -20,6 +20,8 @@ CONTENT_TYPE = "application/vnd.safetensors"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
 MAX_HEADER_BYTES = 64 * 1024
+# Scoring adds a tensor and a version to a header that was admitted, and may write its numbers in another way.
+_MAX_SCORED_HEADER_BYTES = MAX_HEADER_BYTES + 1024
 
 _DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
 _TENSORS = {
@@ -83,7 +85,7 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items() if tensor is not None},
         {name: str(value) for name, value in metadata.items() if value is not None},
     )
-    _check_header_size(int.from_bytes(body[:8], "little"))  # many reward parts could outgrow it
+    _check_header_size(int.from_bytes(body[:8], "little"), metadata["format"])  # many reward parts could outgrow it
     return body
 
 
@@ -164,7 +166,7 @@ def _read_header(body: bytes) -> tuple[dict[str, str], list[str]]:
     size = int.from_bytes(body[:8], "little")
     if len(body) < 8 or size > len(body) - 8:
         raise BatchError("body", f"must be a safetensors file; its {len(body)} bytes do not hold the header they claim")
-    _check_header_size(size)
+    _check_header_size(size, SCORED_FORMAT)  # the larger one, before it is parsed
     try:
         header = json.loads(body[8 : 8 + size], object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
@@ -177,12 +179,14 @@ def _read_header(body: bytes) -> tuple[dict[str, str], list[str]]:
     for name in metadata:
         if name not in _METADATA:
             raise BatchError(name[:80], "is not a metadata key of a batch")
+    _check_header_size(size, metadata.get("format"))
     return metadata, list(header)
 
 
-def _check_header_size(size: int) -> None:
-    if size > MAX_HEADER_BYTES:
-        raise BatchError("header", f"must be at most {MAX_HEADER_BYTES} bytes, got {size}")
+def _check_header_size(size: int, format: str | None) -> None:
+    most = _MAX_SCORED_HEADER_BYTES if format == SCORED_FORMAT else MAX_HEADER_BYTES
+    if size > most:
+        raise BatchError("header", f"must be at most {most} bytes, got {size}")
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -230,6 +230,24 @@ def test_encode_refuses_what_decode_would() -> None:
     assert caught.value.field == "header"
 
 
+def test_whatever_is_admitted_can_be_scored() -> None:
+    """A header of the largest size grows by what scoring adds: it would be taken, and then never scored."""
+    tensors, metadata = valid(scored=False)
+    parts = {f"reward/{index:0190}": tensors["rewards"] for index in range(230)}
+    plain = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e300", "sample": '""'})
+    room = wire.MAX_HEADER_BYTES - int.from_bytes(plain[:8], "little")
+    assert 0 < room < 16 * 1024
+    sample = '"' + "x" * room + '"'
+    largest = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e300", "sample": sample})
+    assert int.from_bytes(largest[:8], "little") == wire.MAX_HEADER_BYTES
+    rollout = wire.decode(largest)
+    assert isinstance(rollout, RolloutBatch)
+    scored = ScoredBatch(rollout, np.zeros(5, np.float32), "x" * 200)
+    assert flat(wire.decode(wire.encode(scored))) == flat(scored)
+    too_large = safetensors.numpy.save(tensors | parts, metadata | {"sample": '"' + "x" * (room + 8) + '"'})
+    assert refusal(too_large).field == "header"
+
+
 # ---------------------------------------------------------------- content
 
 
