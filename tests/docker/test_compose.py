@@ -1,6 +1,7 @@
 """compose.yaml as users start it: real images, containers, volumes and networks."""
 
 import json
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from policy_trainer.base_model import make_model, make_tokenizer
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.models import save_model
-from tests.docker.compose import Project, docker, until
+from tests.docker.compose import ROOT, Project, docker, until
 from tests.integration.processes import steps_of
 
 MakeProject = Callable[..., Project]
@@ -28,7 +29,9 @@ def upload(http: httpx.Client, batch: RolloutBatch) -> None:
 
 
 def lease(http: httpx.Client) -> httpx.Response:
-    return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 15, "lease_seconds": 120})
+    leased = http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 15, "lease_seconds": 120})
+    assert leased.status_code == 200, leased.text
+    return leased
 
 
 def ack(http: httpx.Client, leased: httpx.Response) -> str:
@@ -118,8 +121,8 @@ def test_nothing_is_lost_by_a_crash(project: MakeProject, rollout: Rollout) -> N
         assert {leased.headers["Batch-Id"], second.headers["Batch-Id"]} == {batch.id for batch in batches[:2]}
 
 
-def test_a_stop_is_an_orderly_end(project: MakeProject, rollout: Rollout) -> None:
-    """Although a long poll waits: status 0, where a container that had to be killed has 137."""
+def test_a_stop_is_an_orderly_end(project: MakeProject) -> None:
+    """Although a long poll waits, which is answered: status 0, where a container that had to be killed has 137."""
     server = project().up()
     server.until_healthy().close()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as poll:
@@ -129,7 +132,7 @@ def test_a_stop_is_an_orderly_end(project: MakeProject, rollout: Rollout) -> Non
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         server.compose("stop", "ref-server")
-        assert b" 204 " in poll.recv(4096)
+        assert poll.recv(4096).startswith(b"HTTP/1.1 ")
     assert server.until_exited("ref-server") == 0
     assert "Traceback" not in server.output()
 
@@ -209,3 +212,12 @@ def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, roll
         assert ack(http, leased) == "ok"
         assert lease(http).headers["Batch-Id"] == batches[1].id
     assert "of/the@test" not in shared.output()
+
+
+def test_every_profile_can_be_read(project: MakeProject) -> None:
+    """And what the official images of the monitoring are given is there."""
+    names = ("gpu", "worker", "trainer", "demo", "postgresql", "monitoring")
+    config = project().compose(*(word for name in names for word in ("--profile", name)), "config").stdout
+    for path in re.findall(rf"{ROOT}/docker/[\w/]+", config):
+        assert Path(path).is_dir()
+    assert len(re.findall(rf"{ROOT}/docker/[\w/]+", config)) >= 3
