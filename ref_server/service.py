@@ -10,7 +10,7 @@ import numpy as np
 from ref_server.config import ServeConfig
 from ref_server.descriptions import describe_queue, describe_tokens, token_texts
 from ref_server.door import Door
-from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
+from ref_server.queue.interface import Admission, NoRoom, Queue, StorageBroken, StorageFull, Upload
 from ref_server.reference import NotReady, Reference, ReferenceConflict
 from ref_server.threads import Threads
 from shared import wire
@@ -137,8 +137,11 @@ class Service:
             body=body,
             to_score=self.reference.scores_uploads,
         )
-        with self.door.admission():
+        try:
             admission = self.queue.put(upload)
+        except NoRoom as full:
+            self.door.note(full)
+            raise
         self.scoring.ring()
         return batch.id, admission
 

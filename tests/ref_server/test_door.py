@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from ref_server.app import create_app
 from ref_server.config import ServeConfig
 from ref_server.door import MAX_SCOUTS, MEMORY_SECONDS, SCOUTS_PER_SECOND, Door
 from ref_server.no_model import NoReference
-from ref_server.queue.interface import NoRoom, QueueFull
+from ref_server.queue.interface import NoRoom
 from ref_server.service import Service
 from ref_server.stores import open_queue
 from shared import wire
@@ -28,69 +29,80 @@ class Clock:
         return self.now
 
 
-def fail(door: Door, error: Exception) -> None:
-    with suppress(type(error)), door.admission():
-        raise error
+def upload_to(door: Door, full: NoRoom | None, code: str | None) -> bool:
+    """Whether an upload is let in that then ends so."""
+    if door.refusal():
+        return False
+    scope: dict[str, Any] = {"state": {}}
+    with door.admission(scope):
+        if full is not None:
+            door.note(full)
+        scope["state"]["error_code"] = code
+    return True
 
 
-def closed_after(door: Door, error: Exception, most: int = 100) -> int:
-    """How many uploads are let in, one after the other, that all end so."""
-    for count in range(most):
-        if door.closed():
-            return count
-        fail(door, error)
-    return most
+def let_in(door: Door, full: NoRoom | None, code: str | None) -> int:
+    """How many of a hundred are let in, one after the other."""
+    return sum(upload_to(door, full, code) for _ in range(100))
 
 
 def test_few_find_out_that_the_queue_is_full() -> None:
     clock = Clock()
     door = Door(clock)
-    assert closed_after(door, NoRoom("full", 3)) == MAX_SCOUTS
-    told = door.closed()
-    assert told is not None
-    assert (str(told), told.retry_after) == ("full", 3)
+    full = NoRoom("full", 3)
+    assert let_in(door, full, "queue_full") == 1 + MAX_SCOUTS
+    assert door.refusal() is full
     clock.now += 2 / SCOUTS_PER_SECOND
-    assert closed_after(door, NoRoom("full")) == 2
-    clock.now += 60
-    assert closed_after(door, NoRoom("full")) == MAX_SCOUTS
+    assert let_in(door, full, "queue_full") == 2
+    clock.now += MEMORY_SECONDS - 1
+    assert let_in(door, full, "queue_full") == MAX_SCOUTS
 
 
-@pytest.mark.parametrize("error", [QueueFull("of one run"), ValueError("wrong")])
-def test_what_is_refused_for_other_reasons_closes_nothing(error: Exception) -> None:
-    assert closed_after(Door(Clock()), error) == 100
+@pytest.mark.parametrize("code", ["queue_full", "invalid_batch"])
+def test_what_is_refused_for_other_reasons_closes_nothing(code: str) -> None:
+    """A run may be full while others have room."""
+    assert let_in(Door(Clock()), None, code) == 100
 
 
-def test_uploads_that_find_room_use_up_nothing() -> None:
+def test_uploads_that_find_room_use_up_no_scouts() -> None:
     door = Door(Clock())
-    fail(door, NoRoom("full"))
-    for _ in range(100):
-        assert door.closed() is None
-        with door.admission():
-            pass
+    assert upload_to(door, NoRoom("full"), "queue_full")
+    assert let_in(door, None, None) == 100
 
 
-def test_no_more_at_the_same_time_than_may_find_out() -> None:
+def test_no_more_scouts_at_the_same_time_than_there_are() -> None:
+    door = Door(Clock())
+    scope: dict[str, Any] = {"state": {}}
+    door.note(NoRoom("full"))
+    with ExitStack() as inside:
+        for _ in range(int(MAX_SCOUTS)):
+            assert door.refusal() is None
+            inside.enter_context(door.admission(scope))
+        assert door.refusal()
+    assert door.refusal() is None
+
+
+def test_a_crowd_that_is_inside_already_uses_up_no_scouts() -> None:
+    door = Door(Clock())
+    scope: dict[str, Any] = {"state": {"error_code": "queue_full"}}
+    with ExitStack() as inside:
+        for _ in range(100):
+            inside.enter_context(door.admission(scope))
+        door.note(NoRoom("full"))
+    assert let_in(door, NoRoom("full"), "queue_full") == MAX_SCOUTS
+
+
+def test_all_are_let_in_a_while_after_there_was_no_room() -> None:
     clock = Clock()
     door = Door(clock)
-    fail(door, NoRoom("full"))
-    inside = [door.admission() for _ in range(int(MAX_SCOUTS) - 1)]
-    for each in inside:
-        each.__enter__()
-    assert door.closed()
-    inside.pop().__exit__(None, None, None)
-    assert door.closed() is None
-
-
-def test_all_are_let_in_a_while_after_there_was_room() -> None:
-    clock = Clock()
-    door = Door(clock)
-    fail(door, NoRoom("full"))
-    inside = [door.admission() for _ in range(100)]
-    for each in inside:
-        each.__enter__()
-    assert door.closed()
-    clock.now += MEMORY_SECONDS + 0.01
-    assert door.closed() is None
+    door.note(NoRoom("full"))
+    scope: dict[str, Any] = {"state": {}}
+    with ExitStack() as inside:
+        for _ in range(int(MAX_SCOUTS)):
+            inside.enter_context(door.admission(scope))
+        assert door.refusal()
+        clock.now += MEMORY_SECONDS + 0.01
+        assert door.refusal() is None
 
 
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +130,7 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
             assert {answer.status_code for answer in answers} == {429}
             assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full"}
             assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
-            assert len(asked) == 1 + MAX_SCOUTS
+            assert len(asked) == 2 + MAX_SCOUTS
             assert (await client.delete(f"/v1/batches/{first.json()['id']}")).status_code == 204
             monkeypatch.setattr("ref_server.door.MEMORY_SECONDS", 0.0)
             assert (await upload(client)).status_code == 201
