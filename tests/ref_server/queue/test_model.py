@@ -22,6 +22,7 @@ from ref_server.queue.interface import (
     LeaseKey,
     LeaseRequest,
     Limits,
+    NoRoom,
     Order,
     QueueFull,
     State,
@@ -228,7 +229,7 @@ def _answer(operation: Callable[[], Any]) -> Any:
     try:
         return operation()
     except REFUSALS as refusal:
-        return type(refusal)
+        return QueueFull if isinstance(refusal, NoRoom) else type(refusal)  # the model knows of one fullness
 
 
 def _seen(info: BatchInfo) -> tuple:
