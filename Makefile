@@ -8,8 +8,9 @@ CYCLES ?= 20
 LOADED ?= 60
 MINUTES ?= 30
 N ?= 1000000
+CASES ?= 10000
 
-.PHONY: demo test lint types pytest bench bench-trl chaos queue-model load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest bench bench-trl chaos queue-model api-test load soak fuzz docker-test clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -41,6 +42,9 @@ queue-model: $(STAMP)  ## both stores of the queue beside a model of it, 50,000 
 
 docker-test: $(STAMP)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
 	DOCKER_TEST=1 $(BIN)/pytest -q -s --durations 0 tests/docker
+
+api-test: $(STAMP)  ## requests from the OpenAPI page: CASES=n, SEED=n
+	$(BIN)/python -m tests.api --cases $(CASES) --seed $(SEED)
 
 load: $(STAMP)  ## slow clients, and ten times too much: LOADED=seconds of each
 	$(BIN)/python -m tests.load slow overload --seconds $(LOADED)
