@@ -161,7 +161,8 @@ def _storable(value: Value) -> Value:
 
 def _connect(url: str) -> ConnectionPool:
     def configure(db: psycopg.Connection) -> None:
-        db.execute(f"SET search_path TO {postgres_schema.SCHEMA}".encode())
+        # A cluster made where no locale was set keeps texts as SQL_ASCII, in which psycopg reads them as bytes.
+        db.execute(f"SET client_encoding TO 'UTF8'; SET search_path TO {postgres_schema.SCHEMA}".encode())
         # An index finds what each query wants, in its order. Until the tables are first analysed the planner does not
         # know how many rows there are, and would read and sort them all to take a few.
         db.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off")

@@ -236,6 +236,15 @@ def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
     assert "secret" not in str(refusal.value)
 
 
+def test_texts_of_a_database_without_an_encoding(backend: PostgresBackend) -> None:
+    name = backend.url.rpartition("/")[2]
+    with psycopg.connect(backend.url, autocommit=True) as db:
+        db.execute(f"CREATE DATABASE {name}_ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0".encode())
+    with closing(PostgresQueue(f"{backend.url}_ascii", limits=Limits())) as queue:
+        ready(queue, "Ä")
+        assert state(queue, "Ä") is State.READY
+
+
 def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> None:
     database = backend.url.rpartition("/")[2]
     with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
