@@ -118,10 +118,9 @@ def _make_bodies(server: Server, chance: random.Random, count: int) -> list[byte
 
 def _fill(server: Server, bodies: Sequence[bytes]) -> None:
     """Uploads in order, and waits until all are scored, so that both trainers find the same queue."""
-    client = RefServerClient(server.url, patience=None)
-    for body in bodies:
-        client.upload(body)
-    client.close()
+    with RefServerClient(server.url) as client:
+        for body in bodies:
+            client.upload(body)
     until(lambda: _states(server) == {"ready": len(bodies)}, "all batches to be scored", server)
 
 
