@@ -10,7 +10,7 @@ from tests.load.connection import Client, Tally, Uploads, get, post_json
 from tests.load.crew import Stopping
 
 _PROBE_SECONDS = 0.1
-_BUSY_SECONDS = 0.1  # before a client that was sent away comes again
+_PAUSE_SECONDS = 0.1  # of a client that found no batch, or no room
 
 
 def uploads(tokens: int) -> Uploads:
@@ -20,25 +20,35 @@ def uploads(tokens: int) -> Uploads:
 
 
 async def work(port: int, stopping: Stopping, count: int, tokens: int) -> Tally:
-    """So many clients that each upload a batch, then lease one and acknowledge it, over and over."""
+    """So many clients that each upload a batch, then lease one and acknowledge it, over and over.
+
+    Who is sent away uploads again after the time that the server named, and leases meanwhile.
+    """
     tally = Tally()
     await asyncio.gather(*(_cycle(Client(port, tally), stopping, uploads(tokens)) for _ in range(count)))
     return tally
 
 
 async def _cycle(client: Client, stopping: Stopping, mine: Uploads) -> None:
+    patience = 0.0
     while not stopping():
-        await _upload_one(client, mine)
-        await settle_one(client, "honest", wait_seconds=0)
+        if time.monotonic() >= patience:
+            answer = await client.ask("upload", mine.next())
+            if answer is not None and answer.status == 429:
+                patience = time.monotonic() + float(answer.header("retry-after"))
+        if not await settle_one(client, "honest", wait_seconds=0):
+            await asyncio.sleep(_PAUSE_SECONDS)
     client.close()
 
 
 async def upload(port: int, stopping: Stopping, count: int, tokens: int) -> Tally:
-    """So many clients that only upload."""
+    """So many clients that only upload, and keep the queue full."""
 
     async def go_on(client: Client, mine: Uploads) -> None:
         while not stopping():
-            await _upload_one(client, mine)
+            answer = await client.ask("upload", mine.next())
+            if answer is not None and answer.status == 429:
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     tally = Tally()
     await asyncio.gather(*(go_on(Client(port, tally), uploads(tokens)) for _ in range(count)))
@@ -57,13 +67,7 @@ async def consume(port: int, stopping: Stopping, count: int) -> Tally:
     return tally
 
 
-async def _upload_one(client: Client, mine: Uploads) -> None:
-    answer = await client.ask("upload", mine.next())
-    if answer is not None and answer.status == 429:
-        await asyncio.sleep(_BUSY_SECONDS)
-
-
-async def settle_one(client: Client, consumer: str, wait_seconds: float) -> None:
+async def settle_one(client: Client, consumer: str, wait_seconds: float) -> bool:
     """Leases a batch and acknowledges it, if there is one in time."""
     answer = await client.ask(
         "lease", post_json("/v1/batches/lease", {"consumer": consumer, "wait_seconds": wait_seconds})
@@ -71,6 +75,8 @@ async def settle_one(client: Client, consumer: str, wait_seconds: float) -> None
     if answer is not None and answer.status == 200:
         key = {"id": answer.header("batch-id"), "token": answer.header("lease-token")}
         await client.ask("ack", post_json("/v1/leases/ack", {"leases": [key]}))
+        return True
+    return False
 
 
 async def probe(port: int, stopping: Stopping) -> Tally:

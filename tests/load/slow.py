@@ -17,6 +17,8 @@ SLOW = 200
 HONEST = 20
 TOKENS = 100
 READY_SECONDS = 1.0
+# So short that with a model it is full, with slow clients and without them.
+QUEUE = ("--queue.max-batches", "256")
 _ALONE_SHARE = 0.25  # of the time with slow clients, to compare with
 
 
@@ -32,7 +34,7 @@ def run(seconds: float, directory: Path) -> bool:
 
 def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Path) -> bool:
     data = directory / name.replace(" ", "-")
-    with serving(*options, "--data-dir", str(data)) as (_, http):
+    with serving(*options, *QUEUE, "--data-dir", str(data)) as (_, http):
         port = http.base_url.port or 0
         alone = _load(port, seconds * _ALONE_SHARE, slow=0)
         together = _load(port, seconds, slow=SLOW)
@@ -76,4 +78,4 @@ def _figures(alone: dict[str, Played], together: dict[str, Played]) -> list[Figu
     ]
 
 
-_EXPECTED = {"upload 201", "lease 200", "lease 204", "ack 200"}
+_EXPECTED = {"upload 201", "upload 429", "lease 200", "lease 204", "ack 200"}
