@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from ref_server.door import Entrance
 from ref_server.errors import add_error_handlers
-from ref_server.guard import Guard
-from ref_server.requests import Requests
+from ref_server.gate.door import Entrance
+from ref_server.gate.guard import Guard
+from ref_server.gate.requests import Requests
+from ref_server.metrics.traffic import Traffic
 from ref_server.routes import batches, documents, health, leases, reference, scoring
 from ref_server.service import Service
-from ref_server.traffic import Traffic
 
 
 def create_app(service: Service) -> FastAPI:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ref_server.queue.activity import Count
 from ref_server.queue.interface import Limits, State, Stats
-from ref_server.reference import Reference, ScoringTotals
+from ref_server.scoring.reference import Reference, ScoringTotals
 from shared.batch import RolloutBatch, ScoredBatch
 
 

@@ -21,7 +21,15 @@ from ref_server.queue.interface import (
     TooManyInFlight,
     WrongState,
 )
-from ref_server.reference import BadSnapshotName, Busy, NoModel, NoSnapshot, NotReady, ReferenceConflict, TooLarge
+from ref_server.scoring.reference import (
+    BadSnapshotName,
+    Busy,
+    NoModel,
+    NoSnapshot,
+    NotReady,
+    ReferenceConflict,
+    TooLarge,
+)
 from shared.batch import BatchError
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from ref_server.config import ServeConfig
 from ref_server.descriptions import describe_queue, describe_tokens, token_texts
-from ref_server.door import Door
+from ref_server.gate.door import Door
+from ref_server.gate.threads import Threads
 from ref_server.queue.interface import Admission, NoRoom, Queue, StorageBroken, StorageFull, Upload
-from ref_server.reference import NotReady, Reference, ReferenceConflict
-from ref_server.threads import Threads
+from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, TokenGroup
 from shared.states import LEGACY_RUN

@@ -6,14 +6,14 @@ from contextlib import closing
 import structlog
 
 from ref_server.app import create_app
-from ref_server.auth import readable_by_all
 from ref_server.client_cli.options import Environment
 from ref_server.config import ServeConfig
-from ref_server.hosts import is_loopback
-from ref_server.listening import uvicorn_config
-from ref_server.no_model import NoReference
+from ref_server.gate.auth import readable_by_all
+from ref_server.gate.hosts import is_loopback
+from ref_server.gate.listening import uvicorn_config
 from ref_server.queue.interface import StorageBroken, StorageFull
-from ref_server.reference import Reference
+from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import Reference
 from ref_server.server import Server
 from ref_server.service import Service
 from ref_server.stores import describe_store, open_queue
@@ -55,7 +55,8 @@ def _warn(config: ServeConfig) -> None:
 def _open_reference(config: ServeConfig) -> Reference:
     if config.no_model:
         return NoReference(config.max_batch_tokens)
-    from ref_server import frozen_model  # PyTorch takes seconds, and memory, which neither a queue nor its tools need
+    # PyTorch takes seconds, and memory, which neither a queue nor its tools need.
+    from ref_server.scoring import frozen_model
 
     return frozen_model.load(config)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ref_server.histogram import Histogram
+from ref_server.metrics.histogram import Histogram
 
 _GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

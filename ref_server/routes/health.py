@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 
-from ref_server.metrics import Metrics
+from ref_server.metrics.page import Metrics
 from ref_server.patience import Question
 from ref_server.problem import Problem
 from ref_server.routes.documents import errors

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from ref_server.guard import media_type
+from ref_server.gate.guard import media_type
 from ref_server.routes.documents import SAFETENSORS, errors
 from ref_server.service import Service, group_of
 from shared import wire

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from policy_trainer.base_model import make_tokenizer
-from ref_server.scorer import Scorer
+from ref_server.scoring.scorer import Scorer
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward

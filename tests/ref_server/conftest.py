@@ -21,9 +21,9 @@ from uuid6 import uuid7
 from policy_trainer.base_model import make_model, make_tokenizer
 from ref_server.app import create_app
 from ref_server.config import ServeConfig
-from ref_server.frozen_model import FrozenModel
-from ref_server.listening import uvicorn_config
+from ref_server.gate.listening import uvicorn_config
 from ref_server.queue.interface import Queue
+from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service import Service
 from ref_server.stores import open_queue
 from shared.batch import RolloutBatch, TokenGroup

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ref_server import frozen_model
 from ref_server.__main__ import main
 from ref_server.queue.interface import Claim
 from ref_server.queue.sqlite import SqliteQueue
+from ref_server.scoring import frozen_model
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward
 

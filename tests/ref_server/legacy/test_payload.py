@@ -10,7 +10,7 @@ import torch
 
 from ref_server.legacy.payload import LegacyPayload, read_payload, scored_frame, write_payload
 from ref_server.legacy.upload import LegacyUpload
-from ref_server.payloads import read_payload as read_any_payload
+from ref_server.scoring.payloads import read_payload as read_any_payload
 from shared.batch import BatchError
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor

@@ -1,0 +1,30 @@
+"""How uvicorn serves the application: protocol, limits, deadlines, TLS."""
+
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ref_server.config import ServeConfig
+from ref_server.gate.connections import Connection
+from ref_server.gate.guard import MAX_HEADER_BYTES, MAX_URL_BYTES
+
+
+def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn.Config:
+    """changes: what else uvicorn.Config takes, over what is set here."""
+    settings = {
+        "host": config.host,
+        "port": config.port,
+        "http": Connection,
+        "ws": "none",
+        "ssl_certfile": config.tls_cert,
+        "ssl_keyfile": config.tls_key,
+        "h11_max_incomplete_event_size": MAX_URL_BYTES + MAX_HEADER_BYTES,
+        "log_config": None,  # uvicorn's events go where ours go
+        "log_level": "warning",
+        "access_log": False,
+        "proxy_headers": False,  # a header that anybody can write does not say who asks
+        "timeout_graceful_shutdown": 10,
+        "timeout_keep_alive": 60,  # longer than clients keep a connection, so that none is closed under a request
+    }
+    return uvicorn.Config(app, **(settings | changes))  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Every request from outside: its id, its numbers, its line in the log."""
+
+import time
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ref_server.metrics.traffic import Traffic
+
+log = structlog.get_logger()
+
+# What nginx says of a client that went away before it was answered.
+CLIENT_CLOSED = 499
+# Those that a healthy client meets, too: an id that is gone, a batch that came twice, a queue that is full.
+_USUAL = (404, 409, 429)
+
+
+class Requests:
+    """ASGI middleware, around all others: it sees what they refuse.
+
+    Gives every request an id, the client's own if it is fit to print, which errors, the `X-Request-Id` header and all
+    that is logged in the request carry. The log gets a line of each: routes, not paths, since anything can stand in
+    those, and neither queries nor bodies nor headers.
+    """
+
+    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+        self._app = app
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope.setdefault("state", {})["request_id"] = _request_id(scope)
+        # A request has a task of its own, so that nobody else sees this; uvicorn's last words on it do.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        seen = _Seen(dict(scope), receive, send, request_id)  # routing changes it
+        self._traffic.active += 1
+        try:
+            await self._app(scope, seen.receive, seen.send)
+        except Exception:
+            seen.status, scope["state"]["error_code"] = 500, "internal"  # Starlette answers so, around us
+            raise
+        finally:
+            self._traffic.active -= 1
+            self._tell(scope, seen)
+
+    def _tell(self, scope: Scope, seen: "_Seen") -> None:
+        seconds = time.perf_counter() - seen.began
+        route, code = _template(scope.get("route") or _find(seen.scope)), scope["state"].get("error_code")
+        self._traffic.add(route, scope["method"], seen.status, code, seconds)
+        client = scope.get("client")
+        details = {"code": code, "role": scope["state"].get("role"), "peer": client and client[0]}
+        tell = log.error if seen.status >= 500 else log.info if _is_odd(seen.status) else log.debug
+        tell(
+            "request",
+            method=scope["method"],
+            route=route,
+            status=seen.status,
+            ms=round(1000 * seconds, 1),
+            bytes_in=seen.bytes_in,
+            **{name: value for name, value in details.items() if value is not None},
+        )
+
+
+class _Seen:
+    """What passes on the way in and out of one request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self._header = (b"x-request-id", request_id.encode())
+        self.began = time.perf_counter()
+        self.status = CLIENT_CLOSED
+        self.bytes_in = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.bytes_in += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], self._header]
+        await self._send(message)
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if 0 < len(given) <= 100 and given.isascii() and given.isprintable() else uuid4().hex
+
+
+def _is_odd(status: int) -> bool:
+    return status >= 400 and status not in _USUAL
+
+
+def _find(scope: Scope) -> Any:
+    """The route that a request would have met, had it been let through."""
+    routes = scope["app"].routes
+    fitting = (route for wanted in (Match.FULL, Match.PARTIAL) for route in routes if route.matches(scope)[0] is wanted)
+    return next(fitting, None)
+
+
+def _template(route: Any) -> str:
+    return getattr(route, "path", "") or "unmatched"

@@ -1,0 +1,29 @@
+"""Threads of their own for work on bodies, so that nothing else waits for it."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from ref_server.scoring.reference import Busy
+
+T = TypeVar("T")
+
+
+class Threads:
+    """At most `threads` calls run at once; the others wait for them, `most` in all."""
+
+    def __init__(self, *, threads: int, most: int) -> None:
+        self._limiter = CapacityLimiter(threads)
+        self._most = most
+        self._calls = 0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Raises Busy."""
+        if self._calls >= self._most:
+            raise Busy(f"{self._most} bodies are being worked on already")
+        self._calls += 1
+        try:
+            return await to_thread.run_sync(call, limiter=self._limiter)
+        finally:
+            self._calls -= 1

@@ -1,0 +1,1 @@
+"""Numbers for whoever watches the server."""

@@ -1,0 +1,91 @@
+"""Prometheus' view of a server, put together at each scrape.
+
+What it does not find it leaves out: while the store cannot be read there are no depths, and `tandem_store_up` is 0.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from starlette.concurrency import run_in_threadpool
+
+from ref_server.metrics import families
+from ref_server.metrics.traffic import Traffic
+from ref_server.patience import Question
+from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
+from ref_server.service import Service
+
+# A scrape waits so long for the store, in seconds: Prometheus itself gives up after ten.
+PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class _Store:
+    """What one look at the store gave. up: it could be written. stats: None when it could not be read."""
+
+    up: bool
+    stats: Stats | None
+
+
+class Metrics:
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, service: Service, traffic: Traffic) -> None:
+        self._service = service
+        self._traffic = traffic
+        self._store = Question(lambda: _look(service.queue))
+        self._process = ProcessCollector(registry=None)
+        self._version = _version()
+
+    async def text(self) -> bytes:
+        try:
+            store = await self._store.answer(PATIENCE)
+        except TimeoutError:
+            store = _Store(up=False, stats=None)
+        collected: Any = _Collected([*self._families(store), *self._process.collect()])
+        return await run_in_threadpool(generate_latest, collected)
+
+    def _families(self, store: _Store) -> Iterator[Metric]:
+        service = self._service
+        ready = store.up and service.not_working_reason() is None
+        yield from families.server(self._version, ready, store.up, service.scoring.alive, service.model)
+        if store.stats:
+            yield from families.depths(store.stats)
+        yield from families.limits(service.config.queue.limits)
+        yield from families.activity(service.queue.activity)
+        yield from families.scoring(service.scoring.totals)
+        yield from families.http(self._traffic)
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """What `generate_latest` takes for a registry."""
+
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
+
+
+def _look(queue: Queue) -> _Store:
+    try:
+        queue.check()
+        up = True
+    except StorageFull:
+        up = False
+    except StorageBroken:
+        return _Store(up=False, stats=None)
+    try:
+        return _Store(up, queue.stats())
+    except (StorageFull, StorageBroken):
+        return _Store(up=False, stats=None)
+
+
+def _version() -> str:
+    try:
+        return version("tandem-grpo")
+    except PackageNotFoundError:  # run from its source
+        return "unknown"

@@ -1,0 +1,1 @@
+"""The reference model, and how batches come to their log-probs."""

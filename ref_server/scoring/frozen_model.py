@@ -1,0 +1,111 @@
+"""The reference model: a frozen causal LM and its tokenizer, which uploads must fit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import Queue
+from ref_server.scoring.loop import ScoringLoop
+from ref_server.scoring.reference import ModelInfo, ReferenceConflict, TooLarge, check_ids, check_size
+from ref_server.scoring.scorer import Scorer
+from ref_server.scoring.snapshots import find_snapshot, load_like
+from shared.batch import TokenGroup
+from shared.logprobs import choose_forward, embedding_rows
+from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
+from shared.refusal import Refused
+
+log = structlog.get_logger()
+
+
+def load(config: ServeConfig) -> "FrozenModel":
+    """The model that the settings name. Raises Refused."""
+    assert config.model is not None
+    use_threads(config.threads)
+    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    return FrozenModel(model, load_tokenizer(config.model, revision=config.revision), config)
+
+
+class FrozenModel:
+    """A `Reference` that scores. snapshot, version: whose weights these are, where they have replaced the first."""
+
+    scores_uploads = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ServeConfig,
+        *,
+        snapshot: str | None = None,
+        version: int = 0,
+    ) -> None:
+        assert config.model is not None
+        forward = choose_forward(model)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._config = config
+        self._info = ModelInfo(
+            name=config.model,
+            revision=config.revision,
+            vocabulary_size=embedding_rows(model),
+            context_length=context_length(model),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            reference_version=version,
+            max_batch_tokens=config.max_batch_tokens,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+            forward=forward.name,
+            snapshot=snapshot,
+        )
+        self.score = Scorer(forward, version).score
+        log.info("reference model ready", **{k: v for k, v in vars(self._info).items() if k != "tokenizer_fingerprint"})
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self._info)
+
+    def check_tokens(self, group: TokenGroup) -> None:
+        """Ids within the vocabulary, then lengths within what server and model take."""
+        check_ids(group, self._info.vocabulary_size, "the reference's vocabulary")
+        check_size(group, self._info.max_batch_tokens)
+        if self._info.context_length is not None and group.longest_row > self._info.context_length:
+            raise TooLarge(
+                "completion_lengths",
+                f"and the prompt make a row of {group.longest_row} tokens; "
+                f"the model's context is {self._info.context_length}",
+            )
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def replacement(self, snapshot: str, version: int) -> "FrozenModel":
+        """Its weights besides these: for a while the device holds two models. A tokenizer may be missing there."""
+        root, info = self._config.snapshot_root, self._info
+        if root is None:
+            raise ReferenceConflict(
+                "no_snapshot_root", "the reference cannot be replaced: start ref-server with --snapshot-root DIRECTORY"
+            )
+        directory = find_snapshot(root, snapshot)
+        if (snapshot, version) == (info.snapshot, info.reference_version):
+            return self
+        if version <= info.reference_version:
+            raise ReferenceConflict(
+                "older_version",
+                f"version must be greater than {info.reference_version}, which is in place; got {version}",
+            )
+        log.info("loading another reference", snapshot=snapshot, version=version)
+        model = load_like(self._model, info.tokenizer_fingerprint, directory)
+        try:
+            return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version)
+        except Refused as error:
+            raise ReferenceConflict("bad_snapshot", str(error)) from error
+
+    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoop:
+        return ScoringLoop(self, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)

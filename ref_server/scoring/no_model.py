@@ -1,0 +1,83 @@
+"""The lack of a reference model: the server is a queue, and leases what was uploaded as it is."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import structlog
+
+from ref_server.queue.interface import Queue, State
+from ref_server.scoring.reference import ModelInfo, NoModel, Reference, Scores, ScoringTotals, check_ids, check_size
+from shared.batch import TokenGroup
+
+log = structlog.get_logger()
+
+
+class NoReference:
+    """A `Reference` that scores nothing. Any vocabulary and any context will do."""
+
+    scores_uploads = False
+
+    def __init__(self, max_batch_tokens: int) -> None:
+        self._max_batch_tokens = max_batch_tokens
+
+    def describe(self) -> dict[str, Any]:
+        nothing = dict.fromkeys(field.name for field in fields(ModelInfo))
+        return {**nothing, "max_batch_tokens": self._max_batch_tokens}
+
+    def check_tokens(self, group: TokenGroup) -> None:
+        check_ids(group, 2**63, "as token ids do")
+        check_size(group, self._max_batch_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        _refuse()
+
+    def decode(self, ids: Sequence[int]) -> None:
+        return None
+
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        _refuse()
+
+    def replacement(self, snapshot: str, version: int) -> Reference:
+        _refuse()
+
+    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> "NoScoring":
+        return NoScoring(queue, on_ready)
+
+
+class NoScoring:
+    """A `Scoring` that scores nothing: what is uploaded is ready."""
+
+    failed = False
+
+    def __init__(self, queue: Queue, on_ready: Callable[[], None]) -> None:
+        self._queue = queue
+        self._on_ready = on_ready
+        self.alive = True
+        self.totals = ScoringTotals()
+
+    def start(self) -> None:
+        """Tells of batches that came while there was a model: they are not ready without one."""
+        waiting = [d.batches for d in self._queue.stats().depths if d.state in (State.QUEUED, State.SCORING)]
+        if waiting:
+            log.warning("batches wait to be scored, which takes a server with --model", batches=sum(waiting))
+
+    def stop(self) -> None:
+        self.alive = False
+
+    def join(self) -> None:
+        pass
+
+    def ring(self) -> None:
+        self._on_ready()
+
+    def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
+        _refuse()
+
+    def replace(self, reference: Reference) -> "Future[None]":
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise NoModel("this server is a queue without a reference model; start ref-server with --model to score")

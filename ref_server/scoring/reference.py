@@ -1,0 +1,189 @@
+"""What the service asks of a reference model, whether there is one (`frozen_model.py`) or not (`no_model.py`)."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ref_server.metrics.histogram import Histogram
+from ref_server.queue.interface import Queue
+from shared.batch import BatchError, TokenGroup
+
+
+class TooLarge(ValueError):
+    """A batch is longer than the server or the model takes."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+
+
+class Busy(Exception):
+    """Too many direct requests wait already."""
+
+
+class NoModel(Exception):
+    """What was asked for needs a reference model, and there is none."""
+
+
+class NotReady(Exception):
+    """No new work is taken: the server is ending."""
+
+
+class DeviceLost(Exception):
+    """The device that the model is on has failed for good: only a new process can use it."""
+
+
+class BadSnapshotName(ValueError):
+    """The name of a snapshot is not that of a directory below the root."""
+
+
+class NoSnapshot(Exception):
+    """There is no snapshot of that name."""
+
+
+class ReferenceConflict(Exception):
+    """The reference cannot be replaced by this. code: why, as one word."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a client must know of the reference model. snapshot: what has replaced its weights since the start."""
+
+    name: str
+    revision: str | None
+    vocabulary_size: int
+    context_length: int | None
+    dtype: str
+    device: str
+    reference_version: int
+    max_batch_tokens: int
+    tokenizer_fingerprint: str
+    forward: str
+    snapshot: str | None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """float32 (C,) log-probs of each group, and the version of the weights that computed them all.
+
+    splits: how often a forward was halved because memory did not suffice.
+    """
+
+    logps: list[np.ndarray]
+    reference_version: int
+    splits: int = 0
+
+
+@dataclass
+class ScoringTotals:
+    """What has been scored since the server started; seconds of working and of waiting for work.
+
+    batches, tokens: of the queue. direct_tokens: of those who waited for their scores. errors: scoring attempts that
+    failed. splits: forwards that memory did not suffice for, and that were halved. batch_seconds: from the claim of
+    each batch until its scores were saved.
+    """
+
+    batches: int = 0
+    tokens: int = 0
+    direct_tokens: int = 0
+    errors: int = 0
+    splits: int = 0
+    working_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    forward_seconds: Histogram = field(default_factory=Histogram)
+    batch_seconds: Histogram = field(default_factory=Histogram)
+
+
+class Scoring(Protocol):
+    """What becomes of uploads, and of those who want their scores at once."""
+
+    totals: ScoringTotals
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Takes nothing new, finishes what is in hand. Returns at once: `alive` tells when that is done."""
+        ...
+
+    def join(self) -> None:
+        """Waits until what was in hand is finished, after `stop`."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by an error. Only a new process can then score."""
+        ...
+
+    def ring(self) -> None:
+        """Says that there is work. Call it after an upload was admitted."""
+        ...
+
+    def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
+        """A future of one group's scores. Raises Busy, NoModel, NotReady."""
+        ...
+
+    def replace(self, reference: "Reference") -> "Future[None]":
+        """Scores with another reference, once what is in hand is finished: a future of when. Raises as `submit`."""
+        ...
+
+
+class Reference(Protocol):
+    scores_uploads: bool
+    """Whether an upload is scored before it is leased."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a client must know: a `ModelInfo`, null where there is nothing to say."""
+        ...
+
+    def check_tokens(self, group: TokenGroup) -> None:
+        """Ids, then lengths. Raises BatchError, TooLarge."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens. Raises NoModel."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """The text of tokens; None where nobody knows it."""
+        ...
+
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        """Scores groups now, in the caller's thread. Raises NoModel, TooLarge, DeviceLost."""
+        ...
+
+    def replacement(self, snapshot: str, version: int) -> "Reference":
+        """A reference with the weights of a snapshot below the root, loaded meanwhile; this one stays as it is.
+
+        Itself where it has that snapshot in that version. Raises NoModel, BadSnapshotName, NoSnapshot,
+        ReferenceConflict.
+        """
+        ...
+
+    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> Scoring:
+        """What scores the batches of a queue. on_ready is called, from any thread, when batches have become ready."""
+        ...
+
+
+def check_size(group: TokenGroup, max_batch_tokens: int) -> None:
+    """Raises TooLarge."""
+    if group.tokens > max_batch_tokens:
+        raise TooLarge(
+            "completion_ids", f"and the prompt have {group.tokens} tokens; max_batch_tokens is {max_batch_tokens}"
+        )
+
+
+def check_ids(group: TokenGroup, vocabulary: int, whose: str) -> None:
+    """Raises BatchError unless every id lies in [0, vocabulary)."""
+    for name, ids in (("prompt_ids", group.prompt_ids), ("completion_ids", group.completion_ids)):
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")

@@ -1,0 +1,85 @@
+"""The frozen model's log-probs, whatever memory there is: a forward that does not fit is done in parts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ref_server.scoring.reference import DeviceLost, Scores, TooLarge
+from shared.batch import TokenGroup
+from shared.logprobs import LogprobForward
+
+# How PyTorch says it where it has no type of its own for it: the CPU's allocator, and libraries that allocate by
+# themselves (cuBLAS). Looked for before _LOST, since those begin in the same way.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+# After one of these the process can never use its device again.
+_LOST = ("CUDA error", "cuDNN error")
+
+_Part = tuple[Sequence[TokenGroup], Sequence[float]]
+
+
+class Scorer:
+    """reference_version: of the weights behind `forward`."""
+
+    def __init__(self, forward: LogprobForward, reference_version: int) -> None:
+        self._forward = forward
+        self._reference_version = reference_version
+
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        """Scores all groups in one forward, or in several where memory does not suffice for one.
+
+        A forward of several groups is halved, then one group by its completions, whose prompt is computed for each
+        part again. Raises TooLarge when a single completion does not fit, DeviceLost.
+        """
+        waiting: list[_Part] = [(groups, temperatures)]
+        pieces: list[np.ndarray] = []
+        splits = 0
+        while waiting:
+            part = waiting.pop()
+            logps = self._try(*part)
+            if logps is not None:
+                pieces.append(logps)
+                continue
+            splits += 1
+            torch.cuda.empty_cache()  # what is free but in pieces; nothing happens without CUDA
+            waiting += reversed(_halves(*part))
+        ends = np.cumsum([len(group.completion_ids) for group in groups])[:-1]
+        return Scores(np.split(np.concatenate(pieces), ends), self._reference_version, splits)
+
+    def _try(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> np.ndarray | None:
+        """float32 (sum of C,), or None when there is not enough memory: once this has returned, all of it is free."""
+        try:
+            with torch.inference_mode():
+                return self._forward(groups, temperatures).float().cpu().numpy()
+        except (RuntimeError, MemoryError) as error:
+            if _is_out_of_memory(error):
+                return None
+            if isinstance(error, torch.AcceleratorError) or any(text in str(error) for text in _LOST):
+                raise DeviceLost(f"the device cannot be used any more: {error}") from error
+            raise
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return typed or any(text in str(error) for text in _NO_MEMORY)
+
+
+def _halves(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[_Part]:
+    """Two parts whose completions, one after the other, are those of the whole. Raises TooLarge."""
+    if len(groups) > 1:
+        cut = len(groups) // 2
+        return [(groups[:cut], temperatures[:cut]), (groups[cut:], temperatures[cut:])]
+    (group,) = groups
+    if group.size == 1:
+        raise TooLarge(
+            "completion_lengths",
+            f"and the prompt make a row of {group.tokens} tokens, for which the memory of the device does not suffice",
+        )
+    return [([half], temperatures) for half in _halve(group)]
+
+
+def _halve(group: TokenGroup) -> list[TokenGroup]:
+    cut = group.size // 2
+    first, second = np.split(group.completion_lengths, [cut])
+    ids = np.split(group.completion_ids, [int(first.sum())])
+    return [TokenGroup(group.prompt_ids, *half) for half in zip(ids, (first, second), strict=True)]

@@ -1,0 +1,106 @@
+"""Weights that replace the reference's: where they may lie, and what is loaded of them.
+
+A snapshot is a model directory below the root that the operator names. Whoever asks for one names it and nothing else,
+so nothing outside of the root is read, no code of a snapshot is run, and only safetensors are loaded.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ref_server.scoring.reference import BadSnapshotName, NoSnapshot, ReferenceConflict
+from shared.models import load_tokenizer, tokenizer_fingerprint
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", re.ASCII)
+# Keys of a configuration that say nothing of what the model computes.
+_INCIDENTAL = {
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype",
+    "transformers_version", "use_cache",
+}  # fmt: skip
+
+
+def find_snapshot(root: Path, name: str) -> Path:
+    """The directory of a snapshot. Raises BadSnapshotName, NoSnapshot, and ReferenceConflict when it leads outside."""
+    if not _NAME.fullmatch(name):
+        raise BadSnapshotName(
+            "snapshot must be the name of a directory below the snapshot root: letters, digits, '.', '_' and '-', "
+            f"parted by '/', none beginning with a dot; got {name[:80]!r}"
+        )
+    root = _real(root)
+    directory = _real(root / name)
+    if not directory.is_relative_to(root) or not (directory / "config.json").is_file():
+        raise NoSnapshot(f"there is no snapshot {name[:80]!r} below the snapshot root")
+    for path in directory.rglob("*"):
+        if not _real(path).is_relative_to(root):
+            raise ReferenceConflict("unsafe_snapshot", f"{name}/{path.relative_to(directory)} leads out of the root")
+    _check_files(directory, name)
+    return directory
+
+
+def load_like(model: PreTrainedModel, fingerprint: str, directory: Path) -> PreTrainedModel:
+    """A model of the same architecture, dtype and device with the weights of a directory, in evaluation mode.
+
+    fingerprint: of the tokenizer; a directory may have none. Raises ReferenceConflict when the architecture differs, or
+    weights are missing, superfluous or damaged.
+    """
+    try:
+        _check_configuration(model, directory)
+        _check_tokenizer(fingerprint, directory)
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=model.dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
+            output_loading_info=True,
+        )  # fmt: skip
+        loaded, found = read
+        for problem, names in found.items():
+            if names:
+                raise _other(f"its weights have {problem.replace('_', ' ')}: {', '.join(map(str, sorted(names)[:3]))}")
+        return loaded.to(model.device).eval()
+    except ReferenceConflict:
+        raise
+    except Exception as error:  # files of others can be wrong in any way
+        raise ReferenceConflict("bad_snapshot", f"the snapshot cannot be loaded: {error}") from error
+
+
+def _real(path: Path) -> Path:
+    """Where links lead. Path.resolve would raise for a loop of them."""
+    return Path(os.path.realpath(path))
+
+
+def _check_files(directory: Path, name: str) -> None:
+    """What makes transformers look elsewhere: an adapter names its base model, an index the files of the weights."""
+    if (directory / "adapter_config.json").exists():
+        raise ReferenceConflict("unsafe_snapshot", f"{name} is an adapter: merge it into its base model first")
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            files = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ReferenceConflict("bad_snapshot", f"{name}/{index.name} is damaged: {error}") from None
+        for file in files:
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ReferenceConflict("unsafe_snapshot", f"{name}/{index.name} names a file elsewhere: {file!r}")
+
+
+def _check_configuration(model: PreTrainedModel, directory: Path) -> None:
+    raw: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
+    if raw.get("model_type") != model.config.model_type:
+        raise _other(f"its model_type is {raw.get('model_type')!r}, not {model.config.model_type!r}")
+    mine, theirs = model.config.to_dict(), type(model.config).from_dict(raw).to_dict()
+    for key in sorted((mine.keys() | theirs.keys()) - _INCIDENTAL):
+        if mine.get(key) != theirs.get(key):
+            raise _other(f"its {key} is {theirs.get(key)!r}, not {mine.get(key)!r}")
+
+
+def _check_tokenizer(fingerprint: str, directory: Path) -> None:
+    if not (directory / "tokenizer_config.json").exists():
+        return
+    if tokenizer_fingerprint(load_tokenizer(str(directory))) != fingerprint:
+        raise _other("it has another tokenizer, whose ids mean other texts")
+
+
+def _other(difference: str) -> ReferenceConflict:
+    return ReferenceConflict("other_architecture", f"the snapshot is of another architecture: {difference}")

@@ -1,0 +1,217 @@
+"""Bodies that are slow, broken or too much, over real sockets."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+
+import httpx
+import pytest
+
+from ref_server.gate import bodies
+from ref_server.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+from tests.ref_server.sockets import answer, connected, head, one_answer, rest
+
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+SAFETENSORS = f"Content-Type: {wire.CONTENT_TYPE}"
+MIB = 2**20
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(bodies, "BYTES_PER_SECOND", 1000)
+
+
+def dripping(connection: socket.socket, pieces: Iterator[bytes]) -> tuple[int, bytes]:
+    """Sends a piece every 50 ms until the server has had enough, then reads its answer."""
+    connection.setblocking(False)
+    for piece in pieces:
+        try:
+            if connection.recv(1, socket.MSG_PEEK) is not None:
+                break
+        except BlockingIOError:
+            connection.send(piece)
+            time.sleep(0.05)
+    connection.settimeout(20)
+    return answer(connection)
+
+
+SLOW = {
+    "nothing comes": ("Content-Length: 1000", []),
+    "it stops": ("Content-Length: 1000", [b"x" * 100]),
+    "it drips": ("Content-Length: 1000", [b"x"] * 999),
+    "no chunk comes": ("Transfer-Encoding: chunked", []),
+    "chunks drip": ("Transfer-Encoding: chunked", [b"1\r\nx\r\n"] * 999),
+    "the size of a chunk drips": ("Transfer-Encoding: chunked", [b"0"] * 999),
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("path", ["/v1/batches", "/upload"])
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_body_comes_at_a_decent_pace(http: httpx.Client, kind: str, path: str) -> None:
+    length, pieces = SLOW[kind]
+    with connected(http) as connection:
+        connection.sendall(head("POST", path, SAFETENSORS, length))
+        status, received = dripping(connection, iter(pieces))
+    assert status == 408
+    assert b"connection: close" in received.lower()
+    assert b'"too_slow"' in received
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_byte_protocol_waits_for_no_slow_client(make_service: Callable[..., Service], serve: Serve) -> None:
+    """More of them than its application has threads."""
+    with serve(make_service(legacy=True)) as http, ExitStack() as stack:
+        connections = [stack.enter_context(connected(http)) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(head("POST", "/upload", "Content-Length: 1000") + b"x")
+        assert http.get("/get").content == b"empty"
+        assert http.post("/upload", content=b"\0\0\0\0").status_code == 400
+        assert [answer(connection)[0] for connection in connections] == [408] * 20
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_came_buys_time(http: httpx.Client) -> None:
+    with connected(http) as connection:
+        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Content-Length: 3000", "Connection: close"))
+        for _ in range(15):  # in all, more than the first seconds
+            connection.sendall(b"x" * 200)
+            time.sleep(0.05)
+        assert answer(connection)[0] == 422
+
+
+def test_a_chunked_body_is_bounded_as_it_grows(http: httpx.Client) -> None:
+    with connected(http) as connection:
+        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Transfer-Encoding: chunked"))
+        for _ in range(20):
+            connection.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+        connection.sendall(b"0\r\n\r\n")
+        assert answer(connection)[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"zz\r\n", 400),
+        (b"-1\r\nx\r\n", 400),
+        (b"3\r\nabcdef\r\n", 400),
+        (b"fffffffffffffffffffff\r\n", 400),
+        (b"5;" + b"x" * 100_000, 431),
+        (b"0\r\n" + b"X: y\r\n" * 20_000, 431),
+        (b"5\r\nabc", 0),
+        (b"5\r\nabcde\r\n", 0),
+    ],
+)
+def test_broken_chunks(http: httpx.Client, sent: bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(http) as connection:
+        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Transfer-Encoding: chunked") + sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert answer(connection)[0] == status
+    assert http.get("/livez").status_code == 200
+    assert "Traceback" not in caplog.text
+
+
+def test_both_ways_of_saying_how_long_a_body_is(http: httpx.Client) -> None:
+    """Where two servers on a path would differ, a second request could hide in the body."""
+    lines = ("Content-Length: 4", "Transfer-Encoding: chunked", "Connection: close")
+    with connected(http) as connection:
+        connection.sendall(head("POST", "/v1/batches", SAFETENSORS, *lines) + b"0\r\n\r\nGET /livez HTTP/1.1\r\n\r\n")
+        status, received = answer(connection)
+    assert 400 <= status < 500
+    assert received.count(b"HTTP/1.1 ") == 1
+
+
+# What a client hears that sends its whole body before it reads
+
+
+@pytest.mark.parametrize("size", [0, 1000, 30 * MIB])
+@pytest.mark.parametrize("content_type", ["text/plain", wire.CONTENT_TYPE])
+def test_a_refusal_is_heard_by_who_sends_first(http: httpx.Client, size: int, content_type: str) -> None:
+    with connected(http) as connection:
+        lines = (f"Content-Type: {content_type}", f"Content-Length: {size}", "Connection: close")
+        connection.sendall(head("POST", "/v1/batches", *lines) + bytes(size))
+        status, received = answer(connection)
+    expected = 415 if content_type == "text/plain" else 413 if size > MIB else 422
+    assert status == expected
+    assert received.endswith(b"}")
+
+
+def test_a_refused_body_may_be_broken(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(http) as connection:
+        connection.sendall(head("POST", "/v1/batches", "Content-Type: text/plain", "Transfer-Encoding: chunked"))
+        assert b" 415 " in one_answer(connection)
+        connection.sendall(b"not a chunk\r\n\r\n")
+        rest(connection)
+    assert http.get("/livez").status_code == 200
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("expecting", ["Content-Length: 1073741824", "Content-Type: text/plain"])
+def test_who_asks_first_need_not_send(http: httpx.Client, expecting: str) -> None:
+    lines = ["Expect: 100-continue", expecting]
+    lines += ["Content-Length: 5"] if "Type" in expecting else [SAFETENSORS]
+    with connected(http) as connection:
+        connection.sendall(head("POST", "/v1/batches", *lines))
+        status, received = answer(connection)
+    assert status in (413, 415)
+    assert b"100 Continue" not in received
+
+
+# Memory that all bodies share
+
+
+def filling(stack: ExitStack, http: httpx.Client, claimed: int, sent: int) -> socket.socket:
+    """A connection on which so much of a body has been sent."""
+    connection = stack.enter_context(connected(http))
+    connection.sendall(head("POST", "/v1/batches", SAFETENSORS, f"Content-Length: {claimed}") + bytes(sent))
+    return connection
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> httpx.Response:
+    return http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
+
+
+def let_it_read(http: httpx.Client) -> None:
+    """Each request is a turn of the server's loop, in which it reads a piece of whatever has come elsewhere."""
+    for _ in range(200):
+        assert http.get("/livez").status_code == 200
+
+
+def test_bodies_share_their_memory(
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
+) -> None:
+    with serve(make_service(max_body_mib=2, max_bodies_mib=2)) as http:
+        with ExitStack() as stack:
+            for _ in range(30):
+                filling(stack, http, claimed=2 * MIB, sent=0)
+            assert upload(http, rollout()).status_code == 201, "what is merely claimed locks out nobody"
+            fillers = [filling(stack, http, claimed=2 * MIB, sent=MIB - 300) for _ in range(2)]
+            let_it_read(http)
+            busy = upload(http, rollout())
+            assert busy.status_code == 429
+            assert busy.headers["Retry-After"] == "1"
+            assert busy.headers["Connection"] == "close"
+            assert busy.json()["error"]["code"] == "busy"
+            assert http.get("/readyz").status_code == 200
+            fillers[0].sendall(bytes(1000))  # more than is left: it is refused, and holds nothing any more
+            let_it_read(http)
+            assert upload(http, rollout()).status_code == 201
+            filling(stack, http, claimed=2 * MIB, sent=MIB - 300)
+            let_it_read(http)
+            assert upload(http, rollout()).status_code == 429
+        let_it_read(http)
+        assert upload(http, rollout()).status_code == 201
+
+
+def test_a_body_is_let_go_with_its_request(
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
+) -> None:
+    with serve(make_service(max_body_mib=1, max_bodies_mib=1)) as http:
+        for _ in range(5):
+            refused = http.post("/v1/batches", content=bytes(MIB - 1), headers={"Content-Type": wire.CONTENT_TYPE})
+            assert refused.status_code == 422
+        assert upload(http, rollout()).status_code == 201

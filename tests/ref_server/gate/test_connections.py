@@ -1,0 +1,165 @@
+"""Connections that do nothing, or too much, over real sockets."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ref_server.config import ServeConfig
+from ref_server.gate import connections
+from ref_server.gate.listening import uvicorn_config
+from tests.ref_server.sockets import answer, connected, head, one_answer, rest
+
+MIB = 2**20
+LARGE = 64 * MIB
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"\r\n", b"\0\0"])
+def test_a_head_that_does_not_end(http: httpx.Client, sent: bytes) -> None:
+    with connected(http) as connection:
+        connection.sendall(sent)
+        assert answer(connection)[0] in (0, 400)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_head_that_drips(http: httpx.Client) -> None:
+    with connected(http) as connection, pytest.raises(OSError):
+        connection.sendall(b"GET /livez HTTP/1.1\r\n")
+        for number in range(1000):
+            connection.sendall(f"X-{number}: 1\r\n".encode())
+            time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_head_that_does_not_end(http: httpx.Client) -> None:
+    with connected(http) as connection:
+        connection.sendall(head("GET", "/livez"))
+        assert b" 200 " in one_answer(connection)
+        connection.sendall(b"GET /livez")
+        assert rest(connection) == b""
+
+
+@pytest.mark.usefixtures("impatient")
+def test_neither_rest_nor_a_long_poll_is_a_slow_head(http: httpx.Client) -> None:
+    poll = b'{"consumer": "c", "run": "none", "wait_seconds": 1}'
+    with connected(http) as connection:
+        lines = ("Content-Type: application/json", f"Content-Length: {len(poll)}")
+        connection.sendall(head("POST", "/v1/batches/lease", *lines) + poll)
+        assert b" 204 " in one_answer(connection)
+        time.sleep(0.6)
+        connection.sendall(head("GET", "/livez"))
+        assert b" 200 " in one_answer(connection)
+
+
+def test_a_flood_of_headers(http: httpx.Client) -> None:
+    with connected(http) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\n")
+        try:
+            for number in range(500_000):
+                connection.sendall(f"X-{number}: 1\r\n".encode())
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        pytest.fail("the server took half a million headers")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), 400),
+        (b"\0" * 1000, 400),
+        (b"GET /a b HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX y: 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+        (b"POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+        (b"GET /" + b"x" * 60_000, 431),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 60_000, 431),
+    ],
+)
+def test_what_is_not_http(http: httpx.Client, sent: bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(http) as connection:
+        connection.sendall(sent)
+        got, received = answer(connection)
+    assert got == status
+    assert received.count(b'{"error":{"code":"invalid_request"') == 1
+    assert "Traceback" not in caplog.text
+
+
+def test_requests_one_behind_the_other(http: httpx.Client) -> None:
+    with connected(http) as connection:
+        connection.sendall(head("GET", "/livez") * 3 + head("GET", "/readyz", "Connection: close"))
+        _, received = answer(connection)
+    assert received.count(b" 200 OK") == 4
+
+
+def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
+    poll = b'{"consumer": "c", "run": "none", "wait_seconds": 60}'
+    with connected(http) as connection:
+        lines = ("Content-Type: application/json", f"Content-Length: {len(poll)}")
+        connection.sendall(head("POST", "/v1/batches/lease", *lines) + poll)
+        try:
+            for _ in range(100):
+                connection.sendall(bytes(MIB))
+            answer(connection)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        else:
+            pytest.fail("the server took 100 MiB behind a request")
+    assert http.get("/livez").status_code == 200
+
+
+# Readers
+
+
+@contextmanager
+def serving(app: Callable) -> Iterator[httpx.Client]:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=20) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+async def large(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(bytes(LARGE))(scope, receive, send)
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.3)
+    with serving(large) as http, connected(http) as connection:
+        connection.sendall(head("GET", "/"))
+        connection.recv(1000)
+        time.sleep(1.5)
+        assert len(rest(connection)) < LARGE / 2, "only what was in the pipes"
+
+
+def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.3)
+    received = 0
+    with serving(large) as http, connected(http) as connection:
+        connection.sendall(head("GET", "/", "Connection: close"))
+        while chunk := connection.recv(4 * MIB):
+            received += len(chunk)
+            time.sleep(0.02)
+    assert received > LARGE

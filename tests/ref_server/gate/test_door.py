@@ -1,0 +1,139 @@
+"""While the queue is full, most uploads are sent away before they are read, and all are let in once there is room."""
+
+import asyncio
+import random
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ref_server.app import create_app
+from ref_server.config import ServeConfig
+from ref_server.gate.door import MAX_SCOUTS, MEMORY_SECONDS, SCOUTS_PER_SECOND, Door
+from ref_server.queue.interface import NoRoom
+from ref_server.scoring.no_model import NoReference
+from ref_server.service import Service
+from ref_server.stores import open_queue
+from shared import wire
+from shared.settings import from_values
+from tests.chaos.batches import random_batch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def upload_to(door: Door, full: NoRoom | None, code: str | None) -> bool:
+    """Whether an upload is let in that then ends so."""
+    if door.refusal():
+        return False
+    scope: dict[str, Any] = {"state": {}}
+    with door.admission(scope):
+        if full is not None:
+            door.note(full)
+        scope["state"]["error_code"] = code
+    return True
+
+
+def let_in(door: Door, full: NoRoom | None, code: str | None) -> int:
+    """How many of a hundred are let in, one after the other."""
+    return sum(upload_to(door, full, code) for _ in range(100))
+
+
+def test_few_find_out_that_the_queue_is_full() -> None:
+    clock = Clock()
+    door = Door(clock)
+    full = NoRoom("full", 3)
+    assert let_in(door, full, "queue_full") == 1 + MAX_SCOUTS
+    assert door.refusal() is full
+    clock.now += 2 / SCOUTS_PER_SECOND
+    assert let_in(door, full, "queue_full") == 2
+    clock.now += MEMORY_SECONDS - 1
+    assert let_in(door, full, "queue_full") == MAX_SCOUTS
+
+
+@pytest.mark.parametrize("code", ["queue_full", "invalid_batch"])
+def test_what_is_refused_for_other_reasons_closes_nothing(code: str) -> None:
+    """A run may be full while others have room."""
+    assert let_in(Door(Clock()), None, code) == 100
+
+
+def test_uploads_that_find_room_use_up_no_scouts() -> None:
+    door = Door(Clock())
+    assert upload_to(door, NoRoom("full"), "queue_full")
+    assert let_in(door, None, None) == 100
+
+
+def test_no_more_scouts_at_the_same_time_than_there_are() -> None:
+    door = Door(Clock())
+    scope: dict[str, Any] = {"state": {}}
+    door.note(NoRoom("full"))
+    with ExitStack() as inside:
+        for _ in range(int(MAX_SCOUTS)):
+            assert door.refusal() is None
+            inside.enter_context(door.admission(scope))
+        assert door.refusal()
+    assert door.refusal() is None
+
+
+def test_a_crowd_that_is_inside_already_uses_up_no_scouts() -> None:
+    door = Door(Clock())
+    scope: dict[str, Any] = {"state": {"error_code": "queue_full"}}
+    with ExitStack() as inside:
+        for _ in range(100):
+            inside.enter_context(door.admission(scope))
+        door.note(NoRoom("full"))
+    assert let_in(door, NoRoom("full"), "queue_full") == MAX_SCOUTS
+
+
+def test_all_are_let_in_a_while_after_there_was_no_room() -> None:
+    clock = Clock()
+    door = Door(clock)
+    door.note(NoRoom("full"))
+    scope: dict[str, Any] = {"state": {}}
+    with ExitStack() as inside:
+        for _ in range(int(MAX_SCOUTS)):
+            inside.enter_context(door.admission(scope))
+        assert door.refusal()
+        clock.now += MEMORY_SECONDS + 0.01
+        assert door.refusal() is None
+
+
+def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are refused alike, few of them by the queue; the next one after a place has become free is taken."""
+    monkeypatch.setattr("ref_server.gate.door.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("ref_server.gate.door.SCOUTS_PER_SECOND", 0.0)
+    config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 1})
+    service = Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+    chance = random.Random(0)
+    asked = []
+    put = service.queue.put
+    monkeypatch.setattr(service.queue, "put", lambda upload: asked.append(upload.id) or put(upload))
+
+    async def upload(client: httpx.AsyncClient) -> httpx.Response:
+        body = wire.encode(random_batch(chance, "run"))
+        return await client.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
+
+    async def play() -> None:
+        transport = httpx.ASGITransport(create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            service.start()
+            first = await upload(client)
+            assert first.status_code == 201
+            answers = [await upload(client) for _ in range(100)]
+            assert {answer.status_code for answer in answers} == {429}
+            assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full"}
+            assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
+            assert len(asked) == 2 + MAX_SCOUTS
+            assert (await client.delete(f"/v1/batches/{first.json()['id']}")).status_code == 204
+            monkeypatch.setattr("ref_server.gate.door.MEMORY_SECONDS", 0.0)
+            assert (await upload(client)).status_code == 201
+        service.close()
+
+    asyncio.run(play())

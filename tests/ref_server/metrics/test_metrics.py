@@ -1,0 +1,213 @@
+"""What /metrics tells: of a server that has seen work, of one in trouble, and never too much."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ref_server.metrics import families as metric_families
+from ref_server.metrics.histogram import Histogram
+from ref_server.queue.interface import Depth, Queue, Stats, StorageBroken, StorageFull
+from ref_server.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+from shared.states import State
+
+Rollout = Callable[..., RolloutBatch]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+Labels = frozenset[tuple[str, str]]
+SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+
+
+def scrape(http: httpx.Client) -> dict[tuple[str, Labels], float]:
+    """Samples by name and labels, after checking what Prometheus would refuse."""
+    answer = http.get("/metrics")
+    assert answer.status_code == 200
+    families = list(text_string_to_metric_families(answer.text))
+    assert len({family.name for family in families}) == len(families)
+    assert all(len(family.documentation) > 10 for family in families)
+    samples = [(sample.name, frozenset(sample.labels.items()), sample.value) for f in families for sample in f.samples]
+    found = {(name, labels): value for name, labels, value in samples}
+    assert len(found) == len(samples)
+    return found
+
+
+def labels(**values: str) -> Labels:
+    return frozenset(values.items())
+
+
+@pytest.fixture
+def small(make_service: Callable[..., Service], serve: Serve) -> Iterator[httpx.Client]:
+    """A server with room for one batch that waits, and one in flight."""
+    with serve(make_service(queue={"max_batches": 2, "max_in_flight": 1})) as http:
+        yield http
+
+
+def upload(http: httpx.Client, body: bytes) -> int:
+    return http.post("/v1/batches", content=body, headers=SAFETENSORS).status_code
+
+
+def lease(http: httpx.Client, **fields: Any) -> httpx.Response:
+    return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 0, **fields})
+
+
+def test_a_server_that_has_seen_work(small: httpx.Client, rollout: Rollout) -> None:
+    first, second = rollout(run="a"), rollout(run="b")
+    assert [upload(small, wire.encode(batch)) for batch in (first, first, second)] == [201, 200, 201]
+    assert upload(small, wire.encode(rollout())) == 429
+    held = lease(small, wait_seconds=10)
+    assert lease(small).status_code == 429
+    keys = [{"id": held.headers["Batch-Id"], "token": held.headers["Lease-Token"]}]
+    small.post("/v1/leases/release", json={"leases": keys})
+    held = lease(small)
+    keys = [{"id": held.headers["Batch-Id"], "token": held.headers["Lease-Token"]}]
+    small.post("/v1/leases/ack", json={"leases": keys})
+    small.post("/v1/logprobs", json={"prompt_ids": [1, 2], "completions": [[3], [4, 5]]})
+
+    seen = scrape(small)
+    assert seen["tandem_batches", labels(run="a", state="done")] == 1
+    assert seen["tandem_batches", labels(run="b", state="ready")] == 1
+    assert seen["tandem_waiting_batches", labels()] == 1
+    assert seen["tandem_waiting_bytes", labels()] == seen["tandem_batch_bytes", labels(run="b", state="ready")]
+    assert seen["tandem_oldest_waiting_seconds", labels()] > 0
+    assert seen["tandem_limit_in_flight_batches", labels(scope="all")] == 1
+    assert seen["tandem_uploads_total", labels(outcome="admitted")] == 2
+    assert seen["tandem_uploads_total", labels(outcome="duplicate")] == 1
+    assert seen["tandem_leases_total", labels()] == 2
+    assert seen["tandem_redeliveries_total", labels()] == 1
+    assert seen["tandem_lease_ends_total", labels(how="acked")] == 1
+    assert seen["tandem_lease_ends_total", labels(how="released")] == 1
+    assert seen["tandem_http_errors_total", labels(status="429", code="queue_full")] == 1
+    assert seen["tandem_http_errors_total", labels(status="429", code="in_flight_full")] == 1
+    assert seen["tandem_http_requests_total", labels(route="/v1/batches", method="POST", status="201")] == 2
+    assert seen["tandem_http_request_seconds_count", labels(route="/v1/batches", method="POST")] == 4
+    assert seen["tandem_http_requests_active", labels()] == 1
+    assert seen["tandem_scored_tokens_total", labels()] == first.group.tokens + second.group.tokens
+    assert seen["tandem_direct_scored_tokens_total", labels()] == 5
+    assert seen["tandem_score_seconds_count", labels()] == 2
+    assert 2 <= seen["tandem_forward_seconds_count", labels()] <= 3
+    assert seen["tandem_admission_to_ready_seconds_count", labels()] == 2
+    assert seen["tandem_commit_seconds_count", labels()] >= 3
+    assert seen["tandem_commit_operations_sum", labels()] >= seen["tandem_commit_operations_count", labels()]
+    assert seen["tandem_ready", labels()] == seen["tandem_store_up", labels()] == 1
+    assert seen["process_resident_memory_bytes", labels()] > 2**20
+
+    since_start = small.get("/v1/queue").json()["since_start"]
+    assert (since_start["admitted"], since_start["duplicate"], since_start["acked"]) == (2, 1, 1)
+
+
+class Failing:
+    """A queue some of whose methods do something else, and the rest what the real one does."""
+
+    def __init__(self, queue: Queue, **instead: Callable[[], Any]) -> None:
+        self._queue = queue
+        self._instead = instead
+
+    def __getattr__(self, name: str) -> Any:
+        return self._instead.get(name) or getattr(self._queue, name)
+
+
+def fail(error: Exception) -> Callable[[], Any]:
+    def failing() -> None:
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("instead", "depths"),
+    [
+        ({"check": fail(StorageBroken("gone")), "stats": fail(StorageBroken("gone"))}, False),
+        ({"stats": fail(StorageBroken("gone"))}, False),
+        ({"check": fail(StorageFull("no room"))}, True),
+    ],
+)
+def test_a_store_in_trouble_is_told_not_fatal(
+    make_service: Callable[..., Service], serve: Serve, instead: dict[str, Callable[[], Any]], depths: bool
+) -> None:
+    with serve(make_service(wrap=lambda queue: Failing(queue, **instead))) as http:
+        seen = scrape(http)
+    assert seen["tandem_store_up", labels()] == seen["tandem_ready", labels()] == 0
+    assert (("tandem_waiting_batches", labels()) in seen) == depths
+    assert seen["tandem_scoring_alive", labels()] == 1
+    assert ("tandem_leases_total", labels()) in seen
+
+
+def test_a_silent_store_holds_up_no_scrape(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.metrics.page.PATIENCE", 0.1)
+    speak, asked = threading.Event(), []
+
+    def check() -> None:
+        asked.append(True)
+        speak.wait(30)
+
+    with serve(make_service(wrap=lambda queue: Failing(queue, check=check))) as http:
+        assert [scrape(http)["tandem_store_up", labels()] for _ in range(5)] == [0.0] * 5
+        assert len(asked) == 1, "no thread more for each scrape"
+        speak.set()
+        monkeypatch.setattr("ref_server.metrics.page.PATIENCE", 20.0)
+        assert scrape(http)["tandem_store_up", labels()] == 1
+
+
+def test_clients_make_no_labels(http: httpx.Client) -> None:
+    before = {key for key in scrape(http) if key[0].startswith("tandem_http")}
+    for number in range(30):
+        http.get(f"/nowhere/{number}")
+        http.get(f"/v1/batches/{number}")
+        http.request("BREW", f"/v1/batches?x={number}")
+        http.get("/livez", headers={"Host": f"evil-{number}.example"})
+    after = {key for key in scrape(http) if key[0].startswith("tandem_http_requests")}
+    new = {tuple(sorted(values)) for _, values in after - before}
+    assert len(new) <= 5
+    assert {dict(values)["route"] for values in new} <= {"unmatched", "/v1/batches", "/v1/batches/{id}", "/livez"} | {
+        "/metrics"
+    }
+
+
+def families_of(depths: list[Depth]) -> dict[tuple[str, Labels], float]:
+    stats = Stats(tuple(depths), oldest_age=None, waiting_batches=0, waiting_bytes=0)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in metric_families.depths(stats)
+        for sample in family.samples
+    }
+
+
+def test_runs_beyond_the_bound_are_summed() -> None:
+    finished = [Depth(f"finished {n:03}", State.DONE, 1000, 0) for n in range(150)]
+    alive = [Depth(f"alive {n:03}", State.READY, n + 1, 10) for n in range(120)]
+    seen = families_of(finished + alive)
+    runs = {dict(values)["run"] for name, values in seen if name == "tandem_batches"}
+    assert len(runs) == metric_families.MAX_RUNS + 1
+    assert "alive 119" in runs
+    assert "alive 019" not in runs
+    assert not any(run.startswith("finished") for run in runs)
+    assert seen["tandem_batches", labels(run="other", state="ready")] == sum(range(1, 21))
+    assert seen["tandem_batch_bytes", labels(run="other", state="ready")] == 200
+    assert seen["tandem_batches", labels(run="other", state="done")] == 150_000
+
+
+def test_a_run_that_is_called_other() -> None:
+    depths = [Depth(f"r{n:03}", State.READY, 2, 1) for n in range(101)] + [Depth("other", State.READY, 100, 1)]
+    seen = families_of(depths)
+    assert seen["tandem_batches", labels(run="other", state="ready")] == 104
+    assert sum(value for (name, _), value in seen.items() if name == "tandem_batches") == 302
+
+
+@pytest.mark.parametrize("run", ['a "b" \\ c', "{run='x'}", "a\\nb", "\U0001f600"])
+def test_odd_run_names_come_through(http: httpx.Client, rollout: Rollout, run: str) -> None:
+    assert upload(http, wire.encode(rollout(run=run))) == 201
+    assert any(dict(values).get("run") == run for _, values in scrape(http))
+
+
+def test_a_histogram_counts_what_lies_at_or_below_each_bound() -> None:
+    histogram = Histogram((1.0, 2.5))
+    for value in (0.5, 1.0, 2.0, 9.0):
+        histogram.observe(value)
+    assert histogram.read() == ([("1.0", 2), ("2.5", 3), ("+Inf", 4)], 12.5)

@@ -1,0 +1,164 @@
+"""A server without a model: a queue that leases what was uploaded as it is."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import Upload
+from ref_server.queue_cli.tables import token_sheet
+from ref_server.scoring.no_model import NoReference
+from ref_server.service import Service
+from ref_server.stores import open_queue
+from shared import wire
+from shared.api import TokensView
+from shared.batch import RolloutBatch, TokenGroup
+
+Rollout = Callable[..., RolloutBatch]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+
+
+def open_service(data_dir: Path) -> Service:
+    config = ServeConfig(no_model=True, data_dir=data_dir, max_batch_tokens=1000)
+    return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Iterator[httpx.Client]:
+    with serve(open_service(tmp_path_factory.mktemp("data"))) as client:
+        yield client
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> httpx.Response:
+    return http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS)
+
+
+def lease(http: httpx.Client, run: str, seconds: float = 0) -> httpx.Response:
+    return http.post("/v1/batches/lease", json={"consumer": "c", "run": run, "wait_seconds": seconds})
+
+
+def test_what_was_uploaded_is_leased_at_once_and_as_it_is(plain: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout(run="at once")
+    admitted = upload(plain, batch)
+    assert (admitted.status_code, admitted.json()["state"]) == (201, "ready")
+    assert upload(plain, batch).status_code == 200
+    leased = lease(plain, "at once")
+    assert wire.content_hash(leased.content) == wire.content_hash(wire.encode(batch))
+    assert isinstance(wire.decode(leased.content), RolloutBatch)
+    key = {"id": batch.id, "token": leased.headers["Lease-Token"]}
+    results = plain.post("/v1/leases/ack", json={"leases": [key]}).json()["results"]
+    assert results == [{"id": batch.id, "outcome": "ok"}]
+    history = plain.get(f"/v1/batches/{batch.id}").json()["history"]
+    assert [event["state"] for event in history] == ["ready", "leased", "done"]
+
+
+def test_an_upload_wakes_who_waits(tmp_path: Path, serve: Serve, rollout: Rollout, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ref_server.routes.leases.POLL_SECONDS", 60)
+    with serve(open_service(tmp_path)) as http:
+        waiting = subprocess.Popen(
+            [sys.executable, "-c", _LEASE, str(http.base_url)], stdout=subprocess.PIPE, text=True
+        )
+        time.sleep(2)
+        batch = rollout(run="woken")
+        upload(http, batch)
+        assert waiting.communicate(timeout=20)[0].strip() == batch.id
+
+
+_LEASE = """
+import sys, httpx
+print(httpx.post(sys.argv[1] + "/v1/batches/lease", json={"consumer": "c"}, timeout=30).headers["Batch-Id"])
+"""
+
+
+def test_it_is_ready_and_says_that_it_has_no_model(plain: httpx.Client) -> None:
+    assert plain.get("/readyz").status_code == 200
+    assert "tandem_scored_batches_total 0.0" in plain.get("/metrics").text
+    assert plain.get("/v1/queue").json()["scoring"]["tokens_per_second"] == 0
+    model = plain.get("/v1/model").json()
+    assert model.pop("max_batch_tokens") == 1000
+    assert {"name", "vocabulary_size", "tokenizer_fingerprint", "reference_version"} < set(model)
+    assert set(model.values()) == {None}
+
+
+def test_it_describes_what_one_with_a_model_does(plain: httpx.Client, http: httpx.Client) -> None:
+    assert set(plain.get("/v1/model").json()) == set(http.get("/v1/model").json())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"prompt": "2+3=", "completions": ["5"]}, {"prompt_ids": [1], "completions": [[2, 3]]}],
+)
+def test_scoring_is_refused_with_the_remedy(plain: httpx.Client, asked: dict[str, Any]) -> None:
+    refused = plain.post("/v1/logprobs", json=asked)
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "no_model"
+    assert "--model" in refused.json()["error"]["message"]
+
+
+def test_scoring_a_batch_is_refused_too(plain: httpx.Client, rollout: Rollout) -> None:
+    refused = plain.post("/v1/logprobs", content=wire.encode(rollout()), headers=SAFETENSORS)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_model")
+
+
+def group(prompt: list[int], completion: list[int]) -> TokenGroup:
+    return TokenGroup(np.array(prompt), np.array(completion), np.array([len(completion)]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "status"),
+    [
+        (group([2**62], [2**62]), 201),  # any vocabulary
+        (group([1], [1] * 999), 201),  # any context
+        (group([1], [1] * 1000), 413),
+        (group([1], [-1]), 422),
+    ],
+)
+def test_uploads_are_checked_for_all_that_is_known(
+    plain: httpx.Client, rollout: Rollout, tokens: TokenGroup, status: int
+) -> None:
+    batch = rollout(run="checked", lengths=tuple(tokens.completion_lengths), group=tokens)
+    answer = upload(plain, batch)
+    assert answer.status_code == status
+    assert status == 201 or answer.json()["error"]["field"] == "completion_ids"
+
+
+def test_tokens_are_shown_without_their_texts(plain: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout(run="shown", lengths=(2, 1))
+    upload(plain, batch)
+    shown = plain.get(f"/v1/batches/{batch.id}/tokens").json()
+    assert shown["prompt"] == {"text": None, "ids": batch.group.prompt_ids.tolist()}
+    assert [row["ids"] for row in shown["rows"]] == [ids.tolist() for ids in batch.group.completions()]
+    assert [(row["text"], row["tokens"]) for row in shown["rows"]] == [(None, [None, None]), (None, [None])]
+    console = Console(width=80)
+    with console.capture() as printed:
+        console.print(token_sheet(TokensView.model_validate(shown)))
+    assert " ".join(map(str, batch.group.prompt_ids)) in printed.get()
+
+
+def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, serve: Serve, capsys: Any) -> None:
+    config = ServeConfig(no_model=True, data_dir=tmp_path)
+    queue = open_queue(config)
+    queue.put(Upload("left", b"." * 32, "run", 0, 0, 5, 3, 1, wire.encode(rollout())))
+    queue.close()
+    with serve(open_service(tmp_path)) as http:
+        assert http.get("/v1/queue").json()["states"]["queued"]["batches"] == 1
+    output = capsys.readouterr().out
+    assert "batches wait to be scored" in output and "batches=1" in output
+
+
+def test_neither_a_queue_nor_its_tools_load_pytorch() -> None:
+    modules = (
+        "ref_server.serving, ref_server.queue_cli.command, ref_server.client_cli.ping, ref_server.client_cli.score"
+    )
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

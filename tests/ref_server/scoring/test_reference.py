@@ -1,0 +1,354 @@
+"""PUT /v1/reference: other weights behind the same server, and what it refuses."""
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.base_model import make_model, make_tokenizer
+from ref_server.config import ServeConfig
+from ref_server.scoring import frozen_model
+from ref_server.scoring.loop import ScoringLoop
+from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import Reference
+from ref_server.service import Service
+from ref_server.stores import open_queue
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.logprobs import LogprobForward, choose_forward
+from shared.models import save_model
+
+Rollout = Callable[..., RolloutBatch]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+WEIGHTS = "model.safetensors"
+
+
+def other_model() -> PreTrainedModel:
+    """Weights that no other test has, in the same architecture."""
+    changed = make_model(0)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return changed.eval()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("snapshots")
+    save_model(other_model(), make_tokenizer(), directory / "run" / "step-1")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_model(make_model(0), make_tokenizer(), directory)
+    return directory
+
+
+@pytest.fixture
+def service_below(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Service]:
+    """A service whose reference was loaded as the command loads it."""
+
+    def below(root: Path | None, **settings: Any) -> Service:
+        data_dir = tmp_path_factory.mktemp("data")
+        config = ServeConfig(model=str(model_dir), data_dir=data_dir, snapshot_root=root, **settings)
+        return Service(frozen_model.load(config), open_queue(config), config)
+
+    return below
+
+
+@pytest.fixture
+def serve_below(service_below: Callable[..., Service], serve: Serve) -> Callable[..., AbstractContextManager[Any]]:
+    return lambda root, **settings: serve(service_below(root, **settings))
+
+
+def put(http: httpx.Client, snapshot: str, version: int) -> httpx.Response:
+    return http.put("/v1/reference", json={"snapshot": snapshot, "version": version})
+
+
+def score(http: httpx.Client, batch: RolloutBatch) -> ScoredBatch:
+    headers = {"Content-Type": wire.CONTENT_TYPE}
+    scored = wire.decode(http.post("/v1/logprobs", content=wire.encode(batch), headers=headers).content)
+    assert isinstance(scored, ScoredBatch)
+    return scored
+
+
+def lease(http: httpx.Client) -> ScoredBatch:
+    scored = wire.decode(http.post("/v1/batches/lease", json={"consumer": "test"}).content)
+    assert isinstance(scored, ScoredBatch)
+    return scored
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_other_weights_score_from_here_on(root: Path, serve_below: Any, rollout: Rollout) -> None:
+    batch = rollout(lengths=(3, 5), temperature=0.9)
+    expected = choose_forward(other_model())([batch.group], [0.9]).detach().numpy()
+    with serve_below(root) as http:
+        before = score(http, batch)
+        answer = put(http, "run/step-1", 3)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"reference_version": 3}
+        after = score(http, batch)
+        assert (before.reference_version, after.reference_version) == ("0", "3")
+        np.testing.assert_allclose(after.ref_logps, expected, atol=2e-5)
+        assert np.abs(after.ref_logps - before.ref_logps).max() > 0.01
+        by_ids = {"prompt_ids": [1], "completions": [[2]]}
+        assert http.post("/v1/logprobs", json=by_ids).json()["reference_version"] == 3
+        model = http.get("/v1/model").json()
+        assert (model["reference_version"], model["snapshot"]) == (3, "run/step-1")
+        http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
+        queued = lease(http)
+        assert queued.reference_version == "3"
+        np.testing.assert_allclose(queued.ref_logps, expected, atol=2e-5)
+
+        assert put(http, "run/step-1", 3).status_code == 200, "a repeated request is harmless"
+        assert refusal(put(http, "run/step-1", 2)) == (409, "older_version")
+        (root / "again").symlink_to(root / "run" / "step-1")
+        assert refusal(put(http, "again", 3)) == (409, "older_version")
+        assert put(http, "again", 4).status_code == 200
+
+
+class Gated:
+    """A forward that waits for a gate, and tells which weights it has."""
+
+    name = "gated"
+
+    def __init__(self, forward: LogprobForward, gate: threading.Event, began: threading.Event) -> None:
+        self._forward = forward
+        self._gate = gate
+        self._began = began
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        self._began.set()
+        self._gate.wait()
+        return self._forward(groups, temperatures)
+
+
+def test_the_batch_in_hand_is_finished_with_the_weights_it_began_with(
+    root: Path, serve_below: Any, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, began = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        "ref_server.scoring.frozen_model.choose_forward", lambda m: Gated(choose_forward(m), gate, began)
+    )
+    asked, replace = threading.Event(), ScoringLoop.replace
+
+    def tell(loop: ScoringLoop, reference: Reference) -> Future[None]:
+        done = replace(loop, reference)
+        asked.set()
+        return done
+
+    monkeypatch.setattr(ScoringLoop, "replace", tell)
+    first, second = rollout(), rollout()
+    headers = {"Content-Type": wire.CONTENT_TYPE}
+    with serve_below(root, scoring_tokens=1) as http, ThreadPoolExecutor() as pool:
+        http.post("/v1/batches", content=wire.encode(first), headers=headers)
+        assert began.wait(20)
+        http.post("/v1/batches", content=wire.encode(second), headers=headers)
+        replacing = pool.submit(put, http, "run/step-1", 1)
+        while refusal(busy := put(http, "run/step-1", 2))[1] != "busy":  # the first has not come yet
+            assert busy.status_code == 409
+        assert asked.wait(20)
+        assert http.get("/v1/model").json()["reference_version"] == 0
+        assert not replacing.done()
+        gate.set()
+        assert replacing.result().status_code == 200
+        scored = {each.rollout.id: each for each in (lease(http), lease(http))}
+    assert {id: each.reference_version for id, each in scored.items()} == {first.id: "0", second.id: "1"}
+    for batch, model in ((first, make_model(0).eval()), (second, other_model())):
+        expected = choose_forward(model)([batch.group], [1.0]).detach().numpy()
+        np.testing.assert_allclose(scored[batch.id].ref_logps, expected, atol=2e-5)
+
+
+def test_the_weights_that_were_replaced_are_gone(
+    root: Path, service_below: Callable[..., Service], serve: Serve
+) -> None:
+    service = service_below(root)
+    with serve(service) as http:
+        assert put(http, "run/step-1", 1).status_code == 200
+        old: weakref.ref[Reference] = weakref.ref(service.reference)
+        assert put(http, "run/step-1", 2).status_code == 200
+        assert old() is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc", "../run", "run/..", "run/../run/step-1", ".hidden", "run/.step", "run//step-1", "run/", "a b", "ü", "a\n"],
+)
+def test_names_that_lead_elsewhere(root: Path, serve_below: Any, name: str) -> None:
+    with serve_below(root) as http:
+        answer = put(http, name, 1)
+        assert refusal(answer) == (422, "invalid_request")
+        assert answer.json()["error"]["field"] == "snapshot"
+
+
+def changed_config(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def changed_weights(directory: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(directory / WEIGHTS)
+    change(weights)
+    save_file(weights, directory / WEIGHTS, {"format": "pt"})
+
+
+def first_of(weights: dict[str, Tensor]) -> str:
+    return next(name for name in sorted(weights) if "layers" in name and weights[name].dim() == 2)
+
+
+def outside(directory: Path) -> Path:
+    made = directory.parents[1] / "outside" / directory.name
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def link_weights(directory: Path) -> None:
+    target = outside(directory) / WEIGHTS
+    (directory / WEIGHTS).rename(target)
+    (directory / WEIGHTS).symlink_to(target)
+
+
+def index_of(directory: Path, file: object) -> None:
+    names = load_file(directory / WEIGHTS)
+    (directory / WEIGHTS).rename(outside(directory) / WEIGHTS)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, file)}
+    (directory / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def pickled(directory: Path) -> None:
+    weights = load_file(directory / WEIGHTS)
+    (directory / WEIGHTS).unlink()
+    torch.save(weights, directory / "pytorch_model.bin")
+
+
+def other_tokenizer(directory: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(directory)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another kind": (lambda d: changed_config(d, model_type="gpt2"), "other_architecture"),
+    "another shape": (lambda d: changed_config(d, intermediate_size=96), "other_architecture"),
+    "another frequency": (lambda d: changed_config(d, rope_theta=1234.0, rope_parameters=None), "other_architecture"),
+    "another vocabulary": (lambda d: changed_config(d, vocab_size=999), "other_architecture"),
+    "another tokenizer": (other_tokenizer, "other_architecture"),
+    "missing weights": (
+        lambda d: changed_weights(d, lambda weights: weights.pop(first_of(weights))),
+        "other_architecture",
+    ),
+    "superfluous weights": (
+        lambda d: changed_weights(d, lambda weights: weights.update({"model.extra": torch.ones(2)})),
+        "other_architecture",
+    ),
+    "other shapes": (
+        lambda d: changed_weights(d, lambda weights: weights.update({first_of(weights): torch.ones(3, 3)})),
+        "bad_snapshot",
+    ),
+    "not a number": (
+        lambda d: changed_weights(d, lambda weights: weights[first_of(weights)].fill_(torch.nan)),
+        "bad_snapshot",
+    ),
+    "cut off": (lambda d: os.truncate(d / WEIGHTS, 5000), "bad_snapshot"),
+    "no weights": (lambda d: (d / WEIGHTS).unlink(), "bad_snapshot"),
+    "pickled weights": (pickled, "bad_snapshot"),
+    "config that is none": (lambda d: (d / "config.json").write_text("[]"), "bad_snapshot"),
+    "config of nonsense": (lambda d: changed_config(d, hidden_size="large"), "bad_snapshot"),
+    "weights outside": (link_weights, "unsafe_snapshot"),
+    "a link in a circle": (lambda d: (d / "loop").symlink_to(d / "loop"), "replaced"),
+    "index that leads outside": (lambda d: index_of(d, "../../outside/x/model.safetensors"), "unsafe_snapshot"),
+    "index of numbers": (lambda d: index_of(d, 1), "unsafe_snapshot"),
+    "index that is none": (lambda d: (d / f"{WEIGHTS}.index.json").write_text("[]"), "bad_snapshot"),
+    "an adapter": (lambda d: (d / "adapter_config.json").write_text("{}"), "unsafe_snapshot"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_snapshots_that_are_not_taken(tmp_path: Path, serve_below: Any, rollout: Rollout, fault: str) -> None:
+    """What is refused changes nothing: the weights that score go on scoring."""
+    spoil, code = REFUSED[fault]
+    root = tmp_path / "root"
+    save_model(other_model(), make_tokenizer(), root / "x")
+    spoil(root / "x")
+    batch = rollout()
+    with serve_below(root) as http:
+        before = score(http, batch)
+        answer = put(http, "x", 1)
+        if code == "replaced":
+            assert answer.status_code == 200
+            return
+        assert refusal(answer) == (409, code), answer.text
+        after = score(http, batch)
+        assert after.reference_version == "0"
+        np.testing.assert_array_equal(after.ref_logps, before.ref_logps)
+        assert http.get("/v1/model").json()["snapshot"] is None
+        assert http.get("/readyz").status_code == 200
+
+
+def test_what_is_not_there(root: Path, tmp_path: Path, serve_below: Any) -> None:
+    (root / "empty").mkdir()
+    (root / "elsewhere").symlink_to(tmp_path)
+    with serve_below(root) as http:
+        for name in ("nothing", "run/step-9", "empty", "elsewhere", "run"):
+            answer = put(http, name, 1)
+            assert refusal(answer) == (404, "not_found")
+            assert answer.json()["error"]["field"] == "snapshot"
+    with serve_below(root / "nowhere") as http:
+        assert refusal(put(http, "run/step-1", 1)) == (404, "not_found")
+
+
+def test_servers_whose_reference_cannot_be_replaced(
+    root: Path, serve_below: Any, no_model: Service, serve: Serve
+) -> None:
+    with serve_below(None) as http:
+        answer = put(http, "run/step-1", 1)
+        assert refusal(answer) == (409, "no_snapshot_root")
+        assert "--snapshot-root" in answer.json()["error"]["message"]
+    with serve(no_model) as http:
+        assert refusal(put(http, "run/step-1", 1)) == (409, "no_model")
+
+
+@pytest.fixture
+def no_model(tmp_path: Path, root: Path) -> Service:
+    config = ServeConfig(no_model=True, data_dir=tmp_path, snapshot_root=root)
+    return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+
+
+def test_a_server_that_is_ending_takes_no_other_weights(
+    root: Path, service_below: Callable[..., Service], serve: Serve
+) -> None:
+    service = service_below(root)
+    with serve(service) as http:
+        service.drain()
+        assert refusal(put(http, "run/step-1", 1)) == (503, "not_ready")
+
+
+def test_weights_in_several_files(tmp_path: Path, serve_below: Any, rollout: Rollout) -> None:
+    save_model(other_model(), make_tokenizer(), tmp_path / "sharded")
+    (tmp_path / "sharded" / WEIGHTS).unlink()
+    other_model().save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    assert (tmp_path / "sharded" / f"{WEIGHTS}.index.json").exists()
+    batch = rollout()
+    with serve_below(tmp_path) as http:
+        assert put(http, "sharded", 1).status_code == 200
+        expected = choose_forward(other_model())([batch.group], [1.0]).detach().numpy()
+        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=2e-5)

@@ -1,0 +1,326 @@
+"""Scores over HTTP against a float64 loop, and a scoring loop that nothing stops."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ref_server.queue.interface import Queue, StorageFull
+from ref_server.service import Service
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.logprobs import choose_forward
+
+Rollout = Callable[..., RolloutBatch]
+Naive = Callable[[TokenGroup, float], np.ndarray]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+TOLERANCE = 2e-5
+POISON = 13
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> None:
+    assert http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS).status_code == 201
+
+
+def lease(http: httpx.Client, run: str) -> ScoredBatch:
+    answer = http.post("/v1/batches/lease", json={"consumer": "test", "run": run, "wait_seconds": 15})
+    assert answer.status_code == 200, answer.text
+    batch = wire.decode(answer.content)
+    assert isinstance(batch, ScoredBatch)
+    return batch
+
+
+def wait_for_state(http: httpx.Client, id: str, state: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 15
+    while (info := http.get(f"/v1/batches/{id}").json())["state"] != state:
+        assert time.monotonic() < deadline, info
+        time.sleep(0.02)
+    return info
+
+
+# Scores
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_queued_scores_are_right(http: httpx.Client, rollout: Rollout, naive_logps: Naive, temperature: float) -> None:
+    run = f"scores {temperature}"
+    batches = [
+        rollout(prompt=p, lengths=n, run=run, temperature=temperature) for p, n in [(1, (1,)), (40, (9, 1, 200))]
+    ]
+    for batch in batches:
+        upload(http, batch)
+    for batch in batches:
+        scored = lease(http, run)
+        assert scored.rollout.id == batch.id
+        assert scored.reference_version == "0"
+        np.testing.assert_allclose(scored.ref_logps, naive_logps(batch.group, temperature), atol=TOLERANCE)
+
+
+def test_everything_comes_back_as_it_was_sent(http: httpx.Client, rollout: Rollout) -> None:
+    sample = ' {"answer": 3.10, "text": "ü\\u00fc\\n😀",\t"list" : [1,  2]} '
+    batch = rollout(
+        run="untouched", task="sums", sample=sample, top_p=0.95, top_k=20, epoch=3, policy_version=7,
+        rewards=np.array([1.5, np.nan, -2], dtype=np.float32), finished=np.array([True, False, True]),
+        sampler_logps=np.linspace(-3, 0, 12, dtype=np.float32), loss_mask=np.arange(12) % 3 > 0,
+        policy_versions=np.array([7, 8, 9]), reward_parts={"format": np.zeros(3, dtype=np.float32)},
+    )  # fmt: skip
+    upload(http, batch)
+    scored = lease(http, "untouched")
+    assert scored.rollout.sample == sample
+    assert wire.content_hash(wire.encode(scored.rollout)) == wire.content_hash(wire.encode(batch))
+
+
+def test_direct_scores_are_the_queues_own(
+    http: httpx.Client, rollout: Rollout, naive_logps: Naive, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    prompt, completions = "12+30=?", ["<think></think><answer>42</answer>", "é😀", " "]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (prompt, *completions)]
+    group = TokenGroup(np.array(ids[0]), np.concatenate(ids[1:]), np.array([len(row) for row in ids[1:]]))
+    expected = np.split(naive_logps(group, 0.8), np.cumsum(group.completion_lengths)[:-1])
+
+    by_ids = http.post("/v1/logprobs", json={"prompt_ids": ids[0], "completions": ids[1:], "temperature": 0.8}).json()
+    by_text = http.post("/v1/logprobs", json={"prompt": prompt, "completions": completions, "temperature": 0.8}).json()
+    assert by_ids == by_text
+    assert by_ids["reference_version"] == 0
+    assert by_ids["tokens"][0][0] == "<think>"
+    assert [len(row) for row in by_ids["tokens"]] == [len(row) for row in ids[1:]]
+    for row, right in zip(by_ids["logprobs"], expected, strict=True):
+        np.testing.assert_allclose(row, right, atol=TOLERANCE)
+
+    batch = rollout(lengths=tuple(group.completion_lengths), group=group, temperature=0.8, run="direct")
+    answer = http.post("/v1/logprobs", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE.upper()})
+    assert answer.headers["Content-Type"] == wire.CONTENT_TYPE
+    scored = wire.decode(answer.content)
+    assert isinstance(scored, ScoredBatch)
+    np.testing.assert_array_equal(scored.ref_logps, np.concatenate(by_ids["logprobs"]).astype(np.float32))
+    assert http.get("/v1/batches", params={"run": "direct"}).json()["batches"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"prompt_ids": [1], "completions": [[2]], "surprise": 1}, 422, "surprise"),
+        ({"prompt_ids": [1], "prompt": "a", "completions": [[2]]}, 422, None),
+        ({"prompt_ids": [1], "completions": ["a"]}, 422, None),
+        ({"prompt": "a", "completions": [[2]]}, 422, None),
+        ({"completions": [[2]]}, 422, None),
+        ({"prompt_ids": [1]}, 422, "completions"),
+        ({"prompt_ids": [1], "completions": []}, 422, "completions"),
+        ({"prompt_ids": [1], "completions": [[1], []]}, 422, "completions.1"),
+        ({"prompt_ids": [1], "completions": [["x"]]}, 422, "completions.0.0"),
+        ({"prompt_ids": [], "completions": [[1]]}, 422, "prompt_ids"),
+        ({"prompt": "", "completions": ["a"]}, 422, "prompt_ids"),
+        ({"prompt_ids": [265], "completions": [[1]]}, 422, "prompt_ids"),
+        ({"prompt_ids": [-1], "completions": [[1]]}, 422, "prompt_ids.0"),
+        ({"prompt_ids": [2**70], "completions": [[1]]}, 422, "prompt_ids.0"),
+        ({"prompt_ids": [1], "completions": [[1]], "temperature": 0}, 422, "temperature"),
+        ({"prompt_ids": [1], "completions": [[1]], "temperature": 1e-300}, 422, "temperature"),
+        ({"prompt_ids": [1], "completions": [[1] * 256]}, 413, "completion_lengths"),
+        ({"prompt_ids": [1], "completions": [[1]] * 1000}, 413, "completion_ids"),
+        ([], 422, None),
+    ],
+)
+def test_bad_direct_requests(http: httpx.Client, body: Any, status: int, field: str | None) -> None:
+    answer = http.post("/v1/logprobs", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"].get("field") == field
+
+
+def test_a_direct_request_that_is_not_json(http: httpx.Client) -> None:
+    for text in (b"", b"{", b'{"prompt": "\\ud800", "completions": ["a"]}', b"\xff", b"[" * 100_000):
+        answer = http.post("/v1/logprobs", content=text, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422, answer.text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 300) | st.integers() | st.floats() | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=2),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["prompt_ids", "prompt", "completions", "temperature"])
+GOOD = {"prompt_ids": [1, 2], "completions": [[3], [4, 5]], "temperature": 0.5}
+
+
+@settings(max_examples=150, deadline=None)
+@given(changes=st.dictionaries(KEYS, VALUES, min_size=1))
+def test_odd_direct_requests_are_never_the_servers_fault(http: httpx.Client, changes: dict[str, Any]) -> None:
+    text = json.dumps(GOOD | changes).encode()
+    answer = http.post("/v1/logprobs", content=text, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (200, 413, 422), answer.text
+
+
+# The loop
+
+
+class Chosen:
+    """The right forward, after a test has had its say on the groups of each call."""
+
+    name = "chosen"
+
+    def __init__(self, model: PreTrainedModel, before: Callable[[Sequence[TokenGroup]], None]) -> None:
+        self._forward = choose_forward(model)
+        self._before = before
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        self._before(groups)
+        return self._forward(groups, temperatures)
+
+
+Before = Callable[[Sequence[TokenGroup]], None]
+
+
+@pytest.fixture
+def serve_with(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., AbstractContextManager[httpx.Client]]:
+    """A server that calls a function before each forward."""
+
+    def with_forward(before: Before, **settings: Any) -> AbstractContextManager[httpx.Client]:
+        monkeypatch.setattr("ref_server.scoring.frozen_model.choose_forward", lambda model: Chosen(model, before))
+        return serve(make_service(**settings))
+
+    return with_forward
+
+
+def test_a_poisonous_batch_dies_alone(
+    serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout, naive_logps: Naive
+) -> None:
+    begin = threading.Event()
+    sizes: list[int] = []
+
+    def before(groups: Sequence[TokenGroup]) -> None:
+        begin.wait()
+        sizes.append(len(groups))
+        if any(group.prompt_ids[0] == POISON for group in groups):
+            raise RuntimeError("a tensor of a shape that no kernel takes")
+
+    def batch(first: int) -> RolloutBatch:
+        made = rollout(run="r")
+        made.group.prompt_ids[0] = first
+        return made
+
+    batches = [batch(first) for first in (1, 2, POISON, 3, 4)]
+    with serve_with(before) as http:
+        for each in batches:
+            upload(http, each)
+        begin.set()
+        others = [each for each in batches if each is not batches[2]]
+        assert {lease(http, "r").rollout.id for _ in others} == {each.id for each in others}
+        dead = wait_for_state(http, batches[2].id, "dead")
+        assert dead["scoring_attempts"] == 3
+        assert "RuntimeError: a tensor of a shape that no kernel takes" in dead["reason"]
+        assert max(sizes) > 1, "several were scored in one forward"
+        assert http.get("/v1/queue").json()["scoring"]["errors"] == 3
+
+        later = rollout(run="r", temperature=0.5)
+        upload(http, later)
+        np.testing.assert_allclose(lease(http, "r").ref_logps, naive_logps(later.group, 0.5), atol=TOLERANCE)
+        refused = http.post("/v1/logprobs", json={"prompt_ids": [POISON], "completions": [[1]]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "internal")
+        assert http.get("/readyz").status_code == 200
+
+
+def test_scores_that_are_not_finite_are_never_handed_out(http: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout(run="underflow", temperature=1e-300)
+    upload(http, batch)
+    assert "ref_logps must be finite" in wait_for_state(http, batch.id, "dead")["reason"]
+
+
+def test_direct_requests_pass_a_long_queue(
+    serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
+) -> None:
+    begin = threading.Event()
+    with serve_with(lambda groups: begin.wait() and time.sleep(0.1), scoring_tokens=1) as http:
+        for _ in range(20):
+            upload(http, rollout())
+        begin.set()
+        started = time.monotonic()
+        assert http.post("/v1/logprobs", json={"prompt_ids": [1], "completions": [[2]]}).status_code == 200
+        assert time.monotonic() - started < 1
+        assert http.get("/v1/queue").json()["states"]["queued"]["batches"] > 10
+
+
+def test_too_many_direct_requests_are_told_so(serve_with: Callable[..., AbstractContextManager[httpx.Client]]) -> None:
+    go_on = threading.Event()
+
+    async def many(url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
+            request = {"prompt_ids": [1], "completions": [[2]]}
+            asked = [asyncio.create_task(client.post("/v1/logprobs", json=request)) for _ in range(80)]
+            while sum(task.done() for task in asked) < 15:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            return await asyncio.gather(*asked)
+
+    with serve_with(lambda groups: go_on.wait() and None) as http:
+        answers = asyncio.run(many(str(http.base_url)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) == 15  # 64 wait, one is being scored
+    assert all(answer.headers["Retry-After"] == "1" for answer in refused)
+    assert sum(answer.status_code == 200 for answer in answers) == 65
+
+
+def test_a_dead_loop_is_told(serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout) -> None:
+    def before(_: Sequence[TokenGroup]) -> None:
+        raise SystemExit
+
+    with serve_with(before) as http:
+        assert http.get("/readyz").status_code == 200
+        upload(http, rollout())
+        deadline = time.monotonic() + 10
+        while (ready := http.get("/readyz")).status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert ready.status_code == 503
+        assert "scoring loop has ended" in ready.json()["error"]["message"]
+        assert http.get("/livez").status_code == 200
+        assert http.post("/v1/logprobs", json={"prompt_ids": [1], "completions": [[2]]}).status_code == 503
+
+
+class FullForAWhile:
+    """A queue whose disk is full the first times that a scored batch is written."""
+
+    def __init__(self, queue: Queue, times: int) -> None:
+        self._queue = queue
+        self._left = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def complete(self, id: str, body: bytes) -> None:
+        if self._left:
+            self._left -= 1
+            raise StorageFull("the disk is full")
+        self._queue.complete(id, body)
+
+
+def test_a_full_disk_costs_no_batch(
+    make_service: Callable[..., Service], serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.scoring.loop.IDLE_SECONDS", 0.05)
+    batches = [rollout(run="full") for _ in range(3)]
+    with serve(make_service(wrap=lambda queue: FullForAWhile(queue, 4))) as http:
+        for batch in batches:
+            upload(http, batch)
+        assert [lease(http, "full").rollout.id for _ in batches] == [batch.id for batch in batches]
+        assert all(http.get(f"/v1/batches/{batch.id}").json()["scoring_attempts"] == 0 for batch in batches)
+
+
+def test_the_model_is_not_changed_by_scoring(http: httpx.Client, model: PreTrainedModel, rollout: Rollout) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    upload(http, rollout(run="frozen"))
+    lease(http, "frozen")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
