@@ -21,6 +21,7 @@ _MAX_ADDRESSES = 2 * 2**30
 _HANGS_SECONDS = 20.0
 _REPORT_EVERY = 500
 _MAX_FAILURES = 20
+_STARTING = -1
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,13 @@ class _Worker:
         self._arguments = target, inputs, seed
         self._step = step
         self._context = get_context("spawn")
-        self._at = self._context.RawValue("q", first)
+        self._at = self._context.RawValue("q", _STARTING)
         self.finished = False
         self._start(first)
 
     def _start(self, first: int) -> None:
-        self._seen, self._seen_at = first, time.monotonic()
+        self._first, self._at.value = first, _STARTING
+        self._seen, self._seen_at = _STARTING, time.monotonic()
         self.pipe, there = self._context.Pipe(duplex=False)
         self._process = self._context.Process(
             target=_judge_all, args=(*self._arguments, first, self._step, self._at, there), daemon=True
@@ -114,14 +116,14 @@ class _Worker:
             assert self._process.exitcode != 1, "the fuzzer is broken: its traceback is above"
             yield self._give_up(f"the process ended with status {self._process.exitcode}")
             return
-        if self._at.value != self._seen:
+        if self._at.value != self._seen or self._at.value == _STARTING:
             self._seen, self._seen_at = self._at.value, time.monotonic()
         elif time.monotonic() - self._seen_at > _HANGS_SECONDS:
             self.kill()
             yield self._give_up(f"no answer within {_HANGS_SECONDS:.0f} s")
 
     def _give_up(self, reason: str) -> Outcome:
-        index = self._at.value
+        index = max(self._at.value, self._first)
         self._start(index + self._step)
         return Outcome(failures=[Failure(index, reason)])
 
