@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -46,7 +46,7 @@ def run(seconds: float, directory: Path) -> bool:
             f"{len(taken)} samples are too few for a verdict: give it {_MIN_SAMPLES * _EVERY_SECONDS / 60:.0f} minutes"
         )
     title = f"{taken[-1].at / 60:.1f} minutes of mixed load; ids are remembered for {retention:.0f} s"
-    passed = show(title, _figures(taken, played))
+    passed = show(title, judge(taken, played))
     print(f"samples: {SAMPLES}")
     return passed
 
@@ -61,7 +61,8 @@ def _sample(sampler: Sampler, http: httpx.Client, seconds: float) -> list[Sample
     return taken
 
 
-def _figures(taken: Sequence[Sample], played: dict[str, Played]) -> list[Figure]:
+def judge(taken: Sequence[Sample], played: Mapping[str, Played]) -> list[Figure]:
+    """All that was measured, and whether it has stopped growing; of too few samples there is no verdict."""
     judged = len(taken) >= _MIN_SAMPLES
     tally: Tally = played["mixture"].seen
     odd = {how: count for how, count in tally.answers.items() if not re.fullmatch(r".* [234]\d\d", how)}
