@@ -8,7 +8,8 @@ from pathlib import Path
 from shared.lifetime import child_environment
 
 _LAST_LINES = 12
-_STOP_SECONDS = 10.0
+# Longer than a reference server takes to end in order.
+_STOP_SECONDS = 35.0
 
 
 class Child:

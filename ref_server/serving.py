@@ -10,7 +10,7 @@ from ref_server.client_cli.options import Environment
 from ref_server.config import ServeConfig
 from ref_server.gate.auth import readable_by_all
 from ref_server.gate.hosts import is_loopback
-from ref_server.gate.listening import uvicorn_config
+from ref_server.gate.listening import allow_many_connections, uvicorn_config
 from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
@@ -30,6 +30,7 @@ def serve(arguments: list[str]) -> int:
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()
     end_with_parent()
+    allow_many_connections()
     _warn(config)
     try:
         opening = time.monotonic()

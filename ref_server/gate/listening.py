@@ -1,5 +1,6 @@
 """How uvicorn serves the application: protocol, limits, deadlines, TLS."""
 
+import resource
 from typing import Any
 
 import uvicorn
@@ -8,6 +9,9 @@ from starlette.types import ASGIApp
 from ref_server.config import ServeConfig
 from ref_server.gate.connections import Connection
 from ref_server.gate.guard import MAX_HEADER_BYTES, MAX_URL_BYTES
+
+# Files and connections that may be open at once, where the machine allows it: 1,024 is usual, and too few.
+OPEN_FILES = 65_536
 
 
 def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn.Config:
@@ -28,3 +32,11 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn
         "timeout_keep_alive": 60,  # longer than clients keep a connection, so that none is closed under a request
     }
     return uvicorn.Config(app, **(settings | changes))  # type: ignore[arg-type]
+
+
+def allow_many_connections() -> None:
+    """Raises the process's own limit: who has used it up can neither be answered nor write to the store."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

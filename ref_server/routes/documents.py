@@ -19,14 +19,16 @@ _REASONS = {
     408: "the body came too slowly",
     409: "it contradicts what is there",
     413: "larger than the server takes",
+    414: "the URL is too long",
     415: "not a `Content-Type` that this route takes",
     422: "the field named is wrong",
     429: "full or busy: try again after `Retry-After` seconds",
+    431: "too many headers, or too long ones",
     503: "not now: starting, draining, or the store is away",
     507: "the disk is full; nothing was kept",
 }
 # What may come before any route sees a request.
-COMMON = (400, 401, 403, 408, 413, 422, 429)
+COMMON = (400, 401, 403, 408, 413, 414, 422, 429, 431)
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

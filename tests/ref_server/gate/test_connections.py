@@ -1,10 +1,12 @@
 """Connections that do nothing, or too much, over real sockets."""
 
+import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ref_server.config import ServeConfig
 from ref_server.gate import connections
 from ref_server.gate.listening import uvicorn_config
+from tests.ref_server.processes import running
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 
 MIB = 2**20
@@ -163,3 +166,14 @@ def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
             received += len(chunk)
             time.sleep(0.02)
     assert received > LARGE
+
+
+def test_silent_connections_do_not_use_up_the_usual_limit_of_files(tmp_path: Path) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, usual[1]))
+    with running(tmp_path, "--no-model") as server, ExitStack() as silent:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        for _ in range(400):
+            silent.enter_context(connected(server.http))
+        assert server.http.get("/livez", headers={"Connection": "close"}).status_code == 200
+        assert httpx.get(f"{server.http.base_url}/readyz").status_code == 200
