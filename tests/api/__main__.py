@@ -33,6 +33,7 @@ _KNOWN = 20
 # fits the schema is taken (some fields only make sense together, which a JSON schema does not say).
 _EXCLUDED = "use_after_free,positive_data_acceptance"
 _OPERATIONS = 17
+_SETTINGS = Path(__file__).with_name("schemathesis.toml")
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def _run(
     if token:
         schema.write_text(httpx.get(f"{url}/openapi.json", headers=authorization).raise_for_status().text)
     command = [
-        sys.executable, "-m", "schemathesis.cli", "run", str(schema), "--url", url.rstrip("/"),
+        sys.executable, "-m", "schemathesis.cli", "--config-file", str(_SETTINGS), "run",
+        str(schema), "--url", url.rstrip("/"),
         "--checks", "all" if token else "not_a_server_error,status_code_conformance",
         "--exclude-checks", _EXCLUDED, "--max-examples", str(examples), "--seed", str(seed),
         "--continue-on-failure", "--generation-database", "none", "--no-color",
