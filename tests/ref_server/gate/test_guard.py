@@ -45,6 +45,13 @@ def test_every_body_says_what_it_is(http: httpx.Client, route: str, content_type
     assert response.json()["error"]["field"] == "Content-Type"
 
 
+@pytest.mark.parametrize("route", ["batches", "logprobs", "batches/lease", "leases/ack", "reference"])
+def test_a_line_break_behind_a_path_leads_past_no_check(http: httpx.Client, route: str) -> None:
+    method = "PUT" if route == "reference" else "POST"
+    response = http.request(method, f"/v1/{route}%0A", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
 @pytest.mark.parametrize("length", ["abc", "-1", "1e9", "\u00b2", "0x10", "1_0", "9" * 5000, "99999999999999999999"])
 def test_hostile_lengths_over_a_socket(http: httpx.Client, length: str) -> None:
     request = (
