@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
 _MAX_BACKOFF_SECONDS = 2.0
+# Asked directly whatever proxies the environment names: one on another machine would look for the server there, and
+# would read the token.
+_THIS_MACHINE = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 # What a bearer token may be made of (RFC 6750).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
@@ -40,6 +43,7 @@ class Connection:
             "base_url": url,
             "headers": _authorization(token),
             "verify": True if ca is None else trust(Path(ca)),
+            "mounts": dict.fromkeys(_THIS_MACHINE),
         }
 
     def __repr__(self) -> str:

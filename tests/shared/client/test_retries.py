@@ -298,3 +298,24 @@ class TestSettling:
         client = patient(site.url)
         assert client.ack([], "x") == client.extend([], 30) == client.release([]) == {}
         assert not site.requests
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_server_on_this_machine_is_asked_without_a_proxy(
+    script: Any, reply: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    proxy, server = script(reply(503, error("a proxy"))), script(reply(200, MODEL))
+    for scheme in ("http", "all"):
+        monkeypatch.setenv(f"{scheme}_proxy", proxy.url)
+    client = connect(server.url.replace("127.0.0.1", name), token="only-for-the-server", patience=0)
+    assert client.model().name == "m"
+    assert proxy.requests == []
+
+
+def test_a_server_elsewhere_is_asked_through_a_proxy(
+    script: Any, reply: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = script(reply(200, MODEL))
+    monkeypatch.setenv("http_proxy", proxy.url)
+    assert connect("http://gpu-box.example:8400", patience=0).model().name == "m"
+    assert [request.path for request in proxy.requests] == ["http://gpu-box.example:8400/v1/model"]
