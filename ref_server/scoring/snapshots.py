@@ -7,6 +7,7 @@ so nothing outside of the root is read, no code of a snapshot is run, and only s
 import json
 import os
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,10 @@ def load_like(model: PreTrainedModel, fingerprint: str, directory: Path) -> PreT
     try:
         _check_configuration(model, directory)
         _check_tokenizer(fingerprint, directory)
+        # The reference's own configuration, since that of a snapshot may name a kernel of the hub for its attention.
         read: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=model.dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True,
+            directory, config=deepcopy(model.config), dtype=model.dtype, use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, output_loading_info=True,
         )  # fmt: skip
         loaded, found = read
         for problem, names in found.items():

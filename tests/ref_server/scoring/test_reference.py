@@ -304,6 +304,18 @@ def test_snapshots_that_are_not_taken(tmp_path: Path, serve_below: Any, rollout:
         assert http.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("name", ["kernels-community/attention", "anybody/attention", "flash_attention_2"])
+def test_a_snapshot_chooses_no_attention(tmp_path: Path, serve_below: Any, rollout: Rollout, name: str) -> None:
+    save_model(other_model(), make_tokenizer(), tmp_path / "root" / "x")
+    changed_config(tmp_path / "root" / "x", attn_implementation=name)
+    batch = rollout(lengths=(3, 5))
+    expected = choose_forward(other_model())([batch.group], [1.0]).detach().numpy()
+    with serve_below(tmp_path / "root") as http:
+        answer = put(http, "x", 1)
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=2e-5)
+
+
 def test_what_is_not_there(root: Path, tmp_path: Path, serve_below: Any) -> None:
     (root / "empty").mkdir()
     (root / "elsewhere").symlink_to(tmp_path)
