@@ -104,8 +104,9 @@ class ServeConfig(BaseSettings):
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
     max_bodies_mib: int = Field(default=256, ge=1)
-    """MiB of request bodies that are held at once; beyond it the server answers 429. What is made of a body while it is
-    checked and stored takes up to four times its length besides, so five times this bounds the memory of requests."""
+    """MiB of request bodies that are held at once, JSON aside; beyond it the server answers 429. What is made of a body
+    while it is checked and stored takes up to four times its length besides, so five times this bounds the memory of
+    uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
     """Tokens of several small batches that are scored in one forward."""
     snapshot_root: Path | None = None

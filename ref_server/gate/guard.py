@@ -27,6 +27,8 @@ CONTENT_TYPES: dict[str, tuple[str, ...]] = {
 # Parsed, JSON takes up to forty times its length, and time during which nothing else is answered. Ten thousand leases
 # fit, and the token ids of a batch of 131,072; a larger one can be sent as safetensors.
 MAX_JSON_BYTES = 2**20
+# Of JSON bodies together, besides those of batches: many uploads at once keep no trainer from holding its leases.
+MAX_JSON_BODIES_BYTES = 64 * MAX_JSON_BYTES
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
@@ -48,13 +50,15 @@ class Guard:
         self._hosts = Hosts(config.host, config.allowed_hosts)
         self._max_body_bytes = config.max_body_mib * 2**20
         self._budget = Budget(config.max_bodies_mib * 2**20)
+        self._json_budget = Budget(MAX_JSON_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        with self._budget.hold() as held:
+        budget = self._json_budget if media_type(headers) == _JSON else self._budget
+        with budget.hold() as held:
             taken = await self._take(scope, headers, receive, held)
             if isinstance(taken, bytes):
                 receive, taken = replay(taken, receive), None  # the route's copy is the only one

@@ -207,6 +207,16 @@ def test_bodies_share_their_memory(
         assert upload(http, rollout()).status_code == 201
 
 
+def test_uploads_leave_room_for_leases(
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
+) -> None:
+    with serve(make_service(max_body_mib=1, max_bodies_mib=1)) as http, ExitStack() as stack:
+        filling(stack, http, claimed=MIB, sent=MIB - 10)
+        let_it_read(http)
+        assert upload(http, rollout()).status_code == 429
+        assert http.post("/v1/leases/extend", json={"leases": []}).status_code == 200
+
+
 def test_a_body_is_let_go_with_its_request(
     make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
 ) -> None:
