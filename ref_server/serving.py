@@ -10,7 +10,7 @@ from ref_server.client_cli.options import Environment
 from ref_server.config import ServeConfig
 from ref_server.gate.auth import readable_by_all
 from ref_server.gate.hosts import is_loopback
-from ref_server.gate.listening import allow_many_connections, uvicorn_config
+from ref_server.gate.listening import allow_many_connections, check_address, uvicorn_config
 from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
@@ -32,6 +32,8 @@ def serve(arguments: list[str]) -> int:
     end_with_parent()
     allow_many_connections()
     _warn(config)
+    if not _can_listen(config):
+        return 1
     try:
         opening = time.monotonic()
         with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
@@ -51,6 +53,18 @@ def _warn(config: ServeConfig) -> None:
         log.warning(
             "tokens cross the network in the clear", remedy="--tls-cert and --tls-key, or a proxy that has them"
         )
+
+
+def _can_listen(config: ServeConfig) -> bool:
+    try:
+        check_address(config.host, config.port)
+        if config.legacy_port is not None:
+            check_address(config.host, config.legacy_port)
+    except OSError as error:
+        remedy = "stop what listens there, or choose others with --host, --port and --legacy-port"
+        log.error("the address cannot be listened on", error=str(error), remedy=remedy)
+        return False
+    return True
 
 
 def _open_reference(config: ServeConfig) -> Reference:

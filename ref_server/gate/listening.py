@@ -1,6 +1,8 @@
 """How uvicorn serves the application: protocol, limits, deadlines, TLS."""
 
+import errno
 import resource
+import socket
 from typing import Any
 
 import uvicorn
@@ -32,6 +34,19 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn
         "timeout_keep_alive": 60,  # longer than clients keep a connection, so that none is closed under a request
     }
     return uvicorn.Config(app, **(settings | changes))  # type: ignore[arg-type]
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises OSError, naming the address, where none can listen: told at once, not after minutes of loading a model."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
+                probe.bind(address)
+    except OSError as error:
+        # What else may be wrong with one of several addresses is asyncio's to judge.
+        if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise OSError(f"{host} port {port}: {str(error.strerror).lower()}") from error
 
 
 def allow_many_connections() -> None:

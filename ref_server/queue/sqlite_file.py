@@ -126,7 +126,9 @@ def hold(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise StorageBroken(f"another process holds {path} (it locks {lock_path}): {error}") from error
+        raise StorageBroken(
+            f"another process holds {path}; stop it, or use another directory ({lock_path.name}: {error})"
+        ) from error
     return lock
 
 
