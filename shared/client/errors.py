@@ -80,7 +80,7 @@ def unreachable(error: httpx.TransportError | httpx.InvalidURL, url: str) -> Unr
     if lasting:
         return Unreachable(url, lasting, passes=False, done=False)
     not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    return Unreachable(url, str(error) or type(error).__name__, passes=True, done=not not_sent)
+    return Unreachable(url, _passing_reason(error, url), passes=True, done=not not_sent)
 
 
 def _lasting_reason(error: Exception, tls: ssl.SSLError | None) -> str | None:
@@ -92,6 +92,13 @@ def _lasting_reason(error: Exception, tls: ssl.SSLError | None) -> str | None:
     if tls and tls.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
         return "what listens there does not speak TLS: the URL may have to begin with http://"
     return None
+
+
+def _passing_reason(error: Exception, url: str) -> str:
+    reason = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http://"):
+        return f"{reason}; if it serves HTTPS, the URL begins with https://"
+    return reason
 
 
 def _tls_error(error: BaseException | None) -> ssl.SSLError | None:

@@ -91,6 +91,13 @@ def test_nor_is_a_server_that_speaks_no_tls(connect: Connect, open_site: OpenSit
         connect(url, ca=ca, patience=None).model()
 
 
+def test_a_server_with_tls_that_is_asked_without(connect: Connect, authority: trustme.CA) -> None:
+    told = pytest.raises(Unreachable, match="if it serves HTTPS, the URL begins with https://")
+    with serving(authority.issue_cert("127.0.0.1")) as url, told as raised:
+        connect(url.replace("https:", "http:"), patience=0).model()
+    assert raised.value.passes, "one that was killed closes the connection, too"
+
+
 @pytest.mark.parametrize("client", [RefServerClient, AsyncRefServerClient])
 def test_a_file_that_is_no_certificate(client: type, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").touch()
