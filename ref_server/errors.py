@@ -81,9 +81,12 @@ def _http_problem(request: Request, error: Any) -> Problem:
     if error.status_code == 400:  # FastAPI's answer to a body that is not even text, or too deep
         return Problem(422, "invalid_request", "the body must be JSON")
     if error.status_code == 405:
-        return Problem(405, "method_not_allowed", error.detail, headers={"Allow": ", ".join(_methods(request))})
-    code = "not_found" if error.status_code == 404 else "error"
-    return Problem(error.status_code, code, error.detail, headers=dict(error.headers or {}))
+        allowed = ", ".join(_methods(request))
+        message = f"this route takes {allowed}, got {request.method[:80]}"
+        return Problem(405, "method_not_allowed", message, headers={"Allow": allowed})
+    if error.status_code == 404:
+        return Problem(404, "not_found", f"there is no route {request.url.path[:80]!r}; /openapi.json has them all")
+    return Problem(error.status_code, "error", error.detail, headers=dict(error.headers or {}))
 
 
 def _methods(request: Request) -> list[str]:

@@ -71,7 +71,7 @@ def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schem
     except ValidationError as error:
         sys.exit(_explain(error, cls, prog))
     except SettingsError as error:
-        print(f"{prog}: {error}: lists and groups must be JSON there", file=sys.stderr)
+        print(f'{prog}: {error}: there lists and groups are JSON, as in \'["a", "b"]\'', file=sys.stderr)
         sys.exit(2)
     except (OSError, ValueError) as error:
         print(f"{prog}: {error}", file=sys.stderr)

@@ -58,10 +58,14 @@ def test_health_and_model(http: httpx.Client) -> None:
 
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:
-    assert error(http.get("/v2"), 404)["code"] == "not_found"
+    missing = error(http.get("/v2"), 404)
+    assert missing["code"] == "not_found"
+    assert missing["message"] == "there is no route '/v2'; /openapi.json has them all"
     for path, allowed in {"/livez": "GET", "/v1/batches": "GET, POST", "/v1/batches/lease": "POST"}.items():
         refused = http.patch(path)
-        assert error(refused, 405)["code"] == "method_not_allowed"
+        told = error(refused, 405)
+        assert told["code"] == "method_not_allowed"
+        assert told["message"] == f"this route takes {allowed}, got PATCH"
         assert refused.headers["Allow"] == allowed
 
 
