@@ -17,7 +17,9 @@ from tests.load.offers import offer
 from tests.load.report import Figure, milliseconds, show
 
 FACTOR = 10
-GOODPUT_SHARE = 0.8
+# A model limits long before the machine does. A queue alone takes what the cores give, and ten times as many refusals
+# cost them more than what is left: then it only must not collapse.
+GOODPUT_SHARES = {"tiny model": 0.8, "no model": 0.25}
 GROWTH_SHARE = 0.05
 # Long completions, so that the model and not the queue is what limits; a queue so short that it is full at once.
 TOKENS = 240
@@ -51,7 +53,7 @@ def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Pat
             played = crew.end()
         after = _peak(port, http, seconds * _PEAK_SHARE, _CLIENTS[name])
     title = f"{FACTOR} times what the server can take, {seconds:.0f} s, {name}, batches of {TOKENS * 8} tokens"
-    return show(title, _figures((before, after), goodput, played, resident))
+    return show(title, _figures((before, after), goodput, GOODPUT_SHARES[name], played, resident))
 
 
 def _peak(port: int, http: httpx.Client, seconds: float, clients: int) -> float:
@@ -94,9 +96,9 @@ def _watched(pid: int) -> Iterator[list[float]]:
 
 
 def _figures(
-    peaks: tuple[float, float], goodput: float, played: dict[str, Played], resident: list[float]
+    peaks: tuple[float, float], goodput: float, least: float, played: dict[str, Played], resident: list[float]
 ) -> list[Figure]:
-    """peaks: before and after, since others may use the machine as well."""
+    """peaks: before and after, since others may use the machine as well. least: the share of them that must be left."""
     offers: Tally = played["offers"].seen
     seconds = played["offers"].seconds
     asked = offers.answers.total()
@@ -109,7 +111,7 @@ def _figures(
     return [
         Figure("goodput at its peak, batches a second", f"{peaks[0]:.1f} before, {peaks[1]:.1f} after"),
         Figure("goodput under ten times as much", f"{goodput:.1f}"),
-        Figure("share of the peaks' mean", f"{share:.0%}", f">= {GOODPUT_SHARE:.0%}", share >= GOODPUT_SHARE),
+        Figure("share of the peaks' mean", f"{share:.0%}", f">= {least:.0%}", share >= least),
         Figure("offered a second", f"{asked / seconds:.0f} of {FACTOR * peaks[0]:.0f}"),
         Figure("CPU share of those who offer / consume", f"{played['offers'].cpu:.0%} / {played['consumers'].cpu:.0%}"),
         Figure("201 / 429", f"{taken} / {refused}", "no other answer", not other),
