@@ -1,6 +1,5 @@
 """What both clients share but the sending: where the server is, how to get in, and when to ask again."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import stamina
 
-from shared.client.credentials import trust
+from shared.client.credentials import check_token, trust
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
 from shared.client.requests import Request
 
@@ -25,8 +24,6 @@ _MAX_BACKOFF_SECONDS = 2.0
 # Asked directly whatever proxies the environment names: one on another machine would look for the server there, and
 # would read the token.
 _THIS_MACHINE = ("all://localhost", "all://127.0.0.1", "all://[::1]")
-# What a bearer token may be made of (RFC 6750).
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class Connection:
@@ -136,6 +133,5 @@ def silent(reason: str, seconds: float) -> None:
 def _authorization(token: str | None) -> dict[str, str]:
     if token is None:
         return {}
-    if not _TOKEN.fullmatch(token):
-        raise ValueError("token: must be made of letters, digits and - . _ ~ + / =, or no header can carry it")
+    check_token(token)
     return {"Authorization": f"Bearer {token}"}

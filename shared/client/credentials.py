@@ -1,5 +1,6 @@
 """How to get into a server: where a command's token comes from, whose certificates count, what to do when kept out."""
 
+import re
 import ssl
 from http import HTTPStatus
 from pathlib import Path
@@ -12,8 +13,19 @@ from shared.client.errors import ClientError, RefServerError, Untrusted
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
     """The token itself, else the first in the file. Raises ValueError, which does not repeat what it read."""
     if token is not None:
-        return token.get_secret_value()
-    return None if file is None else _first_token(file)
+        chosen = token.get_secret_value()
+    elif file is not None:
+        chosen = _first_token(file)
+    else:
+        return None
+    check_token(chosen)
+    return chosen
+
+
+def check_token(token: str) -> None:
+    """Raises ValueError, which does not repeat the token, unless a header can carry it (RFC 6750)."""
+    if not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", token):
+        raise ValueError("token: must be made of letters, digits and - . _ ~ + / =, or no header can carry it")
 
 
 def trust(ca: Path) -> ssl.SSLContext:

@@ -107,6 +107,16 @@ def test_commands_that_cannot_be(command: Command, arguments: str, message: str)
     assert message in err
 
 
+@pytest.mark.parametrize("token", ["", "two words"])
+def test_a_token_that_no_header_can_carry(command: Command, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("REF_SERVER_TOKEN", token)
+    status, out, err = command("ping")
+    assert (status, out) == (2, "")
+    assert (
+        err == "ref-server ping: token: must be made of letters, digits and - . _ ~ + / =, or no header can carry it\n"
+    )
+
+
 def test_help(command: Command) -> None:
     status, out, _ = command("ping", "--help")
     assert status == 0
