@@ -44,6 +44,8 @@ def _train(arguments: list[str]) -> int:
     console = Console(stderr=True)
     result = train(config, console)
     if result.finished:
+        # There is nothing left to stop: a run is no failure because somebody stops its containers when a worker ends.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {config.run_dir / 'model'}")
         return 0
     console.print(f"stopped after {result.steps} steps; add --resume to continue")

@@ -146,8 +146,8 @@ class Trainer:
         parts, state = self._parts, self._state
         finished = state.step >= self._config.steps
         if finished:
-            self._publish(finished=True)
             save_model(parts.learner.model, parts.tokenizer, parts.directory.model)
+            self._publish(finished=True)  # from here on workers go, and their end may be taken for that of the run
             parts.feed.settle_rest(check=parts.stop.check)  # of a life that was killed between its checkpoint and ack
         elif parts.ledger.ids() or state.step:
             self._checkpoint()

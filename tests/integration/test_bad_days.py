@@ -4,6 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+from policy_trainer.publish import latest
+from policy_trainer.run_directory import RunDirectory
+from shared.models import load_model
 from tests.integration.processes import Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
@@ -59,3 +62,19 @@ def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, st
     assert resumed.wait() == 0, resumed.output()
     assert [record["step"] for record in steps_of(run_dir)] == list(range(1, done + 4))
     assert_trained_exactly_once(server, run_dir)
+
+
+def test_who_stops_a_finished_run_does_not_fail_it(random_model, tmp_path, start):
+    """As compose does with --exit-code-from trainer: the worker hears of the end, ends, and all others are stopped."""
+    server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
+    run_dir = tmp_path / "finished"
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "3"))
+
+    def is_finished() -> bool:
+        publication = latest(RunDirectory(run_dir).weights)
+        return publication is not None and publication.finished
+
+    until(is_finished, "the end to be published", trainer)
+    trainer.popen.send_signal(signal.SIGTERM)
+    assert trainer.wait() == 0, trainer.output()
+    load_model(str(run_dir / "model"), revision=None, device="cpu", dtype="auto")
