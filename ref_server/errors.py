@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ref_server.problem import Problem
+from ref_server.problem import Problem, no_room
 from ref_server.queue.interface import (
     ContentConflict,
     QueueFull,
@@ -53,8 +53,8 @@ def add_error_handlers(app: FastAPI) -> None:
         ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
         Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
         WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
-        QueueFull: lambda error: _full("queue_full", error),
-        TooManyInFlight: lambda error: _full("in_flight_full", error),
+        QueueFull: lambda error: no_room("queue_full", error),
+        TooManyInFlight: lambda error: no_room("in_flight_full", error),
         NoModel: lambda error: Problem(409, "no_model", str(error)),
         BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
         NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
@@ -71,10 +71,6 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
     app.add_exception_handler(HTTPException, lambda request, error: answer(request, _http_problem(request, error)))
     app.add_exception_handler(Exception, answer_bug)
-
-
-def _full(code: str, error: QueueFull) -> Problem:
-    return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
 
 
 def _http_problem(request: Request, error: Any) -> Problem:

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from ref_server.queue.interface import QueueFull
 from shared.api import Error, ErrorDetail
 
 
@@ -29,3 +30,8 @@ class Problem(Exception):
     def body(self, request_id: str) -> dict[str, Any]:
         detail = ErrorDetail(code=self.code, message=self.message, field=self.field, request_id=request_id)
         return Error(error=detail).model_dump(exclude_none=True)
+
+
+def no_room(code: str, error: QueueFull) -> Problem:
+    """429, and when to come again."""
+    return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})

@@ -3,7 +3,6 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+
+from tests.ports import free_port
 
 
 class PostgresMissing(Exception):
@@ -25,7 +26,7 @@ class Postgres:
         self._user = _unprivileged()
         self._data = directory / "data"
         self._log = directory / "postgresql.log"
-        self.port = _free_port()
+        self.port = free_port()
         if self._user:
             shutil.chown(directory, self._user)
         self._call("initdb", "--pgdata", str(self._data), "--username", "tandem", "--auth", "trust", "--no-sync")
@@ -96,9 +97,3 @@ def _unprivileged() -> str | None:
         return pwd.getpwnam("postgres").pw_name
     except KeyError:
         return "nobody"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ref_server.problem import Problem
-from ref_server.queue.interface import NoRoom, QueueFull
+from ref_server.problem import no_room
+from ref_server.queue.interface import NoRoom
 
 # While the queue is full, so many uploads a second find out whether it still is, and so many at the same time.
 SCOUTS_PER_SECOND = 32.0
@@ -72,11 +72,7 @@ class Entrance:
         elif full := self._door.refusal():
             await receive()  # the body need not be kept meanwhile
             await asyncio.sleep(DELAY_SECONDS)
-            await queue_full(full).answer(scope)(scope, receive, send)
+            await no_room(_CODE, full).answer(scope)(scope, receive, send)
         else:
             with self._door.admission(scope):
                 await self._app(scope, receive, send)
-
-
-def queue_full(error: QueueFull) -> Problem:
-    return Problem(429, _CODE, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})

@@ -32,9 +32,8 @@ class Hosts:
     def __init__(self, listening: str, allowed: Iterable[str]) -> None:
         self._beyond = not is_loopback(listening)
         own = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
-        self._names = ({name.lower() for name in allowed} | own) - {
-            ""
-        }  # no name is not a name, whatever the machine's is
+        # No name is not a name, whatever the machine's is.
+        self._names = ({name.lower() for name in allowed} | own) - {""}
 
     def check(self, headers: Headers) -> None:
         """Raises Problem 403 on an unexpected `Host` or a foreign `Origin`."""

@@ -28,7 +28,7 @@ from tests.chaos.launch import Launcher
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.proxy import NoFaults, Proxy
 from tests.chaos.serving import tiny_model
-from tests.integration.processes import free_port
+from tests.ports import free_port
 
 BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, ready again in under 2 s"
 

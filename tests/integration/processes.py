@@ -1,7 +1,6 @@
 """Real processes over real sockets."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 
 from shared.client import RefServerClient
+from tests.ports import free_port
 
 PATIENCE = 90.0
 
@@ -83,12 +83,6 @@ def until(condition: Callable[[], Any], what: str, process: Process | None = Non
             return value
         time.sleep(0.05)
     raise AssertionError(f"waited {seconds} s for {what}" + (f":\n{process.output()}" if process else ""))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:

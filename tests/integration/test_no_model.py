@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from tests.integration.processes import Process, free_port
+from tests.integration.processes import Process
 from tests.integration.runs import QUICK
+from tests.ports import free_port
 
 
 def test_the_trainer_refuses_it_and_says_why(random_model: Path, tmp_path: Path, start) -> None:

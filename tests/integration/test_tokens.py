@@ -8,8 +8,9 @@ import trustme
 
 from shared.client import RefServerClient
 from shared.states import State
-from tests.integration.processes import Process, free_port, steps_of, until
+from tests.integration.processes import Process, steps_of, until
 from tests.integration.runs import QUICK
+from tests.ports import free_port
 
 TRAIN = "a-trainers-token-0123456789"
 

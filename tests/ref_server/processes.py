@@ -1,7 +1,6 @@
 """A server as a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from ssl import SSLContext
 
 import httpx
+
+from tests.ports import free_port
 
 PATIENCE = 80.0
 
@@ -46,11 +47,6 @@ def running(directory: Path, *options: str, tls: SSLContext | None = None, **env
     finally:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def _ready(http: httpx.Client) -> bool:

@@ -20,8 +20,8 @@ from ref_server.queue.sqlite import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import save_model
+from tests.ports import free_port
 from tests.ref_server.odd_server import POISON
-from tests.ref_server.test_process import free_port
 
 Rollout = Callable[..., RolloutBatch]
 PATIENCE = 60.0

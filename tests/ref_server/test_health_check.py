@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.ref_server.processes import free_port, running
+from tests.ports import free_port
+from tests.ref_server.processes import running
 
 COMPOSE = Path(__file__).parents[2] / "compose.yaml"
 

@@ -24,6 +24,7 @@ from ref_server.queue.sqlite import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import save_model
+from tests.ports import free_port
 
 Rollout = Callable[..., RolloutBatch]
 Process = subprocess.Popen[str]
@@ -37,11 +38,6 @@ def model_dir(
     directory = tmp_path_factory.mktemp("model")
     save_model(model, tokenizer, directory)
     return directory
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextmanager

@@ -16,7 +16,8 @@ import pytest
 import trustme
 
 from ref_server.service import Service
-from tests.ref_server.processes import free_port, running
+from tests.ports import free_port
+from tests.ref_server.processes import running
 from tests.site import Answer, open_site
 
 __all__ = ["open_site"]

@@ -14,7 +14,7 @@ import pytest
 
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
-from tests.ref_server.processes import free_port
+from tests.ports import free_port
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]

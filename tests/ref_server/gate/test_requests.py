@@ -23,7 +23,7 @@ from ref_server.queue.interface import Queue, StorageBroken
 from ref_server.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
-from tests.ref_server.test_process import free_port
+from tests.ports import free_port
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]

@@ -14,8 +14,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from shared.models import save_model
+from tests.ports import free_port
 from tests.ref_server.legacy.simple_grpo import Generator, get_batch, grpo_step
-from tests.ref_server.processes import Running, free_port, running
+from tests.ref_server.processes import Running, running
 
 PAD = 257
 

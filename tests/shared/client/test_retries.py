@@ -1,7 +1,6 @@
 """Both clients against a server on a socket that is down, full, forgetful, or right to refuse."""
 
 import json
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from shared.api import LeaseBody, ModelInfo
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.client import Leased, RefServerError, Unreachable
 from shared.states import Order
+from tests.ports import free_port
 
 OpenSite = Callable[..., Any]
 Connect = Callable[..., Any]
@@ -150,12 +150,6 @@ class TestOutages:
         waits.patience = 2
         with pytest.raises(Waits.Enough):
             patient(f"http://127.0.0.1:{free_port()}").model()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.usefixtures("no_backoff")

@@ -1,0 +1,9 @@
+"""Ports for servers of tests."""
+
+import socket
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
