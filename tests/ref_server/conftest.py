@@ -27,6 +27,7 @@ from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service import Service
 from ref_server.stores import open_queue
 from shared.batch import RolloutBatch, TokenGroup
+from shared.models import save_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +48,16 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model_dir(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same model on disk, as the command takes it."""
+    directory = tmp_path_factory.mktemp("model")
+    save_model(model, tokenizer, directory)
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -13,28 +13,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.queue.interface import BatchInfo, Limits, State
 from ref_server.queue.sqlite import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch
-from shared.models import save_model
 from tests.ports import free_port
 from tests.ref_server.odd_server import POISON
 
 Rollout = Callable[..., RolloutBatch]
 PATIENCE = 60.0
 DIRECT = {"prompt_ids": [1], "completions": [[2]]}
-
-
-@pytest.fixture(scope="module")
-def model_dir(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    save_model(model, tokenizer, directory)
-    return directory
 
 
 class OddServer:

@@ -15,7 +15,6 @@ import httpx
 import pytest
 import structlog
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.base_model import make_model, make_tokenizer
 from ref_server.__main__ import main, serve
@@ -29,15 +28,6 @@ from tests.ports import free_port
 Rollout = Callable[..., RolloutBatch]
 Process = subprocess.Popen[str]
 PATIENCE = 80.0
-
-
-@pytest.fixture(scope="module")
-def model_dir(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    save_model(model, tokenizer, directory)
-    return directory
 
 
 @contextmanager

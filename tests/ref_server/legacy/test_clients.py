@@ -9,25 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from shared.models import save_model
 from tests.ports import free_port
 from tests.ref_server.legacy.simple_grpo import Generator, get_batch, grpo_step
 from tests.ref_server.processes import Running, running
 
 PAD = 257
-
-
-@pytest.fixture(scope="module")
-def model_dir(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    save_model(model, tokenizer, directory)
-    return directory
 
 
 @contextmanager
