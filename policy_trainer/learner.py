@@ -1,18 +1,17 @@
 """The learner: model and optimizer behind one verb, `step`."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.advantages import group_advantages, has_variance
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.loss import k3, sequence_mean_weights, token_loss
-from shared.batch import ScoredBatch, TokenGroup
+from policy_trainer.micro_batches import MicroBatch, micro_batches, prepare
+from shared.batch import ScoredBatch
 from shared.logprobs import LogprobForward
 
 
@@ -32,20 +31,6 @@ class StepStats:
     groups: int
     tokens: int
     not_finite: bool
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """One group made ready for the loss: tensors over its C completion tokens."""
-
-    tokens: TokenGroup
-    temperature: float
-    lengths: Tensor
-    mask: Tensor
-    trains: Tensor
-    old_logps: Tensor
-    ref_logps: Tensor
-    advantages: Tensor
 
 
 class Learner:
@@ -79,14 +64,16 @@ class Learner:
 
         step: how many steps came before. The learning rate depends on nothing else, so that resuming needs no state.
         """
-        groups = [self._prepare(batch) for batch in batches if self._trains(batch)]
+        groups = prepare(batches, self._loss)
         completions = sum(int(group.trains.sum()) for group in groups)
         lr = self._schedule.lr * lr_factor(step, self._schedule, self._steps)
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64)
-        for micro_batch in _by_tokens(groups, self._micro_batch_tokens):
-            sums += self._accumulate(micro_batch, completions)
-        loss, kl, clipped, tokens = sums.tolist()
+        parts = [
+            self._accumulate(micro_batch, completions)
+            for micro_batch in micro_batches(groups, self._micro_batch_tokens, self.model.device)
+        ]
+        # Read once all of them are under way: a device would stand still meanwhile.
+        loss, kl, clipped, tokens = sum((part.cpu() for part in parts), torch.zeros(4, dtype=torch.float64)).tolist()
         norm = self._clip_gradients() if groups else 0.0
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         # Without groups momentum alone would still move the weights.
@@ -110,52 +97,22 @@ class Learner:
         with torch.no_grad():
             for batch in batches:
                 logps = self._forward([batch.rollout.group], [batch.rollout.temperature])
-                total += float(k3(_tensor(batch.ref_logps, logps.device) - logps).double().sum())
+                total += float(k3(torch.tensor(batch.ref_logps, device=logps.device) - logps).double().sum())
                 count += len(logps)
         return total / max(count, 1)
 
-    def _trains(self, batch: ScoredBatch) -> bool:
-        rewards = torch.tensor(batch.rollout.rewards)
-        return has_variance(rewards) or (not self._loss.drop_zero_variance and not bool(rewards.isnan().all()))
-
-    def _prepare(self, batch: ScoredBatch) -> _Group:
-        rollout, device = batch.rollout, self.model.device
-        if rollout.sampler_logps is None:
-            raise ValueError("a batch without sampler_logps cannot be trained on: the ratio is taken against them")
-        lengths = torch.tensor(rollout.group.completion_lengths, device=device)
-        rewards = _tensor(rollout.rewards, device)
-        trains = ~rewards.isnan()
-        mask = torch.repeat_interleave(trains, lengths)
-        if rollout.loss_mask is not None:
-            mask = mask & _tensor(rollout.loss_mask, device)
-        advantages = group_advantages(rewards, eps=self._loss.advantage_eps)
-        return _Group(
-            tokens=rollout.group,
-            temperature=rollout.temperature,
-            lengths=lengths,
-            mask=mask,
-            trains=trains,
-            old_logps=_tensor(rollout.sampler_logps, device),
-            ref_logps=_tensor(batch.ref_logps, device),
-            advantages=torch.repeat_interleave(advantages, lengths),
-        )
-
-    def _accumulate(self, groups: list[_Group], completions: int) -> Tensor:
-        """Forward and backward of one micro-batch: float64 sums of loss, KL, clipped tokens and tokens."""
-
-        def joined(name: str) -> Tensor:
-            return torch.cat([getattr(group, name) for group in groups])
-
-        mask = joined("mask")
-        logps = self._forward([group.tokens for group in groups], [group.temperature for group in groups])
+    def _accumulate(self, micro_batch: MicroBatch, completions: int) -> Tensor:
+        """Forward and backward of one micro-batch: sums of loss, KL, clipped tokens and tokens."""
+        mask = micro_batch.mask
+        logps = self._forward(micro_batch.groups, micro_batch.temperatures)
         per_token = token_loss(
-            logps, joined("old_logps"), joined("ref_logps"), joined("advantages"), mask, clip=self._loss.clip
+            logps, micro_batch.old_logps, micro_batch.ref_logps, micro_batch.advantages, mask, clip=self._loss.clip
         )
-        weights = sequence_mean_weights(joined("lengths"), mask, joined("trains"), completions=completions)
+        weights = sequence_mean_weights(micro_batch.lengths, mask, micro_batch.trains, completions=completions)
         loss = per_token.total(weights.to(logps.dtype), self._loss.beta)
         loss.backward()
-        parts = (loss.detach(), per_token.kl.detach().sum(), per_token.clipped.sum(), mask.sum())
-        return torch.stack([part.double().cpu() for part in parts])
+        sums = (loss.detach(), per_token.kl.detach().sum(), per_token.clipped.sum(), mask.sum())
+        return torch.stack([part.to(logps.dtype) for part in sums])
 
 
 def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
@@ -163,19 +120,3 @@ def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
     ramp = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     progress = min(1.0, step / max(steps - 1, 1))
     return ramp * (1 - (1 - config.final_lr_fraction) * progress)
-
-
-def _by_tokens(groups: Sequence[_Group], limit: int) -> Iterator[list[_Group]]:
-    """Whole groups in order, cut so that a micro-batch has at most `limit` tokens, unless one group alone has more."""
-    micro_batch: list[_Group] = []
-    for group in groups:
-        if micro_batch and sum(g.tokens.tokens for g in micro_batch) + group.tokens.tokens > limit:
-            yield micro_batch
-            micro_batch = []
-        micro_batch.append(group)
-    if micro_batch:
-        yield micro_batch
-
-
-def _tensor(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.tensor(values, device=device)

@@ -74,4 +74,22 @@ def test_whatever_the_rewards_the_advantages_are_finite_and_sum_to_nothing(rewar
     ],
 )
 def test_variance(rewards: list[float], expected: bool) -> None:
-    assert has_variance(torch.tensor(rewards)) is expected
+    assert has_variance(torch.tensor(rewards)).tolist() is expected
+
+
+@given(st.lists(st.lists(st.floats(-8, 8, width=16) | st.just(NAN), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_groups_beside_one_another_do_not_touch(groups: list[list[float]]) -> None:
+    """Padded with NaN to one length each has the advantages and the variance that it has alone."""
+    width = max(map(len, groups))
+    together = torch.tensor([group + [NAN] * (width - len(group)) for group in groups])
+    for group, advantages, varies in zip(groups, group_advantages(together), has_variance(together), strict=True):
+        alone = torch.tensor(group)
+        # A sum over a longer row may be added up in another order.
+        assert advantages[: len(group)].tolist() == pytest.approx(group_advantages(alone).tolist(), rel=1e-6)
+        assert advantages[len(group) :].tolist() == [0.0] * (width - len(group))
+        assert varies == has_variance(alone)
+
+
+def test_a_spread_whose_square_float32_cannot_hold() -> None:
+    advantages = group_advantages(torch.tensor([0.0, 1e30, 2e30]))
+    assert advantages.tolist() == pytest.approx([-1.0, 0.0, 1.0])
