@@ -10,15 +10,18 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import safetensors.torch
 import torch
-from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.json_file import write_json
+from policy_trainer.weights import Weights
 from shared.models import save_model
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
+# In a directory of its own: some programs take every safetensors file beside a model for a part of it.
+_MASTERS = "masters/weights.safetensors"
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Checkpoints:
         state: TrainState,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        optimizer: Optimizer,
+        weights: Weights,
     ) -> Path:
         """Returns once the checkpoint survives a power cut."""
         target = self._path(state.step)
@@ -63,7 +66,7 @@ class Checkpoints:
             write_json(target / _STATE, asdict(state))
             _sync(target)
         else:
-            self._write(target, state, model, tokenizer, optimizer)
+            self._write(target, state, model, tokenizer, weights)
         self._remove_old(state)
         return target
 
@@ -73,16 +76,18 @@ class Checkpoints:
         state: TrainState,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        optimizer: Optimizer,
+        weights: Weights,
     ) -> None:
         for leftover in self._directory.glob(".tmp-*"):
             shutil.rmtree(leftover)
         temporary = self._directory / f".tmp-{state.step:08d}"
         temporary.mkdir(parents=True)
         save_model(model, tokenizer, temporary)
-        torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, temporary / _OPTIMIZER)
+        torch.save({"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}, temporary / _OPTIMIZER)
+        if weights.masters:
+            _write_masters(weights, temporary / _MASTERS)
         write_json(temporary / _STATE, asdict(state))
-        for file in (*temporary.iterdir(), temporary):
+        for file in (*temporary.rglob("*"), temporary):
             _sync(file)
         temporary.rename(target)
         _sync(self._directory)
@@ -114,12 +119,30 @@ def read_state(checkpoint: Path) -> TrainState:
     return TrainState(**json.loads((checkpoint / _STATE).read_text()))
 
 
-def restore(checkpoint: Path, optimizer: Optimizer) -> None:
-    """Optimizer and random numbers as they were. The weights are loaded as any Hugging Face model, and the learning
-    rate is a function of the step."""
+def restore(checkpoint: Path, weights: Weights) -> None:
+    """Optimizer, masters and random numbers as they were. The model is loaded as any Hugging Face model, and the
+    learning rate is a function of the step."""
     saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu")
-    optimizer.load_state_dict(saved["optimizer"])
+    for group, own in zip(saved["optimizer"]["param_groups"], weights.optimizer.param_groups, strict=True):
+        group.update(foreach=own["foreach"], fused=own["fused"])  # of this version, not of the one that saved them
+    weights.optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["rng"])
+    if (checkpoint / _MASTERS).exists():
+        _read_masters(weights, checkpoint / _MASTERS)
+
+
+def _write_masters(weights: Weights, file: Path) -> None:
+    file.parent.mkdir()
+    tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
+    safetensors.torch.save_file(tensors, file)
+    shutil.copymode(file.parent.with_name(_OPTIMIZER), file)  # safetensors keeps it from every other user
+
+
+@torch.no_grad()
+def _read_masters(weights: Weights, file: Path) -> None:
+    """Into whatever is stepped now: a run may go on in another precision than it began in."""
+    for name, master in safetensors.torch.load_file(file).items():
+        weights.stepped[name].copy_(master)
 
 
 def _sync(path: Path) -> None:

@@ -94,6 +94,8 @@ class OptimizerConfig(Section):
     """AdamW's weight decay."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
+    master_weights: Literal["float32", "none"] = "float32"
+    """What a bfloat16 model's small steps are gathered in; none is pure bfloat16, where they vanish."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> "OptimizerConfig":
@@ -252,8 +254,8 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _can_learn(self) -> "TrainConfig":
-        if self.dtype != "float32":
-            raise ValueError(f"dtype: training needs float32, steps of {self.optimizer.lr} vanish in {self.dtype}")
+        if self.dtype == "float16":
+            raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
         if self.sampling.group_size == 1 and self.loss.drop_zero_variance:
             raise ValueError("sampling.group_size: a group of 1 has no variance: take more, or no drop_zero_variance")
         return self

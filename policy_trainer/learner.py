@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.loss import k3, sequence_mean_weights, token_loss
 from policy_trainer.micro_batches import MicroBatch, micro_batches, prepare
+from policy_trainer.weights import make_weights
 from shared.batch import ScoredBatch
 from shared.logprobs import LogprobForward
 
@@ -55,9 +56,7 @@ class Learner:
         self._schedule = optimizer
         self._steps = steps
         self._micro_batch_tokens = micro_batch_tokens
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), betas=optimizer.betas, weight_decay=optimizer.weight_decay, foreach=True
-        )
+        self.weights = make_weights(model, optimizer)
 
     def step(self, batches: Sequence[ScoredBatch], *, step: int) -> StepStats:
         """One update on whole groups. Without anything to learn from, or with a gradient that is not finite, none.
@@ -67,7 +66,7 @@ class Learner:
         groups = prepare(batches, self._loss)
         completions = sum(int(group.trains.sum()) for group in groups)
         lr = self._schedule.lr * lr_factor(step, self._schedule, self._steps)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.weights.optimizer.zero_grad(set_to_none=True)
         parts = [
             self._accumulate(micro_batch, completions)
             for micro_batch in micro_batches(groups, self._micro_batch_tokens, self.model.device)
@@ -78,10 +77,7 @@ class Learner:
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         # Without groups momentum alone would still move the weights.
         if groups and not not_finite:
-            for parameters in self.optimizer.param_groups:
-                # All of them: a checkpoint brings those of the run before it was resumed with other settings.
-                parameters.update(lr=lr, betas=self._schedule.betas, weight_decay=self._schedule.weight_decay)
-            self.optimizer.step()
+            self._update(lr)
         count = tokens or math.nan  # of no tokens there is no mean
         return StepStats(
             loss if groups else math.nan, kl / count, clipped / count, norm, lr, len(groups), int(tokens), not_finite
@@ -89,7 +85,13 @@ class Learner:
 
     def _clip_gradients(self) -> float:
         """The norm that the gradients had before they were scaled down."""
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._schedule.clip_norm))
+        return float(torch.nn.utils.clip_grad_norm_(self.weights.stepped.values(), self._schedule.clip_norm))
+
+    def _update(self, lr: float) -> None:
+        for group in self.weights.optimizer.param_groups:
+            # All of them: a checkpoint brings those of the run before it was resumed with other settings.
+            group.update(lr=lr, betas=self._schedule.betas, weight_decay=self._schedule.weight_decay)
+        self.weights.step()
 
     def kl(self, batches: Sequence[ScoredBatch]) -> float:
         """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained."""

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
@@ -22,6 +23,7 @@ from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
 from policy_trainer.train import Parts, Trainer
+from policy_trainer.weights import PURE_BFLOAT16
 from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
 from shared.client import ClientError, RefServerClient
 from shared.logprobs import choose_forward
@@ -95,8 +97,10 @@ def _run(
         steps=config.steps,
         micro_batch_tokens=config.micro_batch_tokens,
     )
+    if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
+        display.note(PURE_BFLOAT16)
     if checkpoint:
-        restore(checkpoint, learner.optimizer)
+        restore(checkpoint, learner.weights)
     evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     stop.check()

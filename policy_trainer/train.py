@@ -137,7 +137,7 @@ class Trainer:
         parts = self._parts
         self._state.ledger = parts.ledger.ids()
         try:
-            path = parts.checkpoints.save(self._state, parts.learner.model, parts.tokenizer, parts.learner.optimizer)
+            path = parts.checkpoints.save(self._state, parts.learner.model, parts.tokenizer, parts.learner.weights)
         except (OSError, SafetensorError) as error:
             raise RunFailed(f"the checkpoint of step {self._state.step} cannot be written: {error}") from error
         parts.feed.settle(path)

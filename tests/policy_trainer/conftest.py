@@ -32,13 +32,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def make_tiny() -> Callable[..., PreTrainedModel]:
     """A Qwen2 of 10,000 parameters. Its weights are large, so that its log-probs are far from uniform."""
 
-    def make(*, seed: int = 0, vocabulary: int = 64, eos: int = 1, tied: bool = True) -> PreTrainedModel:
+    def make(
+        *,
+        seed: int = 0,
+        vocabulary: int = 64,
+        eos: int = 1,
+        tied: bool = True,
+        layers: int = 2,
+        dtype: torch.dtype = torch.float32,
+    ) -> PreTrainedModel:
         torch.manual_seed(seed)
         config = Qwen2Config(
             vocab_size=vocabulary,
             hidden_size=16,
             intermediate_size=24,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=128,
@@ -48,7 +56,9 @@ def make_tiny() -> Callable[..., PreTrainedModel]:
             eos_token_id=eos,
             bos_token_id=None,
         )
-        return Qwen2ForCausalLM(config).eval()
+        model = Qwen2ForCausalLM(config).eval()
+        torch.nn.Module.to(model, dtype)
+        return model
 
     return make
 

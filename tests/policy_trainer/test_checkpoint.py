@@ -1,5 +1,6 @@
 """Checkpoints: all of a run's state comes back, and no crash leaves half of one."""
 
+import copy
 import json
 from collections.abc import Callable
 from itertools import count
@@ -11,6 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.config import OptimizerConfig
+from policy_trainer.weights import Weights, make_weights
+from shared.models import load_model
 
 Make = Callable[..., PreTrainedModel]
 STATE = TrainState(
@@ -28,15 +32,11 @@ STATE = TrainState(
 )
 
 
-def adamw(model: PreTrainedModel) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9))
-
-
-def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+def update(weights: Weights) -> None:
     """One step on noise: it needs the weights, the moments and the random numbers."""
-    for parameter in model.parameters():
+    for parameter in weights.stepped.values():
         parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
+    weights.step()
 
 
 class Run:
@@ -44,11 +44,12 @@ class Run:
 
     def __init__(self, directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, keep: int) -> None:
         self.checkpoints = Checkpoints(directory, keep=keep)
-        self.model, self.tokenizer, self.optimizer = model, tokenizer, adamw(model)
+        self.model, self.tokenizer = model, tokenizer
+        self.weights = make_weights(model, OptimizerConfig())
 
     def save(self, step: int, best: int | None = None, ledger: tuple[str, ...] = ()) -> Path:
         state = TrainState(step=step, best_step=best, ledger=list(ledger))
-        return self.checkpoints.save(state, self.model, self.tokenizer, self.optimizer)
+        return self.checkpoints.save(state, self.model, self.tokenizer, self.weights)
 
 
 @pytest.fixture
@@ -61,23 +62,91 @@ def steps(run: Run) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*"))
 
 
-def test_round_trip_goes_on_as_if_nothing_had_happened(run: Run) -> None:
-    for _ in range(3):
-        update(run.model, run.optimizer)
-    path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.optimizer)
-    assert path.name == "step-00000007" and run.checkpoints.newest() == path
-    update(run.model, run.optimizer)
+# The precision of the weights, and what the optimizer's own are kept in.
+MODES = [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "none")]
 
-    assert read_state(path) == STATE
-    torch.manual_seed(999)
-    model = AutoModelForCausalLM.from_pretrained(path)
-    optimizer = adamw(model)
-    restore(path, optimizer)
-    update(model, optimizer)
-    expected = run.model.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
-    text = "<|user|>1+1=?<|end|><think></think>"
-    assert AutoTokenizer.from_pretrained(path).encode(text) == run.tokenizer.encode(text)
+
+def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+    expected = other.state_dict()
+    return all(torch.equal(tensor, expected[name]) for name, tensor in one.state_dict().items())
+
+
+@pytest.mark.parametrize(("dtype", "masters"), MODES)
+class TestRoundTrip:
+    def test_goes_on_as_if_nothing_had_happened(
+        self, tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, dtype: Any, masters: Any
+    ) -> None:
+        """Six steps, or three, a new life, and three more: the same weights and the same moments, to the bit."""
+        config = OptimizerConfig(master_weights=masters)
+        model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
+        weights = make_weights(model, config)
+        for _ in range(3):
+            update(weights)
+        checkpoints = Checkpoints(tmp_path, keep=2)
+        path = checkpoints.save(STATE, model, tokenizer, weights)
+        assert path.name == "step-00000007" and checkpoints.newest() == path
+        assert (path / "masters").exists() is (masters == "float32" and dtype == "bfloat16")
+        for _ in range(3):
+            update(weights)
+
+        assert read_state(path) == STATE
+        torch.manual_seed(999)
+        resumed = load_model(str(path), revision=None, device="cpu", dtype=dtype)
+        assert resumed.dtype == model.dtype
+        again = make_weights(resumed, config)
+        restore(path, again)
+        for _ in range(3):
+            update(again)
+        assert same(resumed, model)
+        for name, parameter in weights.stepped.items():
+            assert torch.equal(again.stepped[name], parameter)
+            for moment, value in weights.optimizer.state[parameter].items():
+                assert torch.equal(again.optimizer.state[again.stepped[name]][moment], value)
+
+    def test_any_tool_loads_the_model_and_tokenizer(
+        self, tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, dtype: Any, masters: Any
+    ) -> None:
+        model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
+        weights = make_weights(model, OptimizerConfig(master_weights=masters))
+        update(weights)
+        path = Checkpoints(tmp_path, keep=2).save(STATE, model, tokenizer, weights)
+        assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]
+        loaded = AutoModelForCausalLM.from_pretrained(path)
+        assert loaded.dtype == model.dtype and same(loaded, model)
+        text = "<|user|>1+1=?<|end|><think></think>"
+        assert AutoTokenizer.from_pretrained(path).encode(text) == tokenizer.encode(text)
+
+
+def test_masters_go_on_as_the_weights_of_a_float32_model(
+    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = make_tiny(vocabulary=len(tokenizer), dtype=torch.bfloat16)
+    weights = make_weights(model, OptimizerConfig())
+    update(weights)
+    path = Checkpoints(tmp_path, keep=2).save(STATE, model, tokenizer, weights)
+    wide = load_model(str(path), revision=None, device="cpu", dtype="float32")
+    restore(path, make_weights(wide, OptimizerConfig()))
+    for name, parameter in wide.named_parameters():
+        assert torch.equal(parameter, weights.masters[name])
+        assert torch.equal(parameter.bfloat16(), model.get_parameter(name))
+
+
+def test_a_checkpoint_of_another_implementation_of_adamw_goes_on_in_this_one(run: Run) -> None:
+    """As they were before the fused one: the moments come back, and the optimizer stays what it is."""
+    optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, foreach=True)
+    for parameter in run.model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    path = run.save(1)
+    torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, path / "optimizer.pt")
+    weights = make_weights(run.model, OptimizerConfig())
+    restore(path, weights)
+    assert [(group["fused"], group["foreach"]) for group in weights.optimizer.param_groups] == [(True, None)]
+    for parameter in run.model.parameters():
+        assert torch.equal(weights.optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+    before = copy.deepcopy(run.model)
+    update(weights)
+    assert not same(before, run.model)
 
 
 def test_before_the_first(run: Run) -> None:
@@ -121,16 +190,17 @@ def test_what_lies_beyond_the_step_resumed_from_is_discarded(run: Run) -> None:
 
 
 def whole(path: Path, model: PreTrainedModel) -> bool:
-    restore(path, adamw(model))
+    restore(path, make_weights(copy.deepcopy(model), OptimizerConfig()))
     AutoModelForCausalLM.from_pretrained(path)
     return read_state(path).step == int(path.name.removeprefix("step-"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new(
-    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any
+    tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any, dtype: torch.dtype
 ) -> None:
     """After the n-th file operation of a save, for every n; old checkpoints are removed file by file."""
-    model = make_tiny(vocabulary=len(tokenizer))
+    model = make_tiny(vocabulary=len(tokenizer), dtype=dtype)
     for number in count(1):
         run = Run(tmp_path / str(number), model, tokenizer, keep=1)
         run.save(1)
@@ -163,5 +233,5 @@ def test_saving_a_step_again_never_loses_it(
 
 
 def test_the_state_is_json_that_people_can_read(run: Run) -> None:
-    path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.optimizer)
+    path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.weights)
     assert json.loads((path / "trainer.json").read_text())["best_accuracy"] == 0.75

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner import Learner, StepStats, lr_factor
+from policy_trainer.micro_batches import micro_batches, prepare
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
 
@@ -292,11 +293,13 @@ class TestWhatIsLeftOut:
     ) -> None:
         learns = learner(model, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.5))
         learns.step(batches, step=0)  # from now on there is momentum
-        before, state = weights(model), copy.deepcopy(learns.optimizer.state_dict()["state"])
+        optimizer = learns.weights.optimizer
+        before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
         stats = learns.step([batches[1], batches[4]][:count], step=1)
         assert torch.equal(weights(model), before)
         assert all(
-            torch.equal(state[i]["exp_avg"], s["exp_avg"]) for i, s in learns.optimizer.state_dict()["state"].items()
+            torch.equal(state[i]["exp_avg"], s["exp_avg"])
+            for i, s in learns.weights.optimizer.state_dict()["state"].items()
         )
         assert (stats.groups, stats.tokens, stats.grad_norm, stats.not_finite) == (0, 0, 0.0, False)
         assert math.isnan(stats.loss) and math.isnan(stats.kl), "a mean of nothing is not 0"
@@ -400,6 +403,57 @@ class TestKl:
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class TestBfloat16:
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_gradients_of_micro_batches_are_added_up_in_float32(
+        self, make_tiny: Make, batches: list[ScoredBatch], tied: bool
+    ) -> None:
+        """Those of each micro-batch are what a model without masters has of it, in bfloat16."""
+        mixed = learner(make_tiny(tied=tied, dtype=torch.bfloat16), micro_batch_tokens=1)
+        mixed.step(batches, step=0)
+        model = make_tiny(tied=tied, dtype=torch.bfloat16)
+        pure = learner(model, optimizer=OptimizerConfig(master_weights="none"))
+        groups = prepare(batches, LOSS)
+        expected = torch.zeros_like(weights(model), dtype=torch.float32)
+        for micro_batch in micro_batches(groups, 1, torch.device("cpu")):
+            model.zero_grad()
+            pure._accumulate(micro_batch, completions=3 + 3 + 3)
+            expected += gradient(model)
+        got = torch.cat([master.grad.flatten() for master in mixed.weights.stepped.values() if master.grad is not None])
+        assert len(groups) == 3 and torch.equal(got, expected)
+
+    def test_with_masters_it_goes_where_float32_goes_and_without_it_lags(
+        self, make_tiny: Make, batches: list[ScoredBatch]
+    ) -> None:
+        """With hardly any clipping: whether a token is clipped is not continuous."""
+
+        def trained(dtype: torch.dtype, masters: Any) -> tuple[list[float], Tensor]:
+            model = make_tiny(dtype=dtype)
+            config = OptimizerConfig(lr=1e-3, clip_norm=1e9, master_weights=masters)
+            learns = learner(model, optimizer=config, loss=LossConfig(clip=0.99, beta=0.1))
+            losses = [learns.step(batches, step=step).loss for step in range(8)]
+            return losses, weights(model).float() - weights(make_tiny())
+
+        losses, way = trained(torch.float32, "float32")
+        mixed_losses, mixed_way = trained(torch.bfloat16, "float32")
+        pure_losses, pure_way = trained(torch.bfloat16, "none")
+        assert losses[-1] < losses[0] - 0.3
+        assert mixed_losses == pytest.approx(losses, abs=0.01)
+        assert torch.cosine_similarity(mixed_way, way, dim=0) > 0.95
+        assert pure_losses[-1] < losses[0] - 0.2
+        assert torch.cosine_similarity(pure_way, way, dim=0) < torch.cosine_similarity(mixed_way, way, dim=0)
+
+    def test_not_finite_leaves_masters_and_weights(self, make_tiny: Make, make_scored: Make) -> None:
+        model = make_tiny(dtype=torch.bfloat16)
+        learns = learner(model, loss=LossConfig(beta=100.0))
+        learns.step([make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])], step=0)
+        before = weights(model)
+        masters = copy.deepcopy(learns.weights.masters)
+        stats = learns.step([make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
+        assert stats.not_finite and torch.equal(weights(model), before)
+        assert all(torch.equal(learns.weights.masters[name], master) for name, master in masters.items())
+
+
 def test_a_batch_without_sampler_logps_is_refused_by_name(model: PreTrainedModel, make_scored: Make) -> None:
     batch = make_scored([3], [[4], [5]], [0.0, 1.0])
     object.__setattr__(batch.rollout, "sampler_logps", None)
@@ -437,7 +491,7 @@ def test_learning_rate_of_a_run_of_one_step_and_beyond_the_end() -> None:
 def test_the_learning_rate_that_is_told_is_the_one_applied(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
     learns = learner(model, optimizer=OptimizerConfig(lr=0.5, final_lr_fraction=0.0), steps=5)
     assert learns.step(batches, step=3).lr == pytest.approx(0.125)
-    assert learns.optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
+    assert learns.weights.optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
     before = weights(model)
     learns.step(batches, step=4)
     assert torch.equal(weights(model), before)

@@ -1,0 +1,95 @@
+"""What the optimizer steps: a model's own weights, or float32 masters that its bfloat16 weights are rounded from.
+
+bfloat16 has 8 significant bits: a step of less than about 2^-9 of a weight is rounded away. Masters gather such steps
+(Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1).
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from policy_trainer.config import OptimizerConfig
+from shared.refusal import Refused
+
+PURE_BFLOAT16 = (
+    "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly forget at a beta above "
+    'about 0.99; optimizer.master_weights = "float32" keeps both'
+)
+
+
+class Weights(Protocol):
+    """stepped: what the optimizer steps, by the names that the model has for it; a tied weight once.
+    masters: those of them that the model itself does not hold, for checkpoints."""
+
+    stepped: dict[str, nn.Parameter]
+    masters: dict[str, nn.Parameter]
+    optimizer: AdamW
+
+    def step(self) -> None:
+        """One step along the gradients of `stepped`, and the model has the new weights."""
+        ...
+
+
+def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
+    """By what the model was loaded as. Raises Refused for float16."""
+    if model.dtype == torch.float16:
+        raise Refused("dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16")
+    # Wider weights are their own masters.
+    kind = _KINDS[config.master_weights] if model.dtype == torch.bfloat16 else OwnWeights
+    return kind(model, config)
+
+
+class OwnWeights:
+    """The optimizer steps the model's parameters."""
+
+    def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
+        self.stepped = dict(model.named_parameters())
+        self.masters: dict[str, nn.Parameter] = {}
+        self.optimizer = _adamw(self.stepped.values(), config)
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+class MasterWeights:
+    """The optimizer steps float32 copies. What a backward leaves is added up in float32, and its own memory freed."""
+
+    def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
+        self._rounded = dict(model.named_parameters())
+        self.masters = {name: _master(parameter) for name, parameter in self._rounded.items()}
+        self.stepped = self.masters
+        self.optimizer = _adamw(self.masters.values(), config)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.optimizer.step()
+        for name, parameter in self._rounded.items():
+            parameter.copy_(self.masters[name])
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """A float32 copy that the gradients of every backward go to."""
+    master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+    parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
+    return master
+
+
+def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad += parameter.grad
+    parameter.grad = None
+
+
+def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
+    return AdamW(parameters, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+
+
+_KINDS: dict[str, type[OwnWeights] | type[MasterWeights]] = {"float32": MasterWeights, "none": OwnWeights}
