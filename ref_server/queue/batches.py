@@ -31,7 +31,9 @@ def claim(tx: Transaction, max_tokens: int) -> list[Claim]:
     chosen = _oldest_queued(tx, max_tokens)
     for seq in chosen:
         tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
-    payloads = "SELECT id, body, scoring_attempts FROM batches JOIN payloads USING (seq) WHERE seq = ?"
+    payloads = """
+        SELECT id, body, scoring_attempts, interruptions FROM batches JOIN payloads USING (seq) WHERE seq = ?
+    """
     return [Claim(*tx.one(payloads, seq)) for seq in chosen]
 
 

@@ -96,11 +96,12 @@ class Admission:
 
 @dataclass(frozen=True)
 class Claim:
-    """One batch handed to the scorer. attempts: scoring attempts that failed before."""
+    """One batch handed to the scorer. attempts: that failed before. interruptions: servers that ended scoring it."""
 
     id: str
     body: bytes
     attempts: int
+    interruptions: int
 
 
 @dataclass(frozen=True)

@@ -1,50 +1,39 @@
 """The scoring loop: batches in, the same batches with their log-probs out, on a thread of its own."""
 
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from typing import TypeVar
 
 import structlog
 
-from ref_server.queue.interface import Claim, Queue, StorageBroken, StorageFull, WrongState
-from ref_server.scoring.errands import Errands
-from ref_server.scoring.payloads import read_payload
-from ref_server.scoring.reference import Busy, DeviceLost, Reference, Scores, ScoringTotals
+from ref_server.queue.interface import Queue
+from ref_server.scoring.claims import Claims, Queued
+from ref_server.scoring.direct import Direct, Line, Replacement
+from ref_server.scoring.forwards import Budget, Forwards, Job, tokens_of
+from ref_server.scoring.reference import Reference, Scores, ScoringTotals
 from shared.batch import TokenGroup
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
 # An idle loop looks at the queue this often, in seconds: another server that shares the queue does not ring.
 IDLE_SECONDS = 0.5
-# After a forward that did not fit, claims grow back by this part of the full budget at a time: what took the memory may
-# be gone (another model while the reference was replaced), and too many tokens cost but a forward that is done again.
-_REGROWTH = 16
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    """What became of a claimed batch, how the queue is told, and what follows once it has taken it."""
-
-    id: str
-    tell: Callable[[], object]
-    told: Callable[[], object]
+# This part of a forward is the queue's, however many direct requests there are.
+_QUEUE_SHARE = 1 / 4
 
 
 class ScoringLoop:
-    """Scores direct requests first, then what is queued, several small batches to a forward.
+    """Packs direct requests and queued batches together, up to so many tokens a forward.
 
-    A batch that cannot be scored goes back to the queue, or to the dead; it never stops the loop. What a full or broken
-    store does not take is kept and offered again, while direct requests go on. A lost device ends the loop, since every
-    later batch would fail for a fault that is not its own, and so does a bug: what it has claimed stays claimed, and is
-    queued again by the next process. on_ready is called from the loop's thread whenever batches have become ready.
+    Direct requests go first: those that wait fill up to three quarters of the next forward, queued batches the rest. At
+    least one batch goes with each step, in a forward of its own where it does not fit. So neither waits for long: a
+    direct request for the forward in hand and those who asked before, the queue for one forward of direct requests.
+
+    What cannot be scored fails by itself: a direct request is told, a batch goes back to the queue, or to the dead. A
+    lost device ends the loop, since every later batch would fail for a fault that is not its own, and so does a bug:
+    what it has claimed stays claimed, and is queued again by the next process. on_ready is called from the loop's
+    thread whenever batches have become ready.
     """
 
     def __init__(
@@ -56,26 +45,24 @@ class ScoringLoop:
         on_ready: Callable[[], None],
         max_direct: int = 64,
     ) -> None:
+        self.failed = False
+        self.totals = ScoringTotals()
         self._reference = reference
-        self._queue = queue
-        self._tokens_per_forward = tokens_per_forward
-        self._budget = tokens_per_forward
-        self._on_ready = on_ready
         self._max_direct = max_direct
-        self._errands = Errands(fatal=DeviceLost)
-        self._unsaved: deque[_Verdict] = deque()
+        self._line = Line()
+        self._claims = Claims(queue, self.totals, on_ready)
+        self._budget = Budget(tokens_per_forward)
+        self._forwards = Forwards(self._budget, self.totals)
         self._work = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
-        self.failed = False
-        self.totals = ScoringTotals()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping = True
-        self._errands.close()
+        self._line.close()
         self._work.set()
 
     def join(self) -> None:
@@ -90,17 +77,16 @@ class ScoringLoop:
         self._work.set()
 
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
-        if len(self._errands) >= self._max_direct:
-            raise Busy(f"{self._max_direct} direct requests wait already")
-        return self._ask(partial(self._score_directly, group, temperature))
+        direct = Direct(group, temperature, self.totals)
+        self._line.join(direct, most=self._max_direct)
+        self._work.set()
+        return direct.answer
 
     def replace(self, reference: Reference) -> "Future[None]":
-        return self._ask(partial(setattr, self, "_reference", reference))
-
-    def _ask(self, work: Callable[[], T]) -> "Future[T]":
-        answer = self._errands.ask(work)
+        replacement = Replacement(reference)
+        self._line.join(replacement, most=sys.maxsize)
         self._work.set()
-        return answer
+        return replacement.answer
 
     def _run(self) -> None:
         try:
@@ -110,101 +96,36 @@ class ScoringLoop:
                     started = time.monotonic()
                     self._work.wait(IDLE_SECONDS)
                     self.totals.waiting_seconds += time.monotonic() - started
-            while self._errands.run_next():
+            while self._step():
                 pass
         except BaseException:  # whatever it is, this thread has nobody else to tell
             self.failed = True
             log.critical("the scoring loop has ended by an error", exc_info=True)
-            self._errands.refuse_all()
+            self._line.refuse_all()
 
     def _step(self) -> bool:
-        """Does what waits; False when there was nothing."""
-        if self._errands.run_next():
-            return True
-        try:
-            self._save()
-            claims = self._queue.claim(self._budget)
-            self._score_claims(claims, time.monotonic())
-            self._save()
-        except (StorageFull, StorageBroken) as error:  # waited for, and /readyz tells
-            log.error("the queue cannot be used", error=str(error))
-            return False
-        return bool(claims)
+        """Does some of what waits; False when nothing is left."""
+        self._replace()
+        share = int(self._budget.tokens * _QUEUE_SHARE)
+        direct = self._line.take(self._budget.tokens - share)
+        queued = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
+        for jobs in self._packed(direct, queued):
+            self._forwards.score(self._reference, jobs)
+            self._claims.save()
+        return bool(direct or queued or self._line)
 
-    def _save(self) -> None:
-        """Tells the queue what became of claimed batches. Raises StorageFull, StorageBroken: what is left waits."""
-        saved = False
-        while self._unsaved:
-            verdict = self._unsaved[0]
-            try:
-                verdict.tell()
-            except (KeyError, WrongState) as error:  # dropped meanwhile, say: not a reason to keep others waiting
-                log.error("the queue does not take back a batch", id=verdict.id, error=repr(error))
-            else:
-                verdict.told()
-            self._unsaved.popleft()
-            saved = True
-        if saved:
-            self._on_ready()
+    def _replace(self) -> None:
+        while replacement := self._line.next_replacement():
+            self._reference = replacement.reference
+            replacement.answer.set_result(None)
 
-    def _score_claims(self, claims: list[Claim], claimed_at: float) -> None:
-        """One forward for all. If it fails, one for each, so that only the batch at fault counts a failure."""
-        if not claims:
-            return
-        try:
-            self._score_together(claims, claimed_at)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            if len(claims) == 1:
-                self._set_aside(claims[0], error)
-                return
-            for claim in claims:
-                self._score_claims([claim], claimed_at)
+    def _claim(self, max_tokens: int) -> list[Queued]:
+        return [] if self._stopping else self._claims.take(max_tokens)
 
-    def _score_together(self, claims: list[Claim], claimed_at: float) -> None:
-        payloads = [read_payload(claim.body) for claim in claims]
-        scores = self._score(
-            [group for payload in payloads for group in payload.groups],
-            [temperature for payload in payloads for temperature in payload.temperatures],
-        )
-        logps, version = iter(scores.logps), str(scores.reference_version)
-        bodies = [payload.scored(list(islice(logps, len(payload.groups))), version) for payload in payloads]
-        for claim, payload, body in zip(claims, payloads, bodies, strict=True):
-            tell = partial(self._queue.complete, claim.id, body)
-            self._unsaved.append(_Verdict(claim.id, tell, partial(self._note_saved, claimed_at)))
-            self.totals.batches += 1
-            self.totals.tokens += sum(group.tokens for group in payload.groups)
-        self._learn(len(claims), scores.splits)
-
-    def _note_saved(self, claimed_at: float) -> None:
-        self.totals.batch_seconds.observe(time.monotonic() - claimed_at)
-
-    def _score_directly(self, group: TokenGroup, temperature: float) -> Scores:
-        scores = self._score([group], [temperature])
-        self.totals.direct_tokens += group.tokens
-        return scores
-
-    def _score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
-        started = time.monotonic()
-        try:
-            scores = self._reference.score(groups, temperatures)
-        finally:
-            seconds = time.monotonic() - started
-            self.totals.working_seconds += seconds
-            self.totals.forward_seconds.observe(seconds)
-        self.totals.splits += scores.splits
-        return scores
-
-    def _learn(self, claims: int, splits: int) -> None:
-        """Fewer tokens at a time after several batches did not fit; one that is too large alone says nothing of it."""
-        if not splits:
-            self._budget = min(self._tokens_per_forward, self._budget + self._tokens_per_forward // _REGROWTH + 1)
-        elif claims > 1:
-            self._budget = max(1, self._budget // 2)
-
-    def _set_aside(self, claim: Claim, error: Exception) -> None:
-        self.totals.errors += 1
-        log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
-        reason = f"{type(error).__name__}: {error}"[:1000]
-        self._unsaved.append(_Verdict(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))
+    def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
+        """One forward, or two where one would be too large, or might be the server's last."""
+        if any(job.interrupted for job in queued):
+            return queued, direct  # in this order: nor shall a direct request end another server with it in hand
+        if tokens_of(direct) + tokens_of(queued) > self._budget.tokens:
+            return direct, queued
+        return [[*direct, *queued]]

@@ -142,7 +142,7 @@ class ModelQueue:
         self.entries.append(Entry(upload, self.clock.wall(), state, upload.body, scored=not upload.to_score))
         return state, True
 
-    def claim(self, max_tokens: int) -> list[tuple[str, bytes | None, int]]:
+    def claim(self, max_tokens: int) -> list[tuple[str, bytes | None, int, int]]:
         chosen: list[Entry] = []
         for entry in [e for e in self.entries if e.state is State.QUEUED]:
             tokens = sum(e.upload.prompt_tokens + e.upload.completion_tokens for e in [*chosen, entry])
@@ -154,7 +154,7 @@ class ModelQueue:
         for entry in chosen:
             expires = None if self.claim_seconds is None else self.clock.now + self.claim_seconds
             entry.state, entry.hold = State.SCORING, Hold(expires, scorer=self.scorer)
-        return [(entry.upload.id, entry.body, entry.attempts) for entry in chosen]
+        return [(entry.upload.id, entry.body, entry.attempts, entry.interruptions) for entry in chosen]
 
     def complete(self, id: str, body: bytes) -> None:
         entry = self._claimed(id)

@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -128,7 +129,7 @@ class Machine(RuleBasedStateMachine):
     @rule(max_tokens=st.integers(1, 100))
     def claim(self, max_tokens: int) -> None:
         self.same(
-            lambda: [(claim.id, claim.body, claim.attempts) for claim in self.queue.claim(max_tokens)],
+            lambda: [astuple(claim) for claim in self.queue.claim(max_tokens)],
             lambda: self.model.claim(max_tokens),
         )
 

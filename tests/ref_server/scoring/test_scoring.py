@@ -254,18 +254,24 @@ def test_direct_requests_pass_a_long_queue(
 
 
 def test_too_many_direct_requests_are_told_so(serve_with: Callable[..., AbstractContextManager[httpx.Client]]) -> None:
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     async def many(url: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
             request = {"prompt_ids": [1], "completions": [[2]]}
-            asked = [asyncio.create_task(client.post("/v1/logprobs", json=request)) for _ in range(80)]
+            asked = [asyncio.create_task(client.post("/v1/logprobs", json=request))]
+            await asyncio.to_thread(begun.wait)
+            asked += [asyncio.create_task(client.post("/v1/logprobs", json=request)) for _ in range(79)]
             while sum(task.done() for task in asked) < 15:
                 await asyncio.sleep(0.01)
             go_on.set()
             return await asyncio.gather(*asked)
 
-    with serve_with(lambda groups: go_on.wait() and None) as http:
+    def before(_: Sequence[TokenGroup]) -> None:
+        begun.set()
+        go_on.wait()
+
+    with serve_with(before) as http:
         answers = asyncio.run(many(str(http.base_url)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) == 15  # 64 wait, one is being scored
@@ -309,7 +315,7 @@ class FullForAWhile:
 def test_a_full_disk_costs_no_batch(
     make_service: Callable[..., Service], serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.scoring.loop.IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("ref_server.scoring.claims.REST_SECONDS", 0.05)
     batches = [rollout(run="full") for _ in range(3)]
     with serve(make_service(wrap=lambda queue: FullForAWhile(queue, 4))) as http:
         for batch in batches:

@@ -1,0 +1,105 @@
+"""Those who wait for their scores, or for other weights: a line in the order in which they came."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from ref_server.scoring.reference import Busy, NotReady, Reference, Scores, ScoringTotals
+from shared.batch import BatchError, TokenGroup
+
+
+@dataclass(frozen=True, eq=False)
+class Direct:
+    """A `Job` of somebody who waits for it."""
+
+    group: TokenGroup
+    temperature: float
+    totals: ScoringTotals
+    answer: "Future[Scores]" = field(default_factory=Future)
+
+    @property
+    def groups(self) -> Sequence[TokenGroup]:
+        return (self.group,)
+
+    @property
+    def temperatures(self) -> Sequence[float]:
+        return (self.temperature,)
+
+    def scored(self, scores: Scores) -> Callable[[], None]:
+        if not np.isfinite(scores.logps[0]).all():
+            raise BatchError("temperature", f"of {self.temperature} gives log-probs that are not finite")
+        return partial(self._tell, scores)
+
+    def fail(self, error: Exception) -> None:
+        self.answer.set_exception(error)  # belongs to whoever asked
+
+    def _tell(self, scores: Scores) -> None:
+        self.totals.direct_tokens += self.group.tokens
+        self.answer.set_result(scores)
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """Other weights, for those who come after it. answer: when nobody is scored with the old ones any more."""
+
+    reference: Reference
+    answer: "Future[None]" = field(default_factory=Future)
+
+
+class Line:
+    """Joined from any thread, served by one."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Direct | Replacement] = deque()
+        self._served: list[Direct] = []
+        self._closed = False
+        self._door = threading.Lock()  # none may slip in once it is closed, or nobody would ever answer it
+
+    def __len__(self) -> int:
+        """How many wait, besides those who are being served."""
+        return len(self._waiting)
+
+    def join(self, one: Direct | Replacement, *, most: int) -> None:
+        """Raises NotReady once it is closed, Busy when `most` wait already."""
+        with self._door:
+            if self._closed:
+                raise NotReady("the server is shutting down")
+            if len(self) >= most:
+                raise Busy(f"{most} direct requests wait already")
+            self._waiting.append(one)
+
+    def close(self) -> None:
+        """Takes no more. Those who wait are still served."""
+        with self._door:
+            self._closed = True
+
+    def next_replacement(self) -> Replacement | None:
+        """Other weights, once all who came before them have been taken."""
+        if self._waiting and isinstance(first := self._waiting[0], Replacement):
+            self._waiting.popleft()
+            return first
+        return None
+
+    def take(self, max_tokens: int) -> list[Direct]:
+        """The oldest, as many as fit max_tokens (P + C each) but at least one; none from behind a replacement."""
+        self._served = []
+        while self._waiting and isinstance(first := self._waiting[0], Direct):
+            if self._served and first.group.tokens > max_tokens:
+                break
+            self._waiting.popleft()
+            if first.answer.set_running_or_notify_cancel():
+                max_tokens -= first.group.tokens
+                self._served.append(first)
+        return self._served
+
+    def refuse_all(self) -> None:
+        """Closes, and tells all who have no answer that none will come: NotReady."""
+        self.close()
+        unanswered = [one for one in self._served if not one.answer.done()]
+        for one in (*unanswered, *(one for one in self._waiting if one.answer.set_running_or_notify_cancel())):
+            one.answer.set_exception(NotReady("the scoring loop has ended by an error"))

@@ -1,0 +1,90 @@
+"""The line of those who wait for the scoring loop."""
+
+import sys
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from ref_server.scoring.direct import Direct, Line, Replacement
+from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import Busy, NotReady, ScoringTotals
+from shared.batch import TokenGroup
+
+
+def direct(tokens: int = 2) -> Direct:
+    group = TokenGroup(np.array([1]), np.ones(tokens - 1, dtype=np.int64), np.array([tokens - 1]))
+    return Direct(group, 1.0, ScoringTotals())
+
+
+def line_of(*waiting: Direct | Replacement) -> Line:
+    line = Line()
+    for one in waiting:
+        line.join(one, most=sys.maxsize)
+    return line
+
+
+def other_weights() -> Replacement:
+    return Replacement(NoReference(10))
+
+
+def test_the_oldest_are_taken_as_many_as_fit() -> None:
+    waiting = [direct(tokens) for tokens in (4, 5, 2, 9, 1 + 1)]
+    line = line_of(*waiting)
+    assert len(line) == 5
+    taken = [line.take(10), line.take(8), line.take(8), line.take(8)]
+    assert taken == [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:]], "in order, and one too large alone"
+    assert (line.take(8), len(line)) == ([], 0)
+
+
+def test_nobody_is_taken_from_behind_other_weights() -> None:
+    before, behind, weights = direct(), direct(), [other_weights(), other_weights()]
+    line = line_of(before, *weights, behind)
+    assert line.next_replacement() is None
+    assert line.take(100) == [before]
+    assert line.take(100) == []
+    assert [line.next_replacement() for _ in range(3)] == [*weights, None]
+    assert line.take(100) == [behind]
+
+
+def test_those_who_have_gone_away_are_passed_over() -> None:
+    gone, small, behind = direct(9), direct(), direct(9)
+    line = line_of(gone, small, behind)
+    gone.answer.cancel()
+    assert line.take(10) == [small]
+    behind.answer.cancel()
+    assert line.take(10) == []
+
+
+def test_a_long_line_is_told_of() -> None:
+    line = line_of(direct(), direct())
+    with pytest.raises(Busy, match="2 direct requests wait already"):
+        line.join(direct(), most=2)
+    line.take(2)
+    line.join(direct(), most=2)
+
+
+def test_a_closed_line_serves_those_in_it() -> None:
+    before = direct()
+    line = line_of(before)
+    line.close()
+    with pytest.raises(NotReady, match="shutting down"):
+        line.join(direct(), most=10)
+    assert line.take(10) == [before]
+
+
+def test_nobody_waits_for_ever() -> None:
+    answered, in_hand, waiting, gone, weights = direct(), direct(), direct(), direct(), other_weights()
+    line = line_of(answered, in_hand, waiting, gone, weights)
+    line.take(4)
+    answered.fail(ValueError("mine"))
+    gone.answer.cancel()
+    line.refuse_all()
+    with pytest.raises(ValueError, match="mine"):
+        answered.answer.result(0)
+    refused: list[Future] = [in_hand.answer, waiting.answer, weights.answer]
+    for answer in refused:
+        with pytest.raises(NotReady, match="ended by an error"):
+            answer.result(0)
+    with pytest.raises(NotReady, match="shutting down"):
+        line.join(direct(), most=10)

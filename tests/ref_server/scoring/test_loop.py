@@ -1,0 +1,460 @@
+"""What the scoring loop packs into one forward, in which order, and who hears of a failure."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from policy_trainer.base_model import make_model
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import BatchInfo, Claim, Queue, State, StorageBroken, Upload
+from ref_server.scoring.loop import ScoringLoop
+from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
+from ref_server.scoring.scorer import Scorer
+from ref_server.stores import open_queue
+from shared import wire
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+from shared.logprobs import choose_forward
+
+Rollout = Callable[..., RolloutBatch]
+Naive = Callable[[TokenGroup, float], np.ndarray]
+TOLERANCE = 2e-5
+POISON = 13
+
+
+class Recorded:
+    """A reference that notes the first token of each group of each forward, after `before` has had its say."""
+
+    def __init__(self, model: PreTrainedModel, version: int, before: Callable[[Sequence[TokenGroup]], object]) -> None:
+        self._scorer = Scorer(choose_forward(model), version)
+        self._before = before
+        self.forwards: list[list[int]] = []
+
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        self.forwards.append([int(group.prompt_ids[0]) for group in groups])
+        self._before(groups)
+        return self._scorer.score(groups, temperatures)
+
+
+Reference = Callable[..., Any]
+
+
+@pytest.fixture
+def reference(model: PreTrainedModel) -> Reference:
+    def make(before: Callable[[Sequence[TokenGroup]], object] = lambda groups: None, version: int = 0) -> Recorded:
+        return Recorded(model, version, before)
+
+    return make
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    opened = open_queue(ServeConfig(no_model=True, data_dir=tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def loop_of() -> Iterator[Callable[..., ScoringLoop]]:
+    """Makes loops of 160 tokens a forward, to be started by the test, and ends them."""
+    loops: list[ScoringLoop] = []
+
+    def make(reference: Any, queue: Any, tokens: int = 160) -> ScoringLoop:
+        loops.append(ScoringLoop(reference, queue, tokens_per_forward=tokens, on_ready=lambda: None))
+        return loops[-1]
+
+    yield make
+    for loop in loops:
+        loop.stop()
+        loop.join()
+
+
+@pytest.fixture
+def named(rollout: Rollout) -> Callable[..., RolloutBatch]:
+    """A batch of ten tokens, or of `length` more, whose first token is given."""
+
+    def make(first: int, length: int = 0, **fields: Any) -> RolloutBatch:
+        made = rollout(prompt=5, lengths=(2, 3 + length), **fields)
+        made.group.prompt_ids[0] = first
+        return made
+
+    return make
+
+
+def put(queue: Queue, *batches: RolloutBatch) -> None:
+    for batch in batches:
+        body = wire.encode(batch)
+        sizes = len(batch.group.prompt_ids), len(batch.group.completion_ids), batch.group.size
+        queue.put(Upload(batch.id, wire.content_hash(body), batch.run, 0, 0, *sizes, body))
+
+
+def submit(loop: ScoringLoop, *batches: RolloutBatch) -> list[Future[Scores]]:
+    return [loop.submit(batch.group, batch.temperature) for batch in batches]
+
+
+def settled(queue: Queue, batch: RolloutBatch, *states: State) -> BatchInfo:
+    deadline = time.monotonic() + 20
+    while (info := queue.get(batch.id)) is None or info.state not in (states or (State.READY,)):
+        assert time.monotonic() < deadline, info
+        time.sleep(0.01)
+    return info
+
+
+def stored(queue: Queue, batch: RolloutBatch) -> ScoredBatch:
+    settled(queue, batch)
+    body = queue.payload(batch.id)
+    assert body is not None
+    scored = wire.decode(body)
+    assert isinstance(scored, ScoredBatch)
+    return scored
+
+
+# Packing
+
+
+def test_direct_and_queued_are_scored_together_and_as_if_alone(
+    loop_of: Any, reference: Reference, queue: Queue, rollout: Rollout, naive_logps: Naive
+) -> None:
+    shapes = [(5, (4, 1, 7), 1.0), (1, (1,), 0.5), (40, (3, 30), 1.7), (2, (9,), 0.8)]
+    asked, batches = ([rollout(p, n, temperature=t) for p, n, t in shapes] for _ in range(2))
+    recorded = reference()
+    loop = loop_of(recorded, queue, 1000)
+    answers = submit(loop, *asked)
+    put(queue, *batches)
+    loop.start()
+    for batch, answer in zip(asked, answers, strict=True):
+        (logps,) = answer.result(20).logps
+        np.testing.assert_allclose(logps, naive_logps(batch.group, batch.temperature), atol=TOLERANCE)
+    for batch in batches:
+        expected = naive_logps(batch.group, batch.temperature)
+        np.testing.assert_allclose(stored(queue, batch).ref_logps, expected, atol=TOLERANCE)
+    assert recorded.forwards == [[int(each.group.prompt_ids[0]) for each in (*asked, *batches)]]
+    tokens = sum(each.group.tokens for each in asked)
+    totals = loop.totals
+    assert (totals.direct_tokens, totals.tokens, totals.batches, totals.errors) == (tokens, tokens, 4, 0)
+    (_, count), seconds = totals.forward_seconds.read()[0][-1], totals.forward_seconds.read()[1]
+    assert (count, seconds) == (1, totals.working_seconds)
+
+
+def test_direct_requests_that_never_cease_do_not_starve_the_queue(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    """Three quarters of a forward are theirs while batches wait; none is left out, small or large."""
+    ask = threading.Event()
+    ask.set()
+
+    def refill(_: object) -> None:
+        with suppress(Busy):
+            while ask.is_set() and len(recorded.forwards) < 100:
+                submit(loop, named(1))
+
+    recorded = reference(refill)
+    loop = loop_of(recorded, queue)
+    batches = [*(named(2) for _ in range(6)), named(3, length=60), named(4, length=300), named(5)]
+    put(queue, *batches)
+    submit(loop, *(named(1) for _ in range(60)))
+    loop.start()
+    for batch in batches:
+        settled(queue, batch)
+    ask.clear()
+    assert recorded.forwards[:6] == [[1] * 12 + [2] * 4, [1] * 12 + [2] * 2, [1] * 12, [3], [1] * 12, [4]]
+    assert recorded.forwards[6] == [1] * 12 + [5]
+
+
+def test_batches_that_never_cease_do_not_delay_a_direct_request(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    answers: list[Future[Scores]] = []
+
+    def go_on(_: object) -> None:
+        if len(recorded.forwards) < 20:
+            put(queue, named(2), named(3, length=200))
+            if len(recorded.forwards) % 5 == 0:
+                answers.extend(submit(loop, named(1)))
+
+    recorded = reference(go_on)
+    loop = loop_of(recorded, queue)
+    put(queue, *(named(2) for _ in range(100)))
+    loop.start()
+    while len(recorded.forwards) < 20:
+        time.sleep(0.01)
+    for answer in answers:
+        answer.result(20)
+    after = [recorded.forwards[n][:1] for n in (5, 10, 15)]
+    assert after == [[1]] * 3, "in the forward after the one that was in hand, before what is queued"
+
+
+def test_what_another_server_ended_with_is_scored_alone_and_first(
+    loop_of: Any, reference: Reference, tmp_path: Path, named: Callable[..., RolloutBatch]
+) -> None:
+    config = ServeConfig(no_model=True, data_dir=tmp_path)
+    suspect, other = named(2), named(3)
+    before = open_queue(config)
+    put(before, suspect)
+    assert len(before.claim(100)) == 1
+    before.close()
+    queue = open_queue(config)
+    recorded = reference()
+    loop = loop_of(recorded, queue)
+    put(queue, other)
+    (answer,) = submit(loop, named(1))
+    loop.start()
+    answer.result(20)
+    settled(queue, other)
+    assert recorded.forwards == [[2], [1], [3]]
+    loop.stop()
+    loop.join()
+    queue.close()
+
+
+# Failures
+
+
+def test_only_those_at_fault_fail(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], naive_logps: Naive
+) -> None:
+    def before(groups: Sequence[TokenGroup]) -> None:
+        if any(group.prompt_ids[0] == POISON for group in groups):
+            raise RuntimeError("no kernel takes this")
+
+    recorded = reference(before)
+    loop = loop_of(recorded, queue)
+    asked = [named(first) for first in (1, 2, POISON, 3, 4)]
+    batches = [named(first) for first in (5, POISON, 6)]
+    answers = submit(loop, *asked)
+    put(queue, *batches)
+    loop.start()
+    with pytest.raises(RuntimeError, match="no kernel takes this"):
+        answers[2].result(20)
+    for n in (0, 1, 3, 4):
+        (logps,) = answers[n].result(20).logps
+        np.testing.assert_allclose(logps, naive_logps(asked[n].group, 1.0), atol=TOLERANCE)
+    dead = settled(queue, batches[1], State.DEAD)
+    assert dead.scoring_attempts == 3 and "RuntimeError: no kernel takes this" in str(dead.reason)
+    assert {settled(queue, batches[n]).scoring_attempts for n in (0, 2)} == {0}
+    assert (loop.totals.errors, loop.totals.batches) == (3, 2)
+    assert loop.totals.direct_tokens == 40
+    assert [forward for forward in recorded.forwards if POISON not in forward] == [[1, 2], [3], [4, 5], [6]]
+
+
+def test_scores_that_are_not_finite_spoil_nobody_elses(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    loop = loop_of(reference(), queue)
+    answers = submit(loop, named(1), named(2, temperature=1e-300), named(3))
+    batches = [named(4), named(5, temperature=1e-300)]
+    put(queue, *batches)
+    loop.start()
+    with pytest.raises(BatchError, match="temperature of 1e-300 gives log-probs that are not finite"):
+        answers[1].result(20)
+    assert all(np.isfinite(answers[n].result(20).logps[0]).all() for n in (0, 2))
+    assert settled(queue, batches[0]).scoring_attempts == 0
+    assert "must be finite" in str(settled(queue, batches[1], State.DEAD).reason)
+
+
+def test_a_direct_request_that_does_not_fit_the_memory_is_told_so(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    def before(groups: Sequence[TokenGroup]) -> None:
+        if sum(group.tokens for group in groups) > 40:
+            raise TooLarge("completion_lengths", "are too much")
+
+    loop = loop_of(reference(before), queue)
+    answers = submit(loop, named(1), named(2, length=40), named(3))
+    loop.start()
+    with pytest.raises(TooLarge):
+        answers[1].result(20)
+    assert answers[0].result(20).logps and answers[2].result(20).logps
+
+
+def test_a_body_that_cannot_be_read_is_set_aside_before_it_is_scored(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    bad, good = named(2), named(3)
+    queue.put(Upload(bad.id, b"." * 32, "test", 0, 0, 5, 5, 2, b"damaged"))
+    put(queue, good)
+    recorded = reference()
+    loop = loop_of(recorded, queue)
+    (answer,) = submit(loop, named(1))
+    loop.start()
+    answer.result(20)
+    assert settled(queue, good).scoring_attempts == 0
+    assert settled(queue, bad, State.DEAD).scoring_attempts == 3
+    assert recorded.forwards == [[1, 3]]
+
+
+class Broken:
+    """A queue whose store cannot be used while `broken` is set."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.broken = True
+        self.claims = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def claim(self, max_tokens: int) -> list[Claim]:
+        self.claims += 1
+        if self.broken:
+            raise StorageBroken("the disk is gone")
+        return self._queue.claim(max_tokens)
+
+
+def test_direct_requests_go_on_without_a_store(
+    loop_of: Any,
+    reference: Reference,
+    queue: Queue,
+    named: Callable[..., RolloutBatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ref_server.scoring.claims.REST_SECONDS", 1.0)
+    batch = named(2)
+    put(queue, batch)
+    broken = Broken(queue)
+    loop = loop_of(reference(), broken)
+    loop.start()
+    for _ in range(20):
+        submit(loop, named(1))[0].result(20)
+    assert broken.claims < 20, "it is not asked for each of them"
+    broken.broken = False
+    assert settled(queue, batch).scoring_attempts == 0
+
+
+@pytest.mark.parametrize("error", [DeviceLost("gone"), SystemExit()])
+def test_an_end_by_an_error_leaves_nobody_waiting(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], error: BaseException
+) -> None:
+    def before(_: object) -> None:
+        raise error
+
+    loop = loop_of(reference(before), queue)
+    answers = submit(loop, *(named(1) for _ in range(20)))  # more than go into one forward
+    replaced = loop.replace(reference())
+    batch = named(2)
+    put(queue, batch)
+    loop.start()
+    for answer in (*answers, replaced):
+        with pytest.raises(NotReady, match="ended by an error"):
+            answer.result(20)
+    loop.join()
+    assert loop.failed
+    assert settled(queue, batch, State.SCORING).scoring_attempts == 0
+    with pytest.raises(NotReady):
+        submit(loop, named(1))
+
+
+# Order
+
+
+@pytest.fixture(scope="module")
+def other() -> PreTrainedModel:
+    changed = make_model(0)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
+    return changed.eval()
+
+
+def test_each_is_scored_with_the_weights_that_were_in_place_when_it_asked(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], other: PreTrainedModel
+) -> None:
+    first, second, third = reference(), Recorded(other, 1, lambda _: None), reference(version=2)
+    loop = loop_of(first, queue)
+    before = [named(1) for _ in range(20)]  # more than one forward holds
+    between = [named(2)]
+    answers = submit(loop, *before)
+    replaced = [loop.replace(second)]
+    answers += submit(loop, *between)
+    replaced += [loop.replace(third)]
+    answers += submit(loop, named(3))
+    assert not any(each.done() for each in replaced)
+    loop.start()
+    versions = [answer.result(20).reference_version for answer in answers]
+    assert versions == [0] * 20 + [1, 2]
+    assert all(each.done() for each in replaced)
+    (logps,) = answers[20].result().logps
+    expected = choose_forward(other)([between[0].group], [1.0]).detach().numpy()
+    np.testing.assert_allclose(logps, expected, atol=TOLERANCE)
+    assert (first.forwards, second.forwards, third.forwards) == ([[1] * 12, [1] * 8], [[2]], [[3]])
+    batch = named(4)
+    put(queue, batch)
+    loop.ring()
+    assert stored(queue, batch).reference_version == "2"
+
+
+def test_weights_are_not_replaced_while_their_forward_runs(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before(_: object) -> None:
+        begun.set()
+        go_on.wait()
+
+    loop = loop_of(reference(before), queue)
+    batch = named(2)
+    put(queue, batch)
+    (answer,) = submit(loop, named(1))
+    loop.start()
+    begun.wait()
+    replaced = loop.replace(reference(version=1))
+    time.sleep(0.05)
+    assert not replaced.done() and not answer.done()
+    go_on.set()
+    replaced.result(20)
+    assert answer.result(0).reference_version == 0
+    assert stored(queue, batch).reference_version == "0"
+
+
+def test_nothing_is_scored_for_those_who_have_gone_away(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    recorded = reference()
+    loop = loop_of(recorded, queue)
+    answers = submit(loop, *(named(first) for first in range(6)))
+    for gone in (0, 3):
+        assert answers[gone].cancel()
+    loop.start()
+    assert all(answers[n].result(20).logps for n in (1, 2, 4, 5))
+    assert recorded.forwards == [[1, 2, 4, 5]]
+
+
+def test_an_ending_loop_answers_those_who_wait_and_leaves_the_queue_alone(
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before(_: object) -> None:
+        begun.set()
+        go_on.wait()
+
+    recorded = reference(before)
+    loop = loop_of(recorded, queue)
+    in_hand, left = named(2), named(3)
+    put(queue, in_hand)
+    loop.start()
+    begun.wait()
+    put(queue, left)
+    answers = submit(loop, *(named(1) for _ in range(20)))
+    replaced = loop.replace(reference(version=1))
+    answers[0].cancel()
+    loop.stop()
+    with pytest.raises(NotReady, match="shutting down"):
+        submit(loop, named(1))
+    go_on.set()
+    loop.join()
+    assert not loop.failed
+    assert all(answer.result(0).reference_version == 0 for answer in answers[1:])
+    assert replaced.done()
+    assert settled(queue, in_hand).scoring_attempts == 0
+    assert settled(queue, left, State.QUEUED)
+    assert recorded.forwards == [[2], [1] * 12, [1] * 7]
