@@ -235,6 +235,8 @@ class TrainConfig(RunConfig):
     """Groups (prompts) in one training step."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens of one forward and backward, at most, unless one group alone has more."""
+    gradient_checkpointing: bool = False
+    """Keep the inputs of layers alone, and compute the rest again on the way back: less memory, more time."""
     publish_every: int = Field(default=1, ge=1)
     """Steps between publications of the weights to the workers."""
     max_waiting: int | None = Field(default=None, ge=1)

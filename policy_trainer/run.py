@@ -19,6 +19,7 @@ from policy_trainer.ledger import Ledger
 from policy_trainer.matching import check_models_match, check_room
 from policy_trainer.metrics import MetricsFile, truncate_metrics
 from policy_trainer.publish import latest
+from policy_trainer.recomputation import recompute_layers
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
@@ -89,6 +90,8 @@ def _run(
     display.note(f"loading {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(source, revision=revision)
+    if config.gradient_checkpointing:
+        recompute_layers(model)
     learner = Learner(
         model,
         choose_forward(model),

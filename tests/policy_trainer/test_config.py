@@ -176,6 +176,7 @@ FULL: list[BaseSettings] = [
         steps=9,
         groups_per_step=4,
         micro_batch_tokens=100,
+        gradient_checkpointing=True,
         publish_every=3,
         max_lag=0,
         order="freshest",
