@@ -108,7 +108,8 @@ class ServeConfig(BaseSettings):
     while it is checked and stored takes up to four times its length besides, so five times this bounds the memory of
     uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
-    """Tokens of several small batches that are scored in one forward."""
+    """Tokens of a forward: queued batches and direct requests are scored together, up to so many. What is larger goes
+    alone."""
     snapshot_root: Path | None = None
     """Directory whose snapshots may replace the reference's weights (PUT /v1/reference); without it none may."""
     drain_seconds: float = Field(default=30, gt=0)

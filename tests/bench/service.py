@@ -1,12 +1,16 @@
-"""What HTTP and the queue cost: batches through a real reference server against scoring the same in this process.
+"""What HTTP and the queue cost: groups scored through a real reference server, and the same groups in this process.
 
-One thread uploads as a worker would, another leases and acks as a trainer would; the server scores one batch a forward,
-as this process does, so that what is left is the way there and back.
+Queued: one thread uploads as a worker would, another leases and acks as a trainer would, and the server scores one
+batch a forward, as this process does. Direct: several clients want small groups scored at once, which the server packs
+as they come; this process packs as many as there are clients. What is left is the way there and back.
 """
 
+import re
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,17 +27,42 @@ from shared.models import save_model
 from tests.bench import measure
 from tests.bench.processes import serving, thread_seconds
 
-BATCHES = 6
 REPETITIONS = 3
 PROMPT = 64
+BATCHES = 6
+CLIENTS = 8
+REQUESTS = 64
+SHORT = tuple(length // 8 for length in measure.LENGTHS)
+_HEADERS = {"Content-Type": wire.CONTENT_TYPE}
+
+Logps = dict[str, np.ndarray]
 
 
-def make_batch(seed: int) -> RolloutBatch:
-    return measure.batch_of(measure.random_group(PROMPT, measure.LENGTHS, measure.VOCABULARY, seed))
+@dataclass(frozen=True)
+class Way:
+    """One way to a server's scores: the scores by id of batches of these lengths."""
+
+    name: str
+    batches: int
+    lengths: Sequence[int]
+    per_forward: int
+    served: Callable[[httpx.Client, list[RolloutBatch]], Logps]
+
+    def make(self) -> list[RolloutBatch]:
+        groups = [measure.random_group(PROMPT, self.lengths, measure.VOCABULARY, n) for n in range(self.batches)]
+        return [measure.batch_of(group) for group in groups]
+
+    def alone(self, scorer: Scorer, batches: list[RolloutBatch]) -> Logps:
+        """In this process, so many to a forward."""
+        logps: list[np.ndarray] = []
+        for first in range(0, len(batches), self.per_forward):
+            part = batches[first : first + self.per_forward]
+            logps += scorer.score([batch.group for batch in part], [batch.temperature for batch in part]).logps
+        return dict(zip((batch.id for batch in batches), logps, strict=True))
 
 
-def through_server(http: httpx.Client, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
-    """Uploads, leases and acks all: the scores by id."""
+def through_the_queue(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
+    """Uploads, leases and acks all."""
     with ThreadPoolExecutor(1) as worker:
         uploads = worker.submit(upload, http, batches)
         scores = dict(lease(http) for _ in batches)
@@ -43,62 +72,96 @@ def through_server(http: httpx.Client, batches: list[RolloutBatch]) -> dict[str,
 
 def upload(http: httpx.Client, batches: list[RolloutBatch]) -> None:
     for batch in batches:
-        headers = {"Content-Type": wire.CONTENT_TYPE}
-        http.post("/v1/batches", content=wire.encode(batch), headers=headers).raise_for_status()
+        http.post("/v1/batches", content=wire.encode(batch), headers=_HEADERS).raise_for_status()
 
 
 def lease(http: httpx.Client) -> tuple[str, np.ndarray]:
     answer = http.post("/v1/batches/lease", json={"consumer": "bench", "wait_seconds": 60}).raise_for_status()
+    id, logps = read(answer)
+    key = {"id": id, "token": answer.headers["Lease-Token"]}
+    http.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
+    return id, logps
+
+
+def directly(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
+    """Several clients, each with one request after the other."""
+
+    def ask(batch: RolloutBatch) -> tuple[str, np.ndarray]:
+        return read(http.post("/v1/logprobs", content=wire.encode(batch), headers=_HEADERS).raise_for_status())
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return dict(clients.map(ask, batches))
+
+
+def read(answer: httpx.Response) -> tuple[str, np.ndarray]:
     scored = wire.decode(answer.content)
     assert isinstance(scored, ScoredBatch)
-    key = {"id": scored.rollout.id, "token": answer.headers["Lease-Token"]}
-    http.post("/v1/leases/ack", json={"leases": [key]}).raise_for_status()
     return scored.rollout.id, scored.ref_logps
 
 
-def in_process(scorer: Scorer, batches: list[RolloutBatch]) -> dict[str, np.ndarray]:
-    return {batch.id: scorer.score([batch.group], [batch.temperature]).logps[0] for batch in batches}
+def forwards(http: httpx.Client) -> int:
+    found = re.search(r"^tandem_forward_seconds_count (\S+)", http.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def compare(way: Way, model_dir: Path, scorer: Scorer) -> list[str]:
+    """A line of the table."""
+    served, alone, difference, shares = [], [], 0.0, []
+    tokens = str(way.per_forward * way.make()[0].group.tokens)
+    options = ("--model", str(model_dir), "--threads", "1", "--scoring-tokens", tokens)
+    with TemporaryDirectory() as data, serving(*options, "--data-dir", data) as (pid, http):
+        for repetition in range(REPETITIONS + 1):
+            batches = way.make()
+            before, started = thread_seconds(pid), time.perf_counter()
+            scores = way.served(http, batches)
+            middle, after = time.perf_counter(), thread_seconds(pid)
+            expected = way.alone(scorer, batches)
+            if repetition:  # the first warms up
+                served.append(middle - started)
+                alone.append(time.perf_counter() - middle)
+                used = sorted(after[thread] - before.get(thread, 0.0) for thread in after)
+                shares.append(sum(used[:-1]) / used[-1])
+            difference = max(difference, *(float(abs(scores[id] - expected[id]).max()) for id in expected))
+        packed = way.batches * (REPETITIONS + 1) / forwards(http)
+    taken, needed = statistics.median(served), statistics.median(alone)
+    tokens_served = sum(batch.group.tokens for batch in way.make())
+    return [
+        way.name,
+        f"{tokens_served / taken:.0f}",
+        f"{tokens_served / needed:.0f}",
+        f"{needed / taken:.1%}",
+        f"{packed:.1f}",
+        f"{statistics.median(shares):.2%}",
+        f"{difference:.1e}",
+    ]
 
 
 def run() -> None:
     torch.set_num_threads(1)
     model = measure.model_25m()
     scorer = Scorer(choose_forward(model), 0)
-    served, alone, difference, shares = [], [], 0.0, []
+    queued = Way(
+        f"uploaded, leased, acked: {BATCHES} x {sum(measure.LENGTHS)} completion tokens",
+        BATCHES, measure.LENGTHS, 1, through_the_queue,
+    )  # fmt: skip
+    direct = Way(
+        f"direct, {CLIENTS} clients: {REQUESTS} x {sum(SHORT)} completion tokens",
+        REQUESTS, SHORT, CLIENTS, directly,
+    )  # fmt: skip
     with TemporaryDirectory() as directory:
-        save_model(model, make_tokenizer(), Path(directory) / "model")
-        tokens = make_batch(0).group.tokens
-        options = ("--model", f"{directory}/model", "--data-dir", f"{directory}/data", "--threads", "1")
-        with serving(*options, "--scoring-tokens", str(tokens)) as (pid, http):  # one batch a forward
-            for repetition in range(REPETITIONS + 1):
-                batches = [make_batch(seed) for seed in range(BATCHES)]
-                before, started = thread_seconds(pid), time.perf_counter()
-                scores = through_server(http, batches)
-                middle, after = time.perf_counter(), thread_seconds(pid)
-                expected = in_process(scorer, batches)
-                if repetition:  # the first warms up
-                    served.append(middle - started)
-                    alone.append(time.perf_counter() - middle)
-                    used = sorted(after[thread] - before.get(thread, 0.0) for thread in after)
-                    shares.append(sum(used[:-1]) / used[-1])
-                difference = max(difference, *(float(abs(scores[id] - expected[id]).max()) for id in expected))
-    overhead = statistics.median(served) / statistics.median(alone) - 1
+        save_model(model, make_tokenizer(), Path(directory))
+        rows = [compare(way, Path(directory), scorer) for way in (queued, direct)]
     measure.show(
-        f"{BATCHES} batches of {sum(measure.LENGTHS)} completion tokens through a server, 25M parameters, one thread",
+        "Groups through a server, 25M parameters, one thread; rates in tokens a second",
         [
-            "through the server s",
-            "in process s",
-            "overhead (bar 5%)",
+            "way",
+            "served",
+            "in process",
+            "share (bar 90%)",
+            "groups a forward",
             "CPU of HTTP and queue / of scoring",
             "difference",
         ],
-        [
-            [
-                f"{statistics.median(served):.3f}",
-                f"{statistics.median(alone):.3f}",
-                f"{overhead:+.1%}",
-                f"{statistics.median(shares):.2%}",
-                f"{difference:.1e}",
-            ]
-        ],
+        rows,
     )

@@ -253,8 +253,11 @@ def test_direct_requests_pass_a_long_queue(
         assert http.get("/v1/queue").json()["states"]["queued"]["batches"] > 10
 
 
-def test_too_many_direct_requests_are_told_so(serve_with: Callable[..., AbstractContextManager[httpx.Client]]) -> None:
+def test_direct_requests_are_scored_together_and_too_many_are_told_so(
+    serve_with: Callable[..., AbstractContextManager[httpx.Client]],
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
+    sizes: list[int] = []
 
     async def many(url: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
@@ -267,7 +270,8 @@ def test_too_many_direct_requests_are_told_so(serve_with: Callable[..., Abstract
             go_on.set()
             return await asyncio.gather(*asked)
 
-    def before(_: Sequence[TokenGroup]) -> None:
+    def before(groups: Sequence[TokenGroup]) -> None:
+        sizes.append(len(groups))
         begun.set()
         go_on.wait()
 
@@ -277,6 +281,7 @@ def test_too_many_direct_requests_are_told_so(serve_with: Callable[..., Abstract
     assert len(refused) == 15  # 64 wait, one is being scored
     assert all(answer.headers["Retry-After"] == "1" for answer in refused)
     assert sum(answer.status_code == 200 for answer in answers) == 65
+    assert sizes == [1, 64]
 
 
 def test_a_dead_loop_is_told(serve_with: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout) -> None:
