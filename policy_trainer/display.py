@@ -18,6 +18,8 @@ from policy_trainer.waits import Patience
 _LINE_EVERY = 10
 # A panel that shows every short wait flickers.
 _QUIET_SECONDS = 1.0
+# A KL of the policy to itself above this is half precision's, and worth a look; float32's is far below.
+_NO_NOISE = 1e-9
 
 
 class Display(Protocol):
@@ -141,11 +143,13 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         value = record.get(name)
         return "-" if value is None or math.isnan(value) else format(value, form)
 
+    floor = record.get("kl_noise_floor") or 0.0
+    noise = f" (noise floor {floor:.2g})" if floor > _NO_NOISE else ""
     return {
         "reward": number("reward", ".3f"),
         "accuracy": number("reward/accuracy", ".3f"),
         "held out": number("held_out_accuracy", ".3f"),
-        "KL": number("kl", ".4f"),
+        "KL": number("kl", ".4f") + noise,
         "clipped": number("clip_fraction", ".3f"),
         "staleness": number("staleness", ".1f"),
         "queue": f"{record.get('queued', 0)} to score, {record.get('ready', 0)} ready",

@@ -4,15 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.loss import k3, sequence_mean_weights, token_loss
-from policy_trainer.micro_batches import MicroBatch, micro_batches, prepare
+from policy_trainer.micro_batches import MicroBatch, cut, micro_batches, prepare
 from policy_trainer.weights import make_weights
-from shared.batch import ScoredBatch
+from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward
 
 
@@ -103,6 +104,23 @@ class Learner:
                 count += len(logps)
         return total / max(count, 1)
 
+    def noise_floor(self, batches: Sequence[ScoredBatch]) -> float:
+        """Mean k3 per token between the policy and itself: packed as in training, and each group alone, in two halves.
+
+        A KL to the reference that is no larger says nothing. It is 0 but for rounding in float32; half precision
+        depends on the shapes that a device multiplies. Halves, since large groups are packed alone anyway.
+        """
+        groups = [(batch.rollout.group, batch.rollout.temperature) for batch in batches]
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for part in cut([group.tokens for group, _ in groups], self._micro_batch_tokens):
+                packed = self._forward(*zip(*groups[part], strict=True))
+                halves = [(half, temperature) for group, temperature in groups[part] for half in _halves(group)]
+                alone = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])
+                total += float(k3(packed - alone).double().sum())
+                count += len(packed)
+        return total / max(count, 1)
+
     def _accumulate(self, micro_batch: MicroBatch, completions: int) -> Tensor:
         """Forward and backward of one micro-batch: sums of loss, KL, clipped tokens and tokens."""
         mask = micro_batch.mask
@@ -115,6 +133,16 @@ class Learner:
         loss.backward()
         sums = (loss.detach(), per_token.kl.detach().sum(), per_token.clipped.sum(), mask.sum())
         return torch.stack([part.to(logps.dtype) for part in sums])
+
+
+def _halves(group: TokenGroup) -> list[TokenGroup]:
+    """A group of one stays whole."""
+    completions, middle = group.completions(), group.size // 2
+    return [
+        TokenGroup(group.prompt_ids, np.concatenate(half), np.array([len(completion) for completion in half]))
+        for half in (completions[:middle], completions[middle:])
+        if half
+    ]
 
 
 def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:

@@ -64,6 +64,7 @@ class Trainer:
         self._config = parts.config
         self._state = parts.state
         self._accuracy: float | None = None
+        self._noise_floor: float | None = None
         self._depth: dict[str, int] = {}
         self._depth_at = 0.0
         self._leases_full = False
@@ -81,6 +82,8 @@ class Trainer:
                 leased = parts.feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 taken = time.monotonic()
                 batches = _scored(leased)
+                if self._noise_floor is None:  # in every life: the packing is a matter of settings and devices
+                    self._noise_floor = parts.learner.noise_floor(batches)
                 kl_at_step_0 = parts.learner.kl(batches) if state.step == 0 else None
                 stats = parts.learner.step(batches, step=state.step)
                 parts.feed.trained(leased)
@@ -182,6 +185,7 @@ class Trainer:
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "sampler_waiting_share": sampler_waiting / max(sampling + sampler_waiting, 1e-9),
             "held_out_accuracy": self._accuracy,
+            "kl_noise_floor": self._noise_floor,
             **self._depth,
         }
         if kl_at_step_0 is not None:

@@ -403,6 +403,44 @@ class TestKl:
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class TestNoiseFloor:
+    @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+    def test_is_the_kl_between_two_packings(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int
+    ) -> None:
+        """Of a forward that is off by a tenth of a nat for each completion that is packed with a token."""
+
+        class Noisy(PackedForward):
+            def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+                return super().__call__(groups, temperatures) + 0.1 * sum(group.size for group in groups)
+
+        # Groups of 15, 10, 21, 15 and 12 tokens; 3, 2, 4, 3 and 2 completions.
+        cuts = {1: [[3], [2], [4], [3], [2]], 40: [[3, 2], [4, 3], [2]], 10_000: [[3, 2, 4, 3, 2]]}[micro_batch_tokens]
+        lengths = {0: [4, 1, 7], 1: [3, 3], 2: [2, 5, 6, 3], 3: [3, 2, 4], 4: [1, 9]}
+        assert [batch.rollout.group.completion_lengths.tolist() for batch in batches] == list(lengths.values())
+        together = [sum(part) for part in cuts for _ in part]
+        x = []
+        for number, rows in lengths.items():
+            first = len(rows) // 2
+            for place, length in enumerate(rows):
+                alone = first if place < first else len(rows) - first
+                x += [0.1 * (together[number] - alone)] * length
+        expected = np.mean(np.exp(x) - np.array(x) - 1)
+        got = learner(model, forward=Noisy, micro_batch_tokens=micro_batch_tokens).noise_floor(batches)
+        assert got == pytest.approx(expected, rel=1e-5)
+
+    def test_is_nothing_in_float32_and_trains_nothing(self, make_tiny: Make, batches: list[ScoredBatch]) -> None:
+        model = make_tiny()
+        before = weights(model)
+        assert 0 <= learner(model, micro_batch_tokens=40).noise_floor(batches) < 1e-9
+        assert torch.equal(weights(model), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_of_groups_of_one_and_of_nothing(self, model: PreTrainedModel, make_scored: Make) -> None:
+        assert learner(model).noise_floor([make_scored([3, 4], [[5, 6]], [1.0])]) < 1e-9
+        assert learner(model).noise_floor([]) == 0.0
+
+
 class TestBfloat16:
     @pytest.mark.parametrize("tied", [True, False])
     def test_gradients_of_micro_batches_are_added_up_in_float32(
