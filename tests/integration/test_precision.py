@@ -1,0 +1,32 @@
+"""Half precision and gradient checkpointing through real processes, with a life that ends and is resumed."""
+
+import safetensors.torch
+import torch
+
+from tests.integration.processes import Server, steps_of
+from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+
+MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--optimizer.lr", "1e-5")
+
+
+def test_a_run_in_bfloat16_gathers_small_steps_over_its_lives(base_model, tmp_path, start):
+    server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
+    run_dir = tmp_path / "mixed"
+    for steps in ("3", "6"):
+        trainer = start(train(base_model, server, run_dir, *MIXED, "--steps", steps, "--resume"))
+        assert trainer.wait() == 0, trainer.output()
+    records = steps_of(run_dir)
+    assert [record["step"] for record in records] == list(range(1, 7))
+    assert records[0]["kl_at_step_0"] < 1e-2
+    assert all(0 <= record["kl_noise_floor"] < 1e-2 for record in records)
+    model = safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
+    early, late = (
+        safetensors.torch.load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "masters" / "weights.safetensors")
+        for step in (3, 6)
+    )
+    assert all(not torch.equal(late[name], early[name]) for name in late)
+    assert late.keys() == model.keys()
+    for name, master in late.items():
+        assert (master.dtype, model[name].dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(master.bfloat16(), model[name])
+    assert_trained_exactly_once(server, run_dir)
