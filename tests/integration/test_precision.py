@@ -6,7 +6,7 @@ import torch
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
-MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--optimizer.lr", "1e-5")
+MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.keep", "3")
 
 
 def test_a_run_in_bfloat16_gathers_small_steps_over_its_lives(base_model, tmp_path, start):
