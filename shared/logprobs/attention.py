@@ -1,0 +1,56 @@
+"""Attention over a packed sequence, through transformers' attention interface.
+
+Each prompt attends to itself, each completion to its prompt and itself, both causally.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+PACKED_ATTENTION = "tandem_packed"
+
+
+class SpanAttention(Protocol):
+    """Attention over the spans of one packed layout, made once for all layers of a forward."""
+
+    longest_row: int
+    """Of the layout: a window of no less bounds nothing."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+        """(N, H, D) queries, (N, K, D) keys and (N, K, E) values, H a multiple of K -> (N, H, E)."""
+        ...
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    span_attention: SpanAttention | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (1, H, N, D) queries -> (1, N, H, E).
+
+    Without a `span_attention` it is plain SDPA, so that the model still generates.
+    """
+    if span_attention is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if (kwargs.get("sliding_window") or span_attention.longest_row) < span_attention.longest_row:
+        unknown.append("sliding_window")
+    if unknown:
+        raise NotImplementedError(f"packed attention has no {', '.join(unknown)}")
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    return span_attention(query, key, value, scaling, dropout)[None], None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)

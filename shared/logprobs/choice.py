@@ -1,0 +1,118 @@
+"""Which forward a model gets: the fastest that agrees with the plainest forward there is."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shared.batch import TokenGroup
+from shared.logprobs.head import target_logps
+from shared.logprobs.interface import LogprobForward
+from shared.logprobs.packed import PackedForward, VarlenForward
+from shared.logprobs.padded import PaddedForward, PlainForward, rope_depends_on_length
+from shared.refusal import Refused
+
+
+def choose_forward(model: PreTrainedModel) -> LogprobForward:
+    """The fastest forward that agrees with row-by-row forwards of this model; Refused when none does."""
+    attention: Any = model.config._attn_implementation
+    errors: dict[str, str] = {}
+    for candidate in _candidates(model):
+        try:
+            forward = candidate(model)
+            difference = self_test_difference(model, forward)
+        except Exception as error:  # an architecture may refuse a form in any way it likes
+            errors[candidate.name] = repr(error)
+        else:
+            if difference <= self_test_tolerance(model.dtype):
+                return forward
+            errors[candidate.name] = f"differs from a plain forward by {difference:.2g} of the log-probs' spread"
+        model.set_attn_implementation(attention)  # a refused packed form leaves no trace
+    raise Refused(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
+
+
+def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:
+    """What may be tried, the fastest first.
+
+    Looked up, since a window longer than the self-test's rows, or a cap above its logits, would escape the self-test.
+    """
+    packed = [VarlenForward, PackedForward] if _attends_fully(model) else []
+    return [*packed, *([PaddedForward] if _has_known_head(model) else []), PlainForward]
+
+
+def _attends_fully(model: PreTrainedModel) -> bool:
+    """Full attention in every layer: none of a window, a chunk, or a cap on scores."""
+    config = model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or 0
+    bounds = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    # A window as long as the context bounds nothing (Phi-4-mini).
+    bounded = any(bound and bound < context for bound in bounds) or getattr(config, "attn_logit_softcapping", None)
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    interface = getattr(model, "_supports_sdpa", False) or getattr(model, "_supports_attention_backend", False)
+    return (
+        interface
+        and layers == {"full_attention"}
+        and not bounded
+        and not rope_depends_on_length(model)
+        and _has_known_head(model)
+    )
+
+
+def _has_known_head(model: PreTrainedModel) -> bool:
+    """Logits that are the head's own, but for the one cap that `LMHead` knows."""
+    names = model.config.get_text_config().to_dict()
+    caps = {name for name, value in names.items() if value and ("softcap" in name or "soft_cap" in name)}
+    return not caps - {"final_logit_softcapping", "attn_logit_softcapping"} and not hasattr(model, "logit_scale")
+
+
+def self_test_difference(
+    model: PreTrainedModel, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor]
+) -> float:
+    """How far `forward` is from unpadded rows one by one, on random groups, as a fraction of the log-probs' spread.
+
+    A fraction, since a small random model's log-probs hardly spread, and a wrong forward is then wrong by little. It is
+    the maximum, or in half precision the mean over tokens: half precision depends on the shapes of the matrix products,
+    so that single tokens differ between right forwards.
+    """
+    groups, temperatures = _test_groups(embedding_rows(model)), [1.0, 0.7]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            got = forward(groups, temperatures)
+            rows = torch.cat([_row_by_row(model, *one) for one in zip(groups, temperatures, strict=True)])
+    finally:
+        model.train(training)
+    difference = (got - rows).abs() / rows.std().clamp(min=0.01)
+    return float(difference.max() if model.dtype in (torch.float32, torch.float64) else difference.mean())
+
+
+def self_test_tolerance(dtype: torch.dtype) -> float:
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 0.1
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """The number of token ids that the model knows: rows of its input embedding."""
+    return model.get_input_embeddings().weight.shape[0]  # type: ignore[return-value]
+
+
+def _test_groups(vocabulary: int) -> list[TokenGroup]:
+    generator = np.random.default_rng(0)
+
+    def group(prompt: int, lengths: list[int]) -> TokenGroup:
+        ids = generator.integers(0, vocabulary, size=prompt + sum(lengths))
+        return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths))
+
+    return [group(7, [5, 1, 9]), group(3, [4, 2])]
+
+
+def _row_by_row(model: PreTrainedModel, group: TokenGroup, temperature: float) -> Tensor:
+    prompt, logps = len(group.prompt_ids), []
+    for completion in group.completions():
+        row = torch.tensor(np.concatenate([group.prompt_ids, completion]), device=model.device)
+        logits = model(input_ids=row[None], use_cache=False).logits[0]
+        logps.append(target_logps(logits[prompt - 1 : -1], row[prompt:], temperature))
+    return torch.cat(logps)

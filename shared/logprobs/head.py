@@ -1,0 +1,190 @@
+"""The LM head and the log-softmax, in tiles of tokens times vocabulary: (C, V) logits never exist.
+
+A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. The backward computes the tiles again,
+since keeping them would cost what the tiles have saved.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+# Logits of one tile. On a CPU 16 MiB of float32, which stay in its last cache; a GPU wants more work at a time.
+_TILE_LOGITS = {"cpu": 2**22}
+_TILE_LOGITS_ELSEWHERE = 2**26
+# Tokens of one tile at most: fewer make the matrix products slow, more make tiles of little vocabulary.
+_TILE_TOKENS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class LMHead:
+    """logits = hidden weight^T + bias, then softcap * tanh(logits / softcap) where a model has it (Gemma 2).
+
+    weight: (V, h). bias: (V,) or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    softcap: float | None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "LMHead":
+        """Raises NotImplementedError for a head that is more than a matrix."""
+        head = model.get_output_embeddings()
+        if type(head) is not nn.Linear:  # a subclass may quantise, or add adapters
+            raise NotImplementedError(f"the LM head is {type(head).__name__}, not Linear")
+        softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        return cls(head.weight, head.bias, softcap or None)
+
+    def logps(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
+        """(C, h) hidden states, (C,) targets and temperatures -> (C,) log-probs, float32 or float64."""
+        return _TiledLogps.apply(
+            hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures, self.softcap, False
+        )[0]  # type: ignore[index]
+
+    def logps_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and the (C,) entropies in nats, which have no gradient."""
+        return _TiledLogps.apply(
+            hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures, self.softcap, True
+        )  # type: ignore[return-value]
+
+
+def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """(C, V) logits that predict (C,) targets -> (C,) log-probs, where the logits exist as a whole."""
+    logits = logits.to(_wide(logits.dtype)) / temperature
+    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=1)
+
+
+def entropies(logits: Tensor, temperature: float) -> Tensor:
+    """(C, V) logits -> (C,) entropies in nats, without gradient."""
+    logps = (logits.detach().to(_wide(logits.dtype)) / temperature).log_softmax(dim=1)
+    return -torch.linalg.vecdot(logps.exp(), logps)
+
+
+class _TiledLogps(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperatures: Tensor,
+        softcap: float | None,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        tiles = _Tiles(hidden, weight, bias, targets, temperatures, softcap)
+        shape = (len(tiles.vocabulary), len(hidden))
+        # Of each part of the vocabulary: the log of the sum of exponentials, and the expected logit.
+        sums, expected = hidden.new_zeros((2, *shape), dtype=_wide(hidden.dtype))
+        target = torch.zeros_like(sums[0])
+        for part, vocabulary in enumerate(tiles.vocabulary):
+            for tokens in tiles.tokens:
+                logits = tiles.logits(tokens, vocabulary)
+                logps = logits.log_softmax(dim=1)
+                # The difference is the same in every column; at the largest logit it loses no digits.
+                sums[part, tokens] = logits.amax(dim=1) - logps.amax(dim=1)
+                if with_entropy:
+                    expected[part, tokens] = torch.linalg.vecdot(logps.exp_(), logits)
+                inside, column = tiles.targets(tokens, vocabulary)
+                target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
+        log_sum = sums.logsumexp(dim=0)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum)
+        ctx.softcap = softcap
+        entropy = None
+        if with_entropy:
+            entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0)
+            ctx.mark_non_differentiable(entropy)
+        return target - log_sum, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, targets, temperatures, log_sum = ctx.saved_tensors
+        tiles = _Tiles(hidden, weight, bias, targets, temperatures, ctx.softcap)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
+        grad_weight = torch.empty_like(weight) if wants_weight else None
+        grad_bias = torch.empty_like(bias) if wants_bias else None
+        scale = grad_outputs[0] / temperatures
+        for vocabulary in tiles.vocabulary:
+            # A tile of the weights is summed over all tokens in float32, and rounded once.
+            tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
+            tile_bias = log_sum.new_zeros(vocabulary.stop - vocabulary.start) if wants_bias else None
+            for tokens in tiles.tokens:
+                slope = tiles.slope(tokens, vocabulary, log_sum, scale)
+                if tile_bias is not None:
+                    tile_bias += slope.sum(dim=0)
+                slope = slope.to(weight.dtype)
+                if grad_hidden is not None:
+                    grad_hidden[tokens] += slope @ weight[vocabulary]
+                if tile_weight is not None:
+                    tile_weight += slope.T @ hidden[tokens]
+            if grad_weight is not None and tile_weight is not None:
+                grad_weight[vocabulary] = tile_weight
+            if grad_bias is not None and tile_bias is not None:
+                grad_bias[vocabulary] = tile_bias
+        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, *[None] * 4)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tiles:
+    """Logits of some tokens and a part of the vocabulary, float32 or float64, divided by the temperature."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    all_targets: Tensor
+    temperatures: Tensor
+    softcap: float | None
+
+    @property
+    def tokens(self) -> list[slice]:
+        return list(_slices(len(self.hidden), _TILE_TOKENS))
+
+    @property
+    def vocabulary(self) -> list[slice]:
+        tokens = self.tokens[0].stop
+        logits = _TILE_LOGITS.get(self.hidden.device.type, _TILE_LOGITS_ELSEWHERE)
+        return list(_slices(len(self.weight), max(1, logits // tokens)))
+
+    def logits(self, tokens: slice, vocabulary: slice) -> Tensor:
+        return self._capped(tokens, vocabulary).div_(self.temperatures[tokens, None])
+
+    def targets(self, tokens: slice, vocabulary: slice) -> tuple[Tensor, Tensor]:
+        """bool (T,): whose target is in this part; (T, 1): in which column, any where it is not."""
+        column = self.all_targets[tokens] - vocabulary.start
+        size = vocabulary.stop - vocabulary.start
+        return (column >= 0) & (column < size), column.clamp(0, size - 1)[:, None]
+
+    def slope(self, tokens: slice, vocabulary: slice, log_sum: Tensor, scale: Tensor) -> Tensor:
+        """Gradient with respect to what the matrix product gave: scale (onehot - softmax) and the cap's own slope."""
+        capped = self._capped(tokens, vocabulary)
+        through = None if self.softcap is None else 1 - (capped / self.softcap).square()
+        slope = capped.div_(self.temperatures[tokens, None]).sub_(log_sum[tokens, None]).exp_()
+        slope.mul_(-scale[tokens, None])
+        inside, column = self.targets(tokens, vocabulary)
+        slope.scatter_add_(1, column, torch.where(inside, scale[tokens], 0.0)[:, None])
+        return slope if through is None else slope.mul_(through)
+
+    def _capped(self, tokens: slice, vocabulary: slice) -> Tensor:
+        bias = None if self.bias is None else self.bias[vocabulary]
+        logits = F.linear(self.hidden[tokens], self.weight[vocabulary], bias).to(_wide(self.hidden.dtype))
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+
+def _slices(length: int, limit: int) -> Iterator[slice]:
+    """[0, length) in the fewest parts of at most `limit`, all of about one size."""
+    parts = -(-length // limit)
+    size = -(-length // parts)
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

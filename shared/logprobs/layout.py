@@ -1,0 +1,73 @@
+"""Where the tokens of whole groups stand in one packed sequence `[prompt | c_1 | … | c_G | prompt …]`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.batch import TokenGroup
+
+Indexes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [start, end) of the packed sequence: a prompt, or one completion.
+
+    prompt: the span of its prompt, which a completion continues; None for a prompt itself.
+    """
+
+    start: int
+    end: int
+    prompt: "Span | None" = None
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    def indexes(self) -> Indexes:
+        return np.arange(self.start, self.end)
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """The spans of all prompts and completions, in order: N tokens in all."""
+
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, groups: Sequence[TokenGroup]) -> "PackedLayout":
+        spans: list[Span] = []
+        start = 0
+        for group in groups:
+            prompt = Span(start, start + len(group.prompt_ids))
+            ends = accumulate(group.completion_lengths.tolist(), initial=prompt.end)
+            spans += [prompt, *(Span(begin, end, prompt) for begin, end in pairwise(ends))]
+            start = spans[-1].end
+        return cls(tuple(spans))
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest completion and its prompt."""
+        return max(span.length + (span.prompt.length if span.prompt else 0) for span in self.spans)
+
+    def positions(self) -> Indexes:
+        """(N,) position ids: each completion continues where its prompt ended."""
+        return np.concatenate(
+            [np.arange(span.length) + (span.prompt.length if span.prompt else 0) for span in self.spans]
+        )
+
+    def predictors(self) -> Indexes:
+        """(sum of C,) the position that predicts each completion token: the shift by one.
+
+        The first token of every completion is predicted by the last token of its prompt.
+        """
+        return np.concatenate(
+            [
+                np.concatenate([[span.prompt.end - 1], np.arange(span.start, span.end - 1)])
+                for span in self.spans
+                if span.prompt
+            ]
+        )

@@ -1,0 +1,156 @@
+"""Packed attention by PyTorch's SDPA, on any device: blocks of queries of about one shape are stacked for one call.
+
+One call for each completion would be right as well, but small models would then mostly wait for calls.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared.logprobs.layout import Indexes, PackedLayout, Span
+
+# A call costs about as much as so many scores (query times key) that are computed in vain.
+_CALL_SCORES = 4096
+# Scores of one call at most, unless one block alone has more: masks and stacked keys stay small.
+_STACK_SCORES = 2**21
+# Queries of one block: its mask has so many rows, and later keys are not looked at.
+_BLOCK_QUERIES = 512
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Tokens `queries` attend to tokens `keys`, as far as the mask allows."""
+
+    queries: Indexes
+    keys: Indexes
+    causal: bool
+    """Queries and keys are the same tokens of one span: no mask is needed."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.queries), len(self.keys)
+
+
+class StackedAttention:
+    """A `SpanAttention` of any precision."""
+
+    def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.longest_row = layout.longest_row
+        stacks = list(_stacked(_blocks(layout.spans)))
+        visible = _Visibility(layout, device)
+        self._stacks = [_Stack(stack, visible, dtype, device) for stack in stacks]
+        # Where each token stands among the outputs of all stacks, one after the other.
+        order = np.argsort(np.concatenate([block.queries for stack in stacks for block in stack]))
+        outputs, start = [], 0
+        for stack in self._stacks:
+            outputs += [start + row * stack.width + np.arange(n) for row, n in enumerate(stack.lengths)]
+            start += len(stack.lengths) * stack.width
+        self._order = torch.tensor(np.concatenate(outputs)[order], device=device)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+        parts = [stack(query, key, value, scale, dropout) for stack in self._stacks]
+        return torch.cat(parts).index_select(0, self._order)
+
+
+class _Stack:
+    """Blocks padded to one shape. A padded query repeats a real one and is not read, a padded key is masked."""
+
+    def __init__(
+        self, blocks: Sequence[_Block], visible: "_Visibility", dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.lengths = [len(block.queries) for block in blocks]
+        self.width = max(self.lengths)
+        longest = max(len(block.keys) for block in blocks)
+        queries = np.stack([np.pad(b.queries, (0, self.width - len(b.queries)), mode="edge") for b in blocks])
+        keys = np.stack([np.pad(b.keys, (0, longest - len(b.keys)), constant_values=-1) for b in blocks])
+        self._rows = len(blocks)
+        self._causal = blocks[0].causal
+        self._queries, self._keys = torch.tensor(queries, device=device), torch.tensor(keys, device=device)
+        self._mask = None if self._causal else visible.mask(self._queries, self._keys, dtype)
+        self._keys.clamp_(min=0)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+        """(N, H, D) -> (rows * width, H, E)."""
+        output = F.scaled_dot_product_attention(
+            self._gather(query, self._queries),
+            self._gather(key, self._keys),
+            self._gather(value, self._keys),
+            attn_mask=self._mask,
+            is_causal=self._causal,
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return output.transpose(1, 2).flatten(0, 1)
+
+    def _gather(self, states: Tensor, indexes: Tensor) -> Tensor:
+        """(N, H, D) -> (rows, H, width, D)."""
+        return states.index_select(0, indexes.view(-1)).view(self._rows, -1, *states.shape[1:]).transpose(1, 2)
+
+
+class _Visibility:
+    """Which token may attend to which: to its prompt, and to its own span up to itself."""
+
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        spans, lengths = layout.spans, [span.length for span in layout.spans]
+        number = {span: i for i, span in enumerate(spans)}
+        own = np.arange(len(spans))
+        prompts = np.array([number[span.prompt or span] for span in spans])
+        self._own = torch.tensor(np.repeat(own, lengths), device=device)
+        self._prompt = torch.tensor(np.repeat(prompts, lengths), device=device)
+
+    def mask(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """(R, Q) and (R, K) tokens, -1 where there is none -> (R, 1, Q, K), 0 where visible and -inf where not."""
+        query, key = queries[:, :, None], keys[:, None, :]
+        span = self._own[key.clamp(min=0)]
+        visible = (key >= 0) & (key <= query) & ((span == self._own[query]) | (span == self._prompt[query]))
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        return mask.masked_fill_(~visible, -torch.inf)[:, None]
+
+
+def _blocks(spans: Iterable[Span]) -> Iterator[_Block]:
+    for prompt, completions in groupby(spans, key=lambda span: span.prompt):
+        if prompt is None:
+            yield from (_Block(span.indexes(), span.indexes(), causal=True) for span in completions)
+            continue
+        for first, last in _merged(list(completions), prompt.length // 4):
+            for start in range(first, last, _BLOCK_QUERIES):
+                queries = np.arange(start, min(start + _BLOCK_QUERIES, last))
+                keys = np.concatenate([prompt.indexes(), np.arange(first, queries[-1] + 1)])
+                yield _Block(queries, keys, causal=False)
+
+
+def _merged(completions: Sequence[Span], limit: int) -> Iterator[tuple[int, int]]:
+    """Runs of completions as [first, last): one block for all where they are short beside the prompt that they share.
+
+    Else very many short completions would each copy the keys of a long prompt.
+    """
+    first = completions[0].start
+    for span, following in zip(completions, [*completions[1:], None], strict=True):
+        if following is None or following.end - first > limit:
+            yield first, span.end
+            first = span.end
+
+
+def _stacked(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
+    """Blocks that are alike, the largest first: a block joins where padding it costs less than a call of its own."""
+    stack: list[_Block] = []
+    width = longest = 0
+    for block in sorted(blocks, key=lambda block: (block.causal, *block.shape), reverse=True):
+        queries, keys = block.shape
+        grown = max(longest, keys)
+        in_vain = width * grown * (len(stack) + 1) - width * longest * len(stack) - queries * keys
+        together = width * grown * (len(stack) + 1)
+        if stack and block.causal == stack[0].causal and in_vain <= _CALL_SCORES and together <= _STACK_SCORES:
+            longest = grown
+        else:
+            if stack:
+                yield stack
+            stack, width, longest = [], queries, keys
+        stack.append(block)
+    yield stack

@@ -1,0 +1,45 @@
+"""Packed attention by PyTorch's kernel for sequences of any lengths: one call for all spans, on a GPU."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from shared.logprobs.layout import PackedLayout
+
+
+class VarlenAttention:
+    """A `SpanAttention` for float16 and bfloat16 on CUDA."""
+
+    def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+        if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"varlen attention is for half precision on CUDA, not {dtype} on {device.type}")
+        self._lay_out(layout, device)
+
+    def _lay_out(self, layout: PackedLayout, device: torch.device) -> None:
+        """What the kernel is told: the keys of each span, its prompt's first, and where each span's end."""
+        self.longest_row = layout.longest_row
+        spans = layout.spans
+        keys = [part.indexes() for span in spans for part in ((span.prompt, span) if span.prompt else (span,))]
+        lengths = [span.length for span in spans]
+        key_lengths = [span.length + (span.prompt.length if span.prompt else 0) for span in spans]
+        self._keys = torch.tensor(np.concatenate(keys), device=device)
+        self._ends = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
+        self._key_ends = torch.tensor(np.cumsum([0, *key_lengths]), dtype=torch.int32, device=device)
+        self._longest, self._longest_key = max(lengths), max(key_lengths)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+        if dropout:
+            raise NotImplementedError("varlen attention has no dropout")
+        return varlen_attn(  # type: ignore[return-value]
+            query.contiguous(),
+            key.index_select(0, self._keys),
+            value.index_select(0, self._keys),
+            self._ends,
+            self._key_ends,
+            self._longest,
+            self._longest_key,
+            scale=scale,
+            window_size=(-1, 0),  # causal, aligned at the last key: a completion sees all of its prompt
+            enable_gqa=query.shape[1] != key.shape[1],
+        )

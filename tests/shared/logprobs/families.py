@@ -1,0 +1,174 @@
+"""Tiny random models of many families, groups to score, and the plainest computation there is: float64, row by row."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    NanoChatConfig,
+    Olmo2Config,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from shared.batch import TokenGroup
+
+VOCABULARY = 64
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,  # far from uniform, so that what is wrong is wrong by much
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+RECURRENT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 4,
+    "initializer_range": 0.3,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def common(**changes: Any) -> dict[str, Any]:
+    return {**COMMON, **changes}
+
+
+FAMILIES: dict[str, tuple[Any, str]] = {
+    "qwen2": (Qwen2Config(**COMMON), "packed"),
+    "qwen2-tied": (Qwen2Config(**common(tie_word_embeddings=True)), "packed"),
+    "qwen3": (Qwen3Config(**COMMON), "packed"),
+    "llama": (LlamaConfig(**COMMON), "packed"),
+    "mistral": (MistralConfig(**COMMON, sliding_window=None), "packed"),
+    "mistral-window": (MistralConfig(**COMMON, sliding_window=4), "padded"),
+    "mistral-window-of-the-context": (MistralConfig(**COMMON, sliding_window=256), "packed"),
+    "mixtral": (MixtralConfig(**COMMON, sliding_window=None, num_local_experts=4), "packed"),
+    "phi": (PhiConfig(**{k: v for k, v in COMMON.items() if k != "head_dim"}), "packed"),
+    "phi3": (Phi3Config(**COMMON), "packed"),
+    "olmo2": (Olmo2Config(**COMMON), "packed"),
+    "gpt2": (GPT2Config(**GPT2), "packed"),
+    "gpt-neox": (
+        GPTNeoXConfig(**{k: v for k, v in COMMON.items() if k not in ("num_key_value_heads", "head_dim")}),
+        "packed",
+    ),
+    "gptj": (GPTJConfig(**GPT2, rotary_dim=4), "padded"),
+    "granite": (GraniteConfig(**COMMON, logits_scaling=8.0), "plain"),
+    "cohere": (CohereConfig(**COMMON), "plain"),
+    "nanochat": (NanoChatConfig(**common(num_key_value_heads=4)), "packed"),
+    "gemma": (GemmaConfig(**COMMON), "packed"),
+    "gemma2": (Gemma2Config(**COMMON, sliding_window=4, query_pre_attn_scalar=8), "padded"),
+    "gemma2-full": (
+        Gemma2Config(
+            **COMMON,
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=2.0,  # low: the logits are well beyond it
+            layer_types=["full_attention"] * 2,
+        ),
+        "packed",
+    ),
+    "gemma3": (Gemma3TextConfig(**COMMON, sliding_window=4, query_pre_attn_scalar=8), "padded"),
+    "mamba": (MambaConfig(**RECURRENT), "padded"),
+    "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1), "padded"),
+}
+PACKED = [name for name, (_, forward) in FAMILIES.items() if forward == "packed"]
+
+
+def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
+    """A tiny random model of a family, in evaluation mode."""
+    torch.manual_seed(0)
+    config = copy.deepcopy(FAMILIES[name][0])
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def group(prompt: int, lengths: Sequence[int], seed: int = 0) -> TokenGroup:
+    ids = np.random.default_rng([seed, prompt, *lengths]).integers(0, VOCABULARY, size=prompt + sum(lengths))
+    return TokenGroup(ids[:prompt], ids[prompt:], np.array(lengths, np.int64))
+
+
+SHAPES: dict[str, list[TokenGroup]] = {
+    "one completion": [group(5, [7])],
+    "one token": [group(1, [1])],
+    "prompt of one": [group(1, [3, 1, 6])],
+    "rows of one": [group(4, [1, 1, 1])],
+    "equal lengths": [group(6, [5, 5, 5, 5])],
+    "ragged": [group(9, [1, 12, 4, 7])],
+    "many groups": [group(3 + seed, [1 + seed, 8 - seed, 3], seed) for seed in range(6)],
+    "long": [group(60, [90, 3]), group(2, [70])],
+}
+
+
+def mixed(groups: list[TokenGroup]) -> list[float]:
+    return [(1.0, 0.7, 1.9)[index % 3] for index in range(len(groups))]
+
+
+def oracle(model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+    """(sum of C,) float64. Differentiable: gradients reach `model`, which should be a float64 copy."""
+    logps = []
+    for one, temperature in zip(groups, temperatures, strict=True):
+        for completion in one.completions():
+            row = [int(token) for token in (*one.prompt_ids, *completion)]
+            logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
+            for position in range(len(one.prompt_ids), len(row)):
+                distribution = torch.log_softmax(logits[position - 1] / temperature, dim=-1)
+                logps.append(distribution[row[position]])
+    return torch.stack(logps)
+
+
+def in_double(model: PreTrainedModel) -> PreTrainedModel:
+    double = copy.deepcopy(model).double()
+    double.set_experts_implementation("eager")  # the grouped matrix products know no float64
+    return double
+
+
+def expected(model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+    with torch.no_grad():
+        return oracle(in_double(model), groups, temperatures)
+
+
+def gradients(model: PreTrainedModel) -> Tensor:
+    return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def weights(count: int) -> Tensor:
+    """What the loss weighs each log-prob by: signs and sizes as of advantages."""
+    return torch.tensor(np.random.default_rng(1).normal(size=count), dtype=torch.float32)

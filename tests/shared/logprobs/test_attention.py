@@ -1,0 +1,199 @@
+"""Packed attention against a softmax over what each token may see, in float64."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from shared.batch import TokenGroup
+from shared.logprobs import choose_forward, varlen
+from shared.logprobs.attention import PACKED_ATTENTION, packed_attention
+from shared.logprobs.layout import PackedLayout
+from shared.logprobs.stacked import StackedAttention
+from shared.logprobs.varlen import VarlenAttention
+from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, make
+
+CPU = torch.device("cpu")
+SIZES = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=12)), min_size=1, max_size=4
+)
+
+
+def layout_of(sizes: Sequence[tuple[int, Sequence[int]]]) -> PackedLayout:
+    zeros = [(np.zeros(prompt, np.int64), np.zeros(sum(n), np.int64), np.array(n, np.int64)) for prompt, n in sizes]
+    return PackedLayout.of([TokenGroup(*arrays) for arrays in zeros])
+
+
+def states(tokens: int, heads: int, seed: int) -> Tensor:
+    return torch.randn(tokens, heads, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def naive(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """One token after the other: (N, H, D)."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    outputs = []
+    for span in layout.spans:
+        prompt = list(range(span.prompt.start, span.prompt.end)) if span.prompt else []
+        for token in range(span.start, span.end):
+            seen = [*prompt, *range(span.start, token + 1)]
+            scores = torch.einsum("hd,nhd->hn", query[token], key[seen]) * scale
+            outputs.append(torch.einsum("hn,nhd->hd", scores.softmax(dim=1), value[seen]))
+    return torch.stack(outputs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.sampled_from([(2, 2), (4, 1), (4, 2)]))
+def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
+    layout = layout_of(sizes)
+    tokens = layout.spans[-1].end
+    query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
+    attention = StackedAttention(layout, dtype=torch.float64, device=CPU)
+    got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
+    assert (got - want).abs().max() < 1e-12
+    factors = states(tokens, heads[0], 9)
+    for one, other in zip(
+        torch.autograd.grad((got * factors).sum(), (query, key, value)),
+        torch.autograd.grad((want * factors).sum(), (query, key, value)),
+        strict=True,
+    ):
+        assert (one - other).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[(5, [1400])], [(700, [600, 3])], [(2000, [1] * 700)], [(1, [1])], [(3, [2] * 300), (90, [80, 1, 1, 7])]],
+    ids=["blocks of one completion", "long prompt", "very many of one token", "smallest", "short and long"],
+)
+def test_stacked_attention_of_extreme_shapes(sizes: list[tuple[int, list[int]]]) -> None:
+    layout = layout_of(sizes)
+    tokens = layout.spans[-1].end
+    query, key, value = (states(tokens, 1, seed) for seed in range(3))
+    got = StackedAttention(layout, dtype=torch.float64, device=CPU)(query, key, value, None, 0.0)
+    assert (got - naive(layout, query, key, value, 8**-0.5)).abs().max() < 1e-12
+
+
+def test_very_many_short_completions_do_not_copy_a_long_prompt_each() -> None:
+    """2,000 completions of one token behind 4,096: the keys of all calls are far fewer than 2,000 times 4,096."""
+    attention = StackedAttention(layout_of([(4096, [1] * 2000)]), dtype=torch.float32, device=CPU)
+    assert sum(stack._keys.numel() for stack in attention._stacks) < 10 * 4096
+
+
+def test_alike_spans_share_a_call() -> None:
+    attention = StackedAttention(layout_of([(12, [31, 30, 28, 16])] * 16), dtype=torch.float32, device=CPU)
+    assert len(attention._stacks) == 2  # the prompts, and the completions
+
+
+def test_is_causal_is_not_trusted_with_unequal_lengths() -> None:
+    """SDPA aligns its causal mask top-left: a completion would see its prompt's beginning only."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 8, generator=generator) for heads in (4, 2, 2))
+    attention = StackedAttention(layout_of([(4, [5])]), dtype=torch.float32, device=CPU)
+    got, _ = packed_attention(torch.nn.Module(), query, key, value, None, span_attention=attention)
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=True
+    )
+    assert torch.allclose(got, whole.transpose(1, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softcap", "sliding_window", "s_aux", "position_bias"])
+def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
+    zeros = torch.zeros(1, 1, 2, 4)
+    attention = StackedAttention(layout_of([(1, [1])]), dtype=torch.float32, device=CPU)
+    arguments: Any = {name: 1, "span_attention": attention}
+    with pytest.raises(NotImplementedError, match=name):
+        packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, **arguments)
+
+
+# ---------------------------------------------------------------- one call for sequences of any lengths
+
+
+def documented_varlen_attn(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
+    *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """What PyTorch documents of the CUDA kernel: packed sequences; causal means aligned at the last key."""
+    assert window_size == (-1, 0)
+    assert ends.dtype == key_ends.dtype == torch.int32
+    assert longest == max(np.diff(ends)) and longest_key == max(np.diff(key_ends))
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    outputs = []
+    for (a, b), (c, d) in zip(
+        *(zip(e[:-1].tolist(), e[1:].tolist(), strict=True) for e in (ends, key_ends)), strict=True
+    ):
+        mask = torch.ones(b - a, d - c, dtype=torch.bool).tril((d - c) - (b - a))
+        states = (query[a:b], key[c:d], value[c:d])
+        outputs.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                *(s.transpose(0, 1)[None] for s in states), attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+            )[0].transpose(0, 1)
+        )
+    return torch.cat(outputs)
+
+
+def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel needs CUDA; what it is told does not."""
+    layout = layout_of([(4, [5, 1, 3]), (1, [2]), (7, [6, 6])])
+    query, key, value = (states(layout.spans[-1].end, heads, seed) for seed, heads in enumerate((4, 2, 2)))
+    attention = VarlenAttention.__new__(VarlenAttention)
+    attention._lay_out(layout, CPU)
+    monkeypatch.setattr(varlen, "varlen_attn", documented_varlen_attn)
+    assert (attention(query, key, value, 0.3, 0.0) - naive(layout, query, key, value, 0.3)).abs().max() < 1e-12
+
+
+def test_varlen_is_refused_where_there_is_no_kernel() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(NotImplementedError, match="CUDA"):
+            VarlenAttention(layout_of([(1, [1])]), dtype=dtype, device=CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_varlen_on_a_device() -> None:
+    layout, device = layout_of([(40, [50, 1, 30]), (1, [2]), (70, [60, 60])]), torch.device("cuda")
+    query, key, value = (states(layout.spans[-1].end, heads, seed) for seed, heads in enumerate((4, 2, 2)))
+    want = naive(layout, query, key, value, 8**-0.5)
+    attention = VarlenAttention(layout, dtype=torch.bfloat16, device=device)
+    query, key, value = (s.to(device, torch.bfloat16) for s in (query, key, value))
+    got = attention(query, key, value, None, 0.0)
+    assert (got.cpu().double() - want).abs().max() < 5e-2
+
+
+# ---------------------------------------------------------------- the model afterwards
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gpt2", "gpt-neox", "granite", "gemma2"])
+def test_the_model_still_generates(name: str) -> None:
+    untouched, served = make(name), make(name)
+    forward = choose_forward(served)
+    assert forward.name == FAMILIES[name][1]
+    # Two prompts, the shorter padded on the left, greedily with a cache.
+    ids = torch.tensor([[5, 9, 33, 12, 7], [0, 0, 41, 3, 8]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    want = untouched.generate(ids, **options)  # type: ignore[operator]
+    forward(SHAPES["ragged"], [1.0])
+    assert torch.equal(served.generate(ids, **options), want)  # type: ignore[operator]
+    for model in (untouched, served):
+        model.requires_grad_(False)
+    hidden = torch.ones_like(ids)
+    assert (untouched(ids, attention_mask=hidden).logits - served(ids, attention_mask=hidden).logits).abs().max() < 1e-5
+
+
+def test_a_saved_model_does_not_name_the_packed_attention(tmp_path: Path) -> None:
+    """Else whoever loads what was published would need this code."""
+    model = make("qwen2")
+    assert choose_forward(model).name == "packed"
+    model.save_pretrained(tmp_path)
+    assert PACKED_ATTENTION not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    groups = SHAPES["ragged"]
+    assert again.config._attn_implementation == "sdpa"
+    assert (expected(again, groups, [1.0]) - expected(model, groups, [1.0])).abs().max() < 1e-5

@@ -1,0 +1,130 @@
+"""Choosing a forward, and the self-test."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shared.batch import TokenGroup
+from shared.logprobs import (
+    LogprobForward,
+    PackedForward,
+    PlainForward,
+    choice,
+    choose_forward,
+    embedding_rows,
+    self_test_difference,
+)
+from shared.logprobs.attention import PACKED_ATTENTION
+from shared.logprobs.choice import self_test_tolerance
+from shared.logprobs.head import target_logps
+from shared.logprobs.layout import PackedLayout
+from shared.logprobs.stacked import StackedAttention
+from shared.refusal import Refused
+from tests.shared.logprobs.families import (
+    VOCABULARY,
+    group,
+    make,
+)
+
+
+class Wrong:
+    """A forward as wrong as one of the traps makes it."""
+
+    name = "wrong"
+
+    def __init__(self, model: PreTrainedModel, trap: str) -> None:
+        self._model, self._trap = model, trap
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        logps = []
+        for one, temperature in zip(groups, temperatures, strict=True):
+            ids = torch.tensor(np.concatenate([one.prompt_ids, one.completion_ids]))[None]
+            positions = np.concatenate([np.arange(n) for n in (len(one.prompt_ids), *one.completion_lengths)])
+            layout = PackedLayout.of([one])
+            attention = StackedAttention(layout, dtype=self._model.dtype, device=self._model.device)
+            continued = torch.tensor(layout.positions())[None]
+            options: dict[str, Any] = {
+                # Positions that restart, no mask: transformers takes the pieces for sequences of their own.
+                "auto-packed": {"position_ids": torch.tensor(positions)[None]},
+                # The packed attention, but positions that do not restart after the prompt.
+                "default positions": {"span_attention": attention, "attention_mask": torch.zeros(1, 1, 1, 1).bool()},
+                # One causal sequence: completions see those before them.
+                "one sequence": {"position_ids": continued, "attention_mask": torch.ones_like(ids)},
+            }[self._trap]
+            logits = self._model(input_ids=ids, use_cache=False, **options).logits[0]
+            targets = torch.tensor(one.completion_ids)
+            logps.append(target_logps(logits[layout.predictors()], targets, temperature))
+        return torch.cat(logps)
+
+
+# In bfloat16 an untrained model (0.02) hides the traps in its noise; float32 shows even those.
+@pytest.mark.parametrize(("scale", "dtype"), [(0.02, torch.float32), (0.3, torch.float32), (0.3, torch.bfloat16)])
+@pytest.mark.parametrize("trap", ["auto-packed", "default positions", "one sequence"])
+def test_self_test_sees_the_traps(trap: str, scale: float, dtype: torch.dtype) -> None:
+    model = make("qwen2", dtype, initializer_range=scale)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    assert self_test_difference(model, Wrong(model, trap)) > 1.5 * self_test_tolerance(dtype)
+    assert self_test_difference(model, PackedForward(model)) < 0.5 * self_test_tolerance(dtype)
+
+
+class Shifted(PackedForward):
+    """Off by one temperature step."""
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        return super().__call__(groups, [t * 1.01 for t in temperatures])
+
+
+class Undefined(PlainForward):
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        return super().__call__(groups, temperatures) * math.nan
+
+
+class Refusing(PackedForward):
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        raise NotImplementedError("not this one")
+
+
+@pytest.mark.parametrize("wrong", [Shifted, Refusing])
+def test_a_wrong_packed_form_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: type[PackedForward]) -> None:
+    monkeypatch.setattr(choice, "PackedForward", wrong)
+    model = make("qwen2")
+    before = model.config._attn_implementation
+    assert choose_forward(model).name == "padded"
+    assert model.config._attn_implementation == before
+
+
+def test_without_a_right_form_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "PackedForward", Shifted)
+    monkeypatch.setattr(choice, "PaddedForward", Undefined)
+    monkeypatch.setattr(choice, "PlainForward", Undefined)
+    with pytest.raises(Refused, match=r"Qwen2ForCausalLM.*packed.*plain"):
+        choose_forward(make("qwen2"))
+
+
+def test_choosing_leaves_the_mode_alone() -> None:
+    for training in (True, False):
+        model = make("gpt2").train(training)
+        assert choose_forward(model).name == "packed"
+        assert model.training is training
+
+
+def test_a_head_of_zeros_is_no_obstacle() -> None:
+    """As some trainings begin: every log-prob is the same, so there is no spread to measure by."""
+    model = make("qwen2")
+    head: Any = model.get_output_embeddings()
+    torch.nn.init.zeros_(head.weight)
+    forward: LogprobForward = choose_forward(model)
+    assert forward.name == "packed"
+    got = forward([group(3, [4])], [1.0])
+    assert torch.allclose(got, torch.full((4,), -math.log(VOCABULARY)))
+
+
+def test_embedding_rows() -> None:
+    assert embedding_rows(make("qwen2")) == VOCABULARY

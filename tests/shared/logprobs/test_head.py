@@ -1,0 +1,172 @@
+"""The tiled head against float64 logits that exist as a whole."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.logprobs import PackedForward, head
+from shared.logprobs.head import LMHead, entropies, target_logps
+from tests.shared.logprobs.families import SHAPES, gradients, make, mixed, weights
+
+HIDDEN, VOCABULARY, TOKENS = 16, 203, 37
+TILES = [(1, 1), (5, 60), (8, 1624), (1024, 2**22)]
+
+
+class Inputs:
+    """Leaves that gradients reach, in `dtype`; the same numbers for every dtype."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, *, bias: bool = True) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def leaf(*shape: int) -> Tensor:
+            # Rounded to bf16, so that every dtype has the same numbers.
+            return torch.randn(*shape, generator=generator).bfloat16().to(dtype).requires_grad_()
+
+        self.hidden, self.weight, self.bias = leaf(TOKENS, HIDDEN), leaf(VOCABULARY, HIDDEN), leaf(VOCABULARY)
+        if not bias:
+            self.bias = None
+        self.targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
+        self.targets[:2] = torch.tensor([0, VOCABULARY - 1])
+        self.temperatures = torch.linspace(0.6, 1.7, TOKENS)
+
+    def head(self, softcap: float | None) -> LMHead:
+        return LMHead(self.weight, self.bias, softcap)
+
+    def leaves(self) -> list[Tensor]:
+        return [leaf for leaf in (self.hidden, self.weight, self.bias) if leaf is not None]
+
+
+def naive(inputs: Inputs, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """float64 log-probs and entropies, differentiable."""
+    logits = inputs.hidden @ inputs.weight.T + (0 if inputs.bias is None else inputs.bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logps = torch.log_softmax(logits / inputs.temperatures.double()[:, None], dim=1)
+    return logps[torch.arange(TOKENS), inputs.targets], -(logps.exp() * logps).sum(dim=1)
+
+
+@pytest.fixture(params=TILES, ids=str)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, logits = request.param
+    monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
+    monkeypatch.setitem(head._TILE_LOGITS, "cpu", logits)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_values_and_gradients(softcap: float | None, bias: bool) -> None:
+    ours, exact = Inputs(bias=bias), Inputs(torch.float64, bias=bias)
+    logps, entropy = ours.head(softcap).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures)
+    want, want_entropy = naive(exact, softcap)
+    assert logps.dtype == entropy.dtype == torch.float32
+    assert (logps - want).abs().max() < 5e-6
+    assert (entropy - want_entropy).abs().max() < 5e-5
+    assert want_entropy.std() > 0.1
+    factors = weights(TOKENS)
+    (logps * factors).sum().backward()
+    (want * factors).sum().backward()
+    for got, right in zip(ours.leaves(), exact.leaves(), strict=True):
+        assert got.grad is not None and right.grad is not None
+        assert (got.grad - right.grad).norm() < 2e-6 * right.grad.norm()
+
+
+@pytest.mark.usefixtures("tiles")
+def test_gradients_by_finite_differences() -> None:
+    inputs = Inputs(torch.float64)
+    inputs.temperatures = inputs.temperatures.double()
+
+    def logps(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return LMHead(weight, bias, 3.0).logps(hidden, inputs.targets, inputs.temperatures)
+
+    assert torch.autograd.gradcheck(logps, tuple(inputs.leaves()), fast_mode=True)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_bfloat16_is_rounded_in_the_matrix_product_alone() -> None:
+    """The softmax is float32's, and the gradient of the weights is summed in float32 however many tiles there are."""
+    ours, exact = Inputs(torch.bfloat16), Inputs(torch.float64)
+    logps = ours.head(None).logps(ours.hidden, ours.targets, ours.temperatures)
+    want, _ = naive(exact, None)
+    assert logps.dtype == torch.float32
+    logits = (
+        torch.nn.functional.linear(ours.hidden, ours.weight, ours.bias).double() / ours.temperatures.double()[:, None]
+    )
+    assert (logps - logits.log_softmax(dim=1)[torch.arange(TOKENS), ours.targets]).abs().max() < 0.2
+    assert (logps - want).abs().mean() < 3e-2
+    factors = weights(TOKENS)
+    (logps * factors).sum().backward()
+    (want * factors).sum().backward()
+    for got, right in zip(ours.leaves(), exact.leaves(), strict=True):
+        assert got.grad is not None and right.grad is not None
+        assert got.grad.dtype == torch.bfloat16
+        assert (got.grad - right.grad).norm() < 2e-2 * right.grad.norm()
+
+
+def test_softmax_is_not_taken_in_half_precision() -> None:
+    """Of whole logits and of tiles alike. In half precision both would be wrong by 1e-2 and more."""
+    logits = (torch.randn(50, 5000, generator=torch.Generator().manual_seed(0)) * 8).bfloat16()
+    targets = torch.arange(50)
+    want = torch.log_softmax(logits.double() / 0.9, dim=-1)
+    got = target_logps(logits, targets, 0.9)
+    # An identity in place of hidden states: the logits are the weights themselves.
+    tiled = LMHead(logits.T.contiguous(), None, None).logps(torch.eye(50).bfloat16(), targets, torch.full((50,), 0.9))
+    for logps in (got, tiled):
+        assert logps.dtype == torch.float32
+        assert (logps - want[targets, targets]).abs().max() < 1e-5
+    assert (entropies(logits, 0.9) + (want.exp() * want).sum(dim=1)).abs().max() < 1e-5
+
+
+def test_logits_far_apart() -> None:
+    """Tiles whose largest logits lie hundreds apart neither overflow nor lose digits."""
+    weight = torch.zeros(VOCABULARY, 1)
+    weight[:, 0] = torch.linspace(-700, 300, VOCABULARY)
+    weight[7, 0] = 300.5
+    hidden, targets = torch.ones(2, 1), torch.tensor([7, VOCABULARY - 1])
+    logps, entropy = LMHead(weight, None, None).logps_and_entropy(hidden, targets, torch.ones(2))
+    want = torch.log_softmax(weight[:, 0].double(), dim=0)
+    assert (logps - want[targets]).abs().max() < 1e-4  # 300 has digits down to 3e-5 in float32
+    assert (entropy + (want.exp() * want).sum()).abs().max() < 1e-4
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    inputs = Inputs()
+    inputs.weight.requires_grad_(False)
+    inputs.head(None).logps(inputs.hidden, inputs.targets, inputs.temperatures).sum().backward()
+    assert inputs.weight.grad is None
+    assert inputs.hidden.grad is not None
+
+
+def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the forward keeps for the backward, or makes on its way, is as large as (C, V)."""
+    monkeypatch.setattr(head, "_TILE_TOKENS", 8)
+    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 160)
+    sizes: list[int] = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                sizes.append(result.numel())
+            return result
+
+    inputs = Inputs(bias=False)
+    with Watch():
+        inputs.head(None).logps(inputs.hidden, inputs.targets, inputs.temperatures)
+    assert 0 < max(sizes) <= VOCABULARY * HIDDEN  # the weights are the largest there is
+    assert VOCABULARY * HIDDEN < TOKENS * VOCABULARY
+
+
+def test_tiles_change_nothing_for_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = SHAPES["many groups"]
+    whole, tiled = make("qwen2-tied"), make("qwen2-tied")
+    loss = PackedForward(whole)(groups, mixed(groups))
+    (loss * weights(len(loss))).sum().backward()
+    monkeypatch.setattr(head, "_TILE_TOKENS", 7)
+    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 100)
+    again = PackedForward(tiled)(groups, mixed(groups))
+    (again * weights(len(loss))).sum().backward()
+    assert (loss - again).abs().max() < 5e-6
+    assert (gradients(whole) - gradients(tiled)).norm() < 1e-5 * gradients(whole).norm()

@@ -1,0 +1,175 @@
+"""Log-probs against the oracle, for every family."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shared.batch import TokenGroup
+from shared.logprobs import PackedForward, PaddedForward, PlainForward, choose_forward
+from shared.logprobs.attention import PACKED_ATTENTION
+from tests.shared.logprobs.families import FAMILIES, SHAPES, VOCABULARY, expected, group, in_double, make, mixed
+
+FORMS = (PackedForward, PaddedForward, PlainForward)
+Form = type[PackedForward | PaddedForward | PlainForward]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_equals_the_oracle(name: str, form: Form, shape: str) -> None:
+    model, groups = make(name), SHAPES[shape]
+    want = expected(model, groups, mixed(groups))
+    got = form(model)(groups, mixed(groups))
+    assert got.dtype == torch.float32
+    assert got.shape == want.shape
+    assert (got - want).abs().max() < 2e-5
+    assert len(want) == 1 or want.std() > 0.5  # the oracle tells right from wrong
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_entropy(form: Form) -> None:
+    model, groups = make("qwen2"), SHAPES["many groups"]
+    forward = form(model)
+    logps, entropy = forward.with_entropy(groups, mixed(groups))
+    assert torch.equal(logps, forward(groups, mixed(groups)))
+    assert logps.requires_grad and not entropy.requires_grad
+    want = []
+    for one, temperature in zip(groups, mixed(groups), strict=True):
+        for ids in one.completions():
+            row = torch.tensor(np.concatenate([one.prompt_ids, ids]))
+            logits = in_double(model)(row[None], use_cache=False).logits[0, len(one.prompt_ids) - 1 : -1]
+            distribution = (logits / temperature).log_softmax(dim=-1)
+            want.append(-(distribution.exp() * distribution).sum(dim=-1))
+    assert entropy.dtype == torch.float32
+    assert (entropy - torch.cat(want)).abs().max() < 2e-5
+    assert torch.cat(want).std() > 0.1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_is_served_right(name: str) -> None:
+    """Deep in rows longer than those of the self-test, too."""
+    model = make(name)
+    groups = [group(30, [40, 1, 17]), group(3, [9, 2])]
+    want = expected(model, groups, mixed(groups))
+    before = model.config._attn_implementation
+    forward = choose_forward(model)
+    assert forward.name == FAMILIES[name][1]
+    with torch.no_grad():
+        assert (forward(groups, mixed(groups)) - want).abs().max() < 2e-5
+    # What was refused leaves the model as it was.
+    assert model.config._attn_implementation == (PACKED_ATTENTION if forward.name == "packed" else before)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("scale", [0.02, 1.0])
+def test_family_is_served_right_however_small_its_weights(name: str, scale: float) -> None:
+    """A wrong forward of a model whose log-probs hardly spread is wrong by little, and must be refused all the same."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = make(name, dtype, initializer_range=scale)
+        assert choose_forward(model).name == FAMILIES[name][1]
+
+
+def test_no_cap_on_logits_escapes() -> None:
+    """At the start logits are far below the cap; a trained model's are not."""
+    model = make("nanochat")
+    forward = choose_forward(model)
+    head: Any = model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight.mul_(30)
+    groups = SHAPES["ragged"]
+    with torch.no_grad():
+        assert (forward(groups, [1.0]) - expected(model, groups, [1.0])).abs().max() < 2e-5
+
+
+def test_a_window_longer_than_the_self_test_is_seen() -> None:
+    for name in ("mistral-window", "gemma3"):
+        assert choose_forward(make(name, sliding_window=200)).name == "padded"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_groups_do_not_see_each_other(form: Form) -> None:
+    forward, groups = form(make("qwen2")), SHAPES["many groups"]
+    with torch.no_grad():
+        together = forward(groups, mixed(groups)).split([len(one.completion_ids) for one in groups])
+        backwards = forward(groups[::-1], mixed(groups)[::-1]).split([len(one.completion_ids) for one in groups[::-1]])
+        for index, (one, temperature) in enumerate(zip(groups, mixed(groups), strict=True)):
+            alone = forward([one], [temperature])
+            assert (alone - together[index]).abs().max() < 1e-5
+            assert (alone - backwards[-1 - index]).abs().max() < 1e-5
+
+
+def test_completions_do_not_see_each_other() -> None:
+    forward = PackedForward(make("qwen2"))
+    first = group(5, [6, 4, 3])
+    changed = first.completion_ids.copy()
+    changed[6:10] = (changed[6:10] + 1) % VOCABULARY
+    second = TokenGroup(first.prompt_ids, changed, first.completion_lengths)
+    with torch.no_grad():
+        a, b = forward([first], [1.0]), forward([second], [1.0])
+    assert torch.equal(a[:6], b[:6])
+    assert torch.equal(a[10:], b[10:])
+    assert not torch.allclose(a[6:10], b[6:10])
+
+
+def test_arrays_may_be_read_only() -> None:
+    """As those are that come out of a decoded batch."""
+    one = group(4, [3, 2])
+    for array in (one.prompt_ids, one.completion_ids, one.completion_lengths):
+        array.setflags(write=False)
+    for form in FORMS:
+        form(make("qwen2"))([one], [1.0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_does_not_differ_from_itself(form: Form) -> None:
+    groups = [*SHAPES["many groups"], *SHAPES["long"]]
+    temperatures = mixed(groups)
+    policy, reference = form(make("qwen2").train()), form(make("qwen2"))
+    logps = policy(groups, temperatures).detach()
+    with torch.no_grad():
+        together = reference(groups, temperatures)
+        apart = torch.cat([reference([one], [t]) for one, t in zip(groups, temperatures, strict=True)])
+    for ref_logps in (together, apart):
+        x = (ref_logps - logps).double()
+        assert x.abs().max() < 1e-5
+        assert (torch.expm1(x) - x).max() < 1e-9  # k3, per token
+
+
+def test_the_two_forms_in_bfloat16() -> None:
+    groups = SHAPES["many groups"]
+    packed, plain = make("qwen2", torch.bfloat16), make("qwen2", torch.bfloat16)
+    with torch.no_grad():
+        a, b = PackedForward(packed)(groups, mixed(groups)), PlainForward(plain)(groups, mixed(groups))
+        exact = expected(plain, groups, mixed(groups))
+    assert a.dtype == b.dtype == torch.float32
+    assert (a - b).abs().mean() < 0.05
+    assert (a - exact).abs().mean() < 0.05
+    assert (b - exact).abs().mean() < 0.05
+
+
+def test_the_cache_is_not_used() -> None:
+    """A cache that one forward fills and another uses again is wrong by nats; here repeating changes nothing."""
+    model = make("qwen2")
+    assert model.config.use_cache
+    for form in FORMS:
+        forward = form(model)
+        with torch.no_grad():
+            first, second = forward(SHAPES["ragged"], [1.0]), forward(SHAPES["ragged"], [1.0])
+        assert torch.equal(first, second)
+
+
+def test_what_is_sampled_is_scored_the_same() -> None:
+    """The log-probs that greedy generation saw are those of the packed forward: sampler and learner agree."""
+    model = make("qwen2")
+    forward = choose_forward(model)
+    prompt = torch.tensor([[5, 9, 33, 12, 7]])
+    out: Any = model.generate(  # type: ignore[operator]
+        prompt, max_new_tokens=12, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True
+    )
+    completion = out.sequences[0, 5:]
+    seen = torch.stack([step[0].log_softmax(-1)[token] for step, token in zip(out.logits, completion, strict=True)])
+    one = TokenGroup(prompt[0].numpy(), completion.numpy(), np.array([len(completion)]))
+    with torch.no_grad():
+        assert (forward([one], [1.0]) - seen).abs().max() < 1e-5
