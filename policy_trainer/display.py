@@ -150,6 +150,7 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         "accuracy": number("reward/accuracy", ".3f"),
         "held out": number("held_out_accuracy", ".3f"),
         "KL": number("kl", ".4f") + noise,
+        "entropy": number("entropy", ".3f"),
         "clipped": number("clip_fraction", ".3f"),
         "staleness": number("staleness", ".1f"),
         "queue": f"{record.get('queued', 0)} to score, {record.get('ready', 0)} ready",

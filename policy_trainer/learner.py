@@ -21,12 +21,13 @@ from shared.logprobs import LogprobForward
 class StepStats:
     """What one step saw and did. Means are over trained tokens where not said otherwise.
 
-    groups: groups that trained; with none there was no update. kl: to the reference, before the update. not_finite:
-    loss or gradient was not finite, and there was no update.
+    groups: groups that trained; with none there was no update. kl: to the reference, before the update. entropy: of the
+    policy, in nats, before the update. not_finite: loss or gradient was not finite, and there was no update.
     """
 
     loss: float
     kl: float
+    entropy: float
     clip_fraction: float
     grad_norm: float
     lr: float
@@ -73,7 +74,8 @@ class Learner:
             for micro_batch in micro_batches(groups, self._micro_batch_tokens, self.model.device)
         ]
         # Read once all of them are under way: a device would stand still meanwhile.
-        loss, kl, clipped, tokens = sum((part.cpu() for part in parts), torch.zeros(4, dtype=torch.float64)).tolist()
+        sums = sum((part.cpu() for part in parts), torch.zeros(5, dtype=torch.float64))
+        loss, kl, entropy, clipped, tokens = sums.tolist()
         norm = self._clip_gradients() if groups else 0.0
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         # Without groups momentum alone would still move the weights.
@@ -81,7 +83,15 @@ class Learner:
             self._update(lr)
         count = tokens or math.nan  # of no tokens there is no mean
         return StepStats(
-            loss if groups else math.nan, kl / count, clipped / count, norm, lr, len(groups), int(tokens), not_finite
+            loss=loss if groups else math.nan,
+            kl=kl / count,
+            entropy=entropy / count,
+            clip_fraction=clipped / count,
+            grad_norm=norm,
+            lr=lr,
+            groups=len(groups),
+            tokens=int(tokens),
+            not_finite=not_finite,
         )
 
     def _clip_gradients(self) -> float:
@@ -122,16 +132,17 @@ class Learner:
         return total / max(count, 1)
 
     def _accumulate(self, micro_batch: MicroBatch, completions: int) -> Tensor:
-        """Forward and backward of one micro-batch: sums of loss, KL, clipped tokens and tokens."""
+        """Forward and backward of one micro-batch: sums of loss, KL, entropy, clipped tokens and tokens."""
         mask = micro_batch.mask
-        logps = self._forward(micro_batch.groups, micro_batch.temperatures)
+        logps, entropy = self._forward.with_entropy(micro_batch.groups, micro_batch.temperatures)
         per_token = token_loss(
             logps, micro_batch.old_logps, micro_batch.ref_logps, micro_batch.advantages, mask, clip=self._loss.clip
         )
         weights = sequence_mean_weights(micro_batch.lengths, mask, micro_batch.trains, completions=completions)
         loss = per_token.total(weights.to(logps.dtype), self._loss.beta)
         loss.backward()
-        sums = (loss.detach(), per_token.kl.detach().sum(), per_token.clipped.sum(), mask.sum())
+        kl, trained_entropy = per_token.kl.detach().sum(), torch.where(mask, entropy, 0.0).sum()
+        sums = (loss.detach(), kl, trained_entropy, per_token.clipped.sum(), mask.sum())
         return torch.stack([part.to(logps.dtype) for part in sums])
 
 

@@ -18,7 +18,7 @@ def test_a_run_in_bfloat16_gathers_small_steps_over_its_lives(base_model, tmp_pa
     records = steps_of(run_dir)
     assert [record["step"] for record in records] == list(range(1, 7))
     assert records[0]["kl_at_step_0"] < 1e-2
-    assert all(0 <= record["kl_noise_floor"] < 1e-2 for record in records)
+    assert all(0 <= record["kl_noise_floor"] < 1e-2 and record["entropy"] > 0 for record in records)
     model = safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
     early, late = (
         safetensors.torch.load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "masters" / "weights.safetensors")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from policy_trainer.display import make_display
 
-STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "queued": 3, "ready": 2}
+STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "entropy": 1.25, "queued": 3, "ready": 2}
 
 
 def shown(record: dict[str, Any], *, terminal: bool) -> str:
@@ -25,7 +25,7 @@ def shown(record: dict[str, Any], *, terminal: bool) -> str:
 class TestStep:
     def test_a_noise_floor_stands_beside_the_kl(self, terminal: bool) -> None:
         words = shown({**STEP, "kl_noise_floor": 0.0002}, terminal=terminal)
-        assert "0.0003 (noise floor 0.0002)" in words
+        assert "0.0003 (noise floor 0.0002)" in words and "1.250" in words
 
     @pytest.mark.parametrize("floor", [None, 0.0, 3e-15, math.nan])
     def test_without_noise_it_stands_alone(self, terminal: bool, floor: float | None) -> None:

@@ -78,6 +78,19 @@ def naive_loss(model: PreTrainedModel, batches: Sequence[ScoredBatch], loss: Los
     return total / max(completions, 1)
 
 
+def naive_entropy(model: PreTrainedModel, batch: ScoredBatch) -> list[float]:
+    """In nats, of the distribution that predicted each token that trains."""
+    rollout, entropies = batch.rollout, []
+    for reward, completion in zip(rollout.rewards, rollout.group.completions(), strict=True):
+        prompt = rollout.group.prompt_ids.tolist()
+        logits = model(input_ids=torch.tensor([[*prompt, *completion.tolist()]]), use_cache=False).logits[0]
+        for t in range(len(completion)):
+            chances = torch.softmax(logits[len(prompt) - 1 + t] / rollout.temperature, dim=-1).tolist()
+            entropies.append(math.nan if math.isnan(reward) else -sum(p * math.log(p) for p in chances))
+    mask = np.ones(len(entropies), bool) if rollout.loss_mask is None else rollout.loss_mask
+    return [entropy for entropy, trained in zip(entropies, mask, strict=True) if trained and not math.isnan(entropy)]
+
+
 def gradient(model: PreTrainedModel) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -169,6 +182,18 @@ class TestAgainstTheNaiveLoop:
         assert 0 < stats.clip_fraction < 1
         assert stats.kl > 0
 
+    @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
+    @pytest.mark.parametrize("forward", [PackedForward, PlainForward])
+    def test_entropy(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], forward: Any, micro_batch_tokens: int
+    ) -> None:
+        """Of masked tokens, unjudged completions and groups that teach nothing none counts."""
+        with torch.no_grad():
+            expected = [entropy for i in (0, 2, 3) for entropy in naive_entropy(model, batches[i])]
+        assert len(expected) == 12 + 14 + 5
+        stats, _, _ = stepped(model, batches, forward=forward, micro_batch_tokens=micro_batch_tokens)
+        assert stats.entropy == pytest.approx(np.mean(expected), rel=1e-6)
+
     def test_kl_and_clip_fraction(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
         """Of the first group alone, token by token."""
         batch = batches[0]
@@ -213,9 +238,11 @@ class TestInvariance:
         seen: list[list[int]] = []
 
         class Recording(PackedForward):
-            def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+            def with_entropy(
+                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+            ) -> tuple[Tensor, Tensor]:
                 seen.append([group.tokens for group in groups])
-                return super().__call__(groups, temperatures)
+                return super().with_entropy(groups, temperatures)
 
         whole = stepped(model, batches)
         ordered = [batches[i] for i in order]
@@ -255,7 +282,7 @@ class TestInvariance:
 
     @staticmethod
     def assert_same(got: tuple[StepStats, Tensor, Tensor], expected: tuple[StepStats, Tensor, Tensor]) -> None:
-        for name in ("loss", "kl", "clip_fraction", "grad_norm", "lr"):
+        for name in ("loss", "kl", "entropy", "clip_fraction", "grad_norm", "lr"):
             assert getattr(got[0], name) == pytest.approx(getattr(expected[0], name), rel=1e-6)
         assert (got[0].groups, got[0].tokens) == (expected[0].groups, expected[0].tokens)
         assert_close(got[1], expected[1])
@@ -302,7 +329,7 @@ class TestWhatIsLeftOut:
             for i, s in learns.weights.optimizer.state_dict()["state"].items()
         )
         assert (stats.groups, stats.tokens, stats.grad_norm, stats.not_finite) == (0, 0, 0.0, False)
-        assert math.isnan(stats.loss) and math.isnan(stats.kl), "a mean of nothing is not 0"
+        assert math.isnan(stats.loss) and math.isnan(stats.kl) and math.isnan(stats.entropy), "no mean of nothing"
 
     def test_equal_rewards_feel_kl_alone_where_they_are_kept(self, model: PreTrainedModel, make_scored: Make) -> None:
         batch = make_scored([3, 4], [[5, 6], [7]], [1000.1, 1000.1], ref_logps=[-2.0, -2.5, -3.0])
@@ -355,11 +382,13 @@ class TestNotFinite:
         class Poisoned(PackedForward):
             poisoned = True
 
-            def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-                logps = super().__call__(groups, temperatures)
+            def with_entropy(
+                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+            ) -> tuple[Tensor, Tensor]:
+                logps, entropy = super().with_entropy(groups, temperatures)
                 if self.poisoned:  # the value stays as it is, the gradient is NaN
                     logps.register_hook(lambda grad: grad * math.nan)
-                return logps
+                return logps, entropy
 
         before = weights(model)
         forward = Poisoned(model)
