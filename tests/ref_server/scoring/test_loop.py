@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def loop_of() -> Iterator[Callable[..., ScoringLoop]]:
-    """Makes loops of 160 tokens a forward, to be started by the test, and ends them."""
+def loop_of(queue: Queue) -> Iterator[Callable[..., ScoringLoop]]:
+    """Makes loops of 160 tokens a forward, to be started by the test, and ends them before the queue is closed."""
     loops: list[ScoringLoop] = []
 
     def make(reference: Any, queue: Any, tokens: int = 160) -> ScoringLoop:
@@ -195,24 +195,23 @@ def test_batches_that_never_cease_do_not_delay_a_direct_request(
 def test_what_another_server_ended_with_is_scored_alone_and_first(
     loop_of: Any, reference: Reference, tmp_path: Path, named: Callable[..., RolloutBatch]
 ) -> None:
-    config = ServeConfig(no_model=True, data_dir=tmp_path)
+    config = ServeConfig(no_model=True, data_dir=tmp_path / "other")
+    config.data_dir.mkdir()
     suspect, other = named(2), named(3)
-    before = open_queue(config)
-    put(before, suspect)
-    assert len(before.claim(100)) == 1
-    before.close()
-    queue = open_queue(config)
+    with closing(open_queue(config)) as before:
+        put(before, suspect)
+        assert len(before.claim(100)) == 1
     recorded = reference()
-    loop = loop_of(recorded, queue)
-    put(queue, other)
-    (answer,) = submit(loop, named(1))
-    loop.start()
-    answer.result(20)
-    settled(queue, other)
+    with closing(open_queue(config)) as queue:
+        loop = loop_of(recorded, queue)
+        put(queue, other)
+        (answer,) = submit(loop, named(1))
+        loop.start()
+        answer.result(20)
+        settled(queue, other)
+        loop.stop()
+        loop.join()
     assert recorded.forwards == [[2], [1], [3]]
-    loop.stop()
-    loop.join()
-    queue.close()
 
 
 # Failures
@@ -329,12 +328,12 @@ def test_direct_requests_go_on_without_a_store(
     assert settled(queue, batch).scoring_attempts == 0
 
 
-@pytest.mark.parametrize("error", [DeviceLost("gone"), SystemExit()])
+@pytest.mark.parametrize("error", [DeviceLost, SystemExit])
 def test_an_end_by_an_error_leaves_nobody_waiting(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], error: BaseException
+    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], error: type[BaseException]
 ) -> None:
     def before(_: object) -> None:
-        raise error
+        raise error("gone")
 
     loop = loop_of(reference(before), queue)
     answers = submit(loop, *(named(1) for _ in range(20)))  # more than go into one forward
