@@ -10,7 +10,7 @@ Because both sides run this same code, the KL between a policy that has not move
     head.py       LM head and log-softmax in tiles, so that (C, V) logits never exist; its backward recomputes them
 """
 
-from shared.logprobs.choice import choose_forward, embedding_rows, self_test_difference
+from shared.logprobs.choice import attends_fully, choose_forward, embedding_rows, self_test_difference
 from shared.logprobs.interface import LogprobForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward
@@ -20,6 +20,7 @@ __all__ = [
     "PackedForward",
     "PaddedForward",
     "PlainForward",
+    "attends_fully",
     "choose_forward",
     "embedding_rows",
     "self_test_difference",

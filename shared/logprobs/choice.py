@@ -39,11 +39,11 @@ def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForwa
 
     Looked up, since a window longer than the self-test's rows, or a cap above its logits, would escape the self-test.
     """
-    packed = [VarlenForward, PackedForward] if _attends_fully(model) else []
+    packed = [VarlenForward, PackedForward] if attends_fully(model) else []
     return [*packed, *([PaddedForward] if _has_known_head(model) else []), PlainForward]
 
 
-def _attends_fully(model: PreTrainedModel) -> bool:
+def attends_fully(model: PreTrainedModel) -> bool:
     """Full attention in every layer: none of a window, a chunk, or a cap on scores."""
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or 0

@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Callable
 
-from tests.bench import queue, scoring, service, watching
+from tests.bench import queue, sampling, scoring, service, watching
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
+    "sampling": sampling.run,
     "service": service.run,
     "queue": queue.run,
     "watching": watching.run,

@@ -1,0 +1,175 @@
+"""The ways to sample that are compared, each behind the same two calls."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.interface import Completion, SamplingParams
+
+PAD, EOS = 0, 1
+_CACHE_PAGE = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    make_model: Callable[[], PreTrainedModel]
+    make_prompts: Callable[[], list[list[int]]]
+    group_size: int
+    max_new_tokens: int
+    repetitions: int
+
+    def config(self, *, sampled: bool, **outputs: bool) -> GenerationConfig:
+        choice: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+        return GenerationConfig(
+            do_sample=sampled,
+            max_new_tokens=self.max_new_tokens,
+            num_return_sequences=self.group_size if sampled else 1,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            **choice,
+            **outputs,
+        )
+
+
+class Side(Protocol):
+    def sample(self, seed: int) -> list[Completion]:
+        """All completions, sampled at temperature 1; without log-probs where a side captures none."""
+        ...
+
+    def greedy(self) -> list[Completion]:
+        """One for each prompt."""
+        ...
+
+
+class Ours:
+    def __init__(self, shape: Shape) -> None:
+        model = shape.make_model()
+        assert model.generation_config is not None
+        model.generation_config.eos_token_id = EOS
+        self._sampler = HFSampler(model, SimpleNamespace(eos_token_id=EOS))  # type: ignore[arg-type]
+        self._prompts = shape.make_prompts()
+        self._shape = shape
+
+    def _sample(self, params: SamplingParams, seed: int) -> list[Completion]:
+        return [completion for group in self._sampler.sample(self._prompts, params, seed) for completion in group]
+
+    def sample(self, seed: int) -> list[Completion]:
+        return self._sample(SamplingParams(self._shape.group_size, self._shape.max_new_tokens, 1.0), seed)
+
+    def greedy(self) -> list[Completion]:
+        return self._sample(SamplingParams(1, self._shape.max_new_tokens, 0.0), 0)
+
+
+class Generate:
+    """Without log-probs, which generate does not keep by itself."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._model: Any = shape.make_model()
+        self._shape = shape
+        prompts = shape.make_prompts()
+        self._width = max(map(len, prompts))
+        self._ids = torch.tensor([[PAD] * (self._width - len(prompt)) + prompt for prompt in prompts])
+        self._mask = torch.tensor([[0] * (self._width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+
+    def _generate(self, *, sampled: bool, **outputs: bool) -> Any:
+        config = self._shape.config(sampled=sampled, return_dict_in_generate=True, **outputs)
+        with torch.inference_mode():
+            return self._model.generate(self._ids, attention_mask=self._mask, generation_config=config)
+
+    def sample(self, seed: int) -> list[Completion]:
+        torch.manual_seed(seed)
+        output = self._generate(sampled=True)
+        return _cut(output.sequences[:, self._width :].numpy())
+
+    def greedy(self) -> list[Completion]:
+        output = self._generate(sampled=False)
+        return _cut(output.sequences[:, self._width :].numpy())
+
+
+class GenerateWithLogps(Generate):
+    """It keeps the logits of every step, from which they are then computed all at once."""
+
+    def sample(self, seed: int) -> list[Completion]:
+        torch.manual_seed(seed)
+        output = self._generate(sampled=True, output_logits=True)
+        ids = output.sequences[:, self._width :]
+        logps = torch.stack(output.logits, dim=1).log_softmax(dim=2).gather(2, ids[:, :, None])[:, :, 0]
+        return _cut(ids.numpy(), logps.numpy())
+
+
+class ContinuousBatching:
+    """Its scheduler runs in a thread beside."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._model: Any = shape.make_model()
+        self._shape = shape
+        self._prompts = shape.make_prompts()
+        self._stack = ExitStack()
+        self._sampling = self._manager(sampled=True)
+
+    def _manager(self, *, sampled: bool) -> Any:
+        rows = len(self._prompts) * self._shape.group_size
+        longest = max(map(len, self._prompts)) + self._shape.max_new_tokens
+        settings = ContinuousBatchingConfig(
+            return_logprobs=True,
+            page_size=_CACHE_PAGE,
+            num_blocks=2 * rows * -(-longest // _CACHE_PAGE),
+            max_batch_tokens=max(512, rows),
+        )
+        return self._stack.enter_context(
+            self._model.continuous_batching_context_manager(
+                generation_config=self._shape.config(sampled=sampled),
+                continuous_batching_config=settings,
+                warmup=False,
+            )
+        )
+
+    def _run(self, manager: Any, completions: int) -> list[Completion]:
+        manager.add_requests(self._prompts, max_new_tokens=self._shape.max_new_tokens)
+        results: list[Any] = []
+        while len(results) < completions:
+            result = manager.get_result(timeout=60)
+            if result is None or result.error:
+                raise RuntimeError(f"continuous batching stopped: {result and result.error}")
+            if result.is_finished():
+                results.append(result)
+        # The request of prompt 3 is `req_3`, those of the rest of its group `req_3__child#0` and so on.
+        results.sort(key=lambda result: int(result.request_id.removeprefix("req_").split("__")[0]))
+        return [
+            Completion(np.array(result.generated_tokens), np.array(result.logprobs, np.float32), True)
+            for result in results
+        ]
+
+    def sample(self, seed: int) -> list[Completion]:
+        return self._run(self._sampling, len(self._prompts) * self._shape.group_size)
+
+    def greedy(self) -> list[Completion]:
+        self.close()
+        return self._run(self._manager(sampled=False), len(self._prompts))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+SIDES: dict[str, Callable[[Shape], Side]] = {
+    "ours": Ours,
+    "generate": GenerateWithLogps,
+    "generate, no log-probs": Generate,
+    "continuous batching": ContinuousBatching,
+}
+
+
+def _cut(ids: np.ndarray, logps: np.ndarray | None = None) -> list[Completion]:
+    """Rows up to their end tokens, and with them."""
+    ended = ids == EOS
+    lengths = np.where(ended.any(1), ended.argmax(1) + 1, ids.shape[1])
+    kept = np.zeros((len(ids), 0), np.float32) if logps is None else logps
+    return [Completion(ids[i, :n], kept[i, :n], bool(ended[i].any())) for i, n in enumerate(lengths)]

@@ -1,0 +1,92 @@
+"""Tiny random models of several architectures, and what transformers' own generate says with them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
+
+VOCABULARY = 96
+NO_TOKEN = 10_000
+PROMPTS = [[5], [7, 8, 9], [20, 21, 22, 23, 24, 25, 26, 27, 28], [40, 41], [50, 51, 52, 53, 54, 55]]
+
+
+def gpt2() -> PreTrainedModel:
+    """Learned positions: a wrong position id is seen at once."""
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
+    )
+
+
+def big_code() -> PreTrainedModel:
+    """One key head for all query heads."""
+    return GPTBigCodeForCausalLM(
+        GPTBigCodeConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
+    )
+
+
+def small() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,  # tied, a small Gemma repeats what it hears
+    }
+
+
+# Windows of 6 tokens, fewer than the longest prompt has; Gemma's in one of its two layers.
+_MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+SHARING: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**small())),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**small())),
+    "phi": lambda: PhiForCausalLM(PhiConfig(**small())),
+    "gpt2": gpt2,
+    "big code": big_code,
+}
+REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**small(), sliding_window=6)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small(), **_MIXED)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**small(), **_MIXED)),
+    "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**small())),
+}
+ARCHITECTURES = SHARING | REPEATING
+
+
+def generate(model: PreTrainedModel, prompt: Sequence[int], limit: int) -> list[int]:
+    """transformers' greedy completion of one prompt on its own."""
+    output: Any = model.generate(  # type: ignore[operator]
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=limit,
+    )
+    return output[0, len(prompt) :].tolist()

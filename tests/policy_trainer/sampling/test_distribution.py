@@ -1,0 +1,127 @@
+"""Completions beside their exact probabilities, from a forward in float64.
+
+Each test is Pearson's chi-square over all completions that there can be. Its bound is passed by chance once in 10,000
+seeds; the seed is fixed, so that no test ever flickers.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.interface import SamplingParams
+from tests.policy_trainer.sampling.architectures import NO_TOKEN
+
+Make = Callable[..., Any]
+Warp = Callable[[Tensor], Tensor]
+Counts = dict[tuple[int, ...], float]
+
+VOCABULARY = 6
+EOS = 4
+TOKENS = 3
+DRAWS = 6000
+# Of different lengths, so that one is padded.
+PROMPTS = ((2, 3, 1), (5,))
+# The 99.99 % point of the normal distribution.
+Z = 3.719
+
+
+@pytest.fixture(params=[EOS, NO_TOKEN], ids=["rows that leave", "none leaves"])
+def tiny(request: pytest.FixtureRequest, make_tiny: Make) -> PreTrainedModel:
+    return make_tiny(seed=1, vocabulary=VOCABULARY, eos=request.param)
+
+
+def count(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **params: Any) -> list[Counts]:
+    """How often each completion was drawn for each prompt."""
+    wanted = SamplingParams(DRAWS, TOKENS, **params)
+    counts: list[Counts] = []
+    for group in HFSampler(model, tokenizer).sample(PROMPTS, wanted, seed=11):
+        counts.append({})
+        for completion in group:
+            ids = tuple(completion.ids.tolist())
+            counts[-1][ids] = counts[-1].get(ids, 0) + 1
+    return counts
+
+
+def expect(model: PreTrainedModel, warp: Warp, prompts: Any = PROMPTS) -> list[Counts]:
+    """How often it should have been, from logits -> probabilities of the next token."""
+    exact = copy.deepcopy(model).double()
+
+    def grow(prompt: tuple[int, ...], ids: tuple[int, ...], probability: float) -> Counts:
+        if len(ids) == TOKENS or ids[-1:] == (model.config.eos_token_id,):
+            return {ids: DRAWS * probability}
+        with torch.no_grad():
+            nexts = warp(exact(torch.tensor([prompt + ids])).logits[:, -1])[0].tolist()
+        counts: Counts = {}
+        for token, share in enumerate(nexts):
+            counts |= grow(prompt, (*ids, token), probability * share)
+        return counts
+
+    return [grow(prompt, (), 1.0) for prompt in prompts]
+
+
+def excess(counts: list[Counts], expected: list[Counts]) -> float:
+    """Chi-square as a share of its bound, the prompts' larger one; completions that are rarer than 5 count as one."""
+    return max(_excess(*pair) for pair in zip(counts, expected, strict=True))
+
+
+def _excess(counts: Counts, expected: Counts) -> float:
+    assert all(expected[ids] > 0 for ids in counts), "an impossible completion"
+    pairs = [(counts.get(ids, 0), often) for ids, often in expected.items() if often >= 5]
+    pairs.append((DRAWS - sum(seen for seen, _ in pairs), DRAWS - sum(often for _, often in pairs)))
+    pairs = [(seen, often) for seen, often in pairs if often > 1]
+    freedom = len(pairs) - 1
+    # Wilson and Hilferty (1931)
+    bound = freedom * (1 - 2 / (9 * freedom) + Z * (2 / (9 * freedom)) ** 0.5) ** 3
+    return sum((seen - often) ** 2 / often for seen, often in pairs) / bound
+
+
+def at(temperature: float) -> Warp:
+    return lambda logits: (logits / temperature).softmax(-1)
+
+
+class TestDistribution:
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    def test_of_three_tokens(
+        self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, temperature: float
+    ) -> None:
+        counts = count(tiny, tokenizer, temperature=temperature)
+        assert excess(counts, expect(tiny, at(temperature))) < 1
+
+    def test_would_see_a_wrong_temperature(self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        assert excess(count(tiny, tokenizer, temperature=1.0), expect(tiny, at(1.2))) > 2
+
+    def test_would_see_logits_of_another_position(
+        self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        counts = count(tiny, tokenizer, temperature=1.0)
+        assert excess(counts[:1], expect(tiny, at(1.0), [PROMPTS[0][:-1]])) > 2
+
+    @pytest.mark.parametrize("top_p", [0.5, 0.8])
+    def test_top_p(self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, top_p: float) -> None:
+        """The fewest likeliest tokens that hold at least top_p, renormalised (Holtzman et al., 2020)."""
+
+        def nucleus(logits: Tensor) -> Tensor:
+            p, order = logits.softmax(-1).sort(descending=True)
+            kept = p * (p.cumsum(-1) - p < top_p)
+            return torch.zeros_like(p).scatter(1, order, kept / kept.sum(-1, keepdim=True))
+
+        expected = expect(tiny, nucleus)
+        assert any(often == 0 for often in expected[0].values())
+        assert excess(count(tiny, tokenizer, temperature=1.0, top_p=top_p), expected) < 1
+
+    def test_top_k(self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        def best_two(logits: Tensor) -> Tensor:
+            return logits.masked_fill(logits < logits.topk(2).values[:, -1:], -torch.inf).softmax(-1)
+
+        assert excess(count(tiny, tokenizer, temperature=1.0, top_k=2), expect(tiny, best_two)) < 1
+
+    def test_top_k_beyond_the_vocabulary_is_off(
+        self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        assert count(tiny, tokenizer, temperature=1.0, top_k=99) == count(tiny, tokenizer, temperature=1.0)

@@ -1,0 +1,63 @@
+"""Greedy completions beside transformers' own generate, architecture by architecture."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.interface import Completion, SamplingParams, group_tokens
+from shared.logprobs import PackedForward
+from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS, generate
+
+Make = Callable[..., Any]
+
+
+def ids_of(groups: list[list[Completion]]) -> list[list[list[int]]]:
+    return [[completion.ids.tolist() for completion in group] for group in groups]
+
+
+class TestGreedy:
+    @pytest.mark.parametrize("size", [1, 3, 8])
+    def test_equals_generate_token_for_token(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, size: int
+    ) -> None:
+        """Prompts of several lengths, rows that end one after the other."""
+        groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(size, 24, temperature=0), seed=0)
+        expected = [generate(model, prompt, 24) for prompt in PROMPTS]
+        assert len({len(ids) for ids in expected}) > 2, "the rows must end at different times"
+        for ids, group in zip(expected, groups, strict=True):
+            assert len(group) == size
+            for completion in group:
+                assert completion.ids.tolist() == ids
+                assert completion.finished is (ids[-1] % 4 == 1)
+
+    def test_beyond_the_room_that_is_made_at_first(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+        model = make_tiny(eos=NO_TOKEN)
+        groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(1, 100, temperature=0), seed=0)
+        assert [group[0].ids.tolist() for group in groups] == [generate(model, prompt, 100) for prompt in PROMPTS]
+
+    def test_through_the_trainers_packed_attention(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+        """The trainer evaluates with the model that it trains, whose attention is another."""
+        model = make_tiny(eos=NO_TOKEN)
+        expected = [generate(model, prompt, 12) for prompt in PROMPTS]
+        PackedForward(model)
+        groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(2, 12, temperature=0), seed=0)
+        assert [group[1].ids.tolist() for group in groups] == expected
+
+    def test_top_k_of_one_is_greedy(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+        sampler = HFSampler(make_tiny(eos=NO_TOKEN), tokenizer)
+        greedy = sampler.sample(PROMPTS, SamplingParams(1, 12, temperature=0), seed=0)
+        one = sampler.sample(PROMPTS, SamplingParams(1, 12, temperature=1.7, top_k=1), seed=5)
+        assert ids_of(one) == ids_of(greedy)
+
+    def test_a_model_can_be_trained_after_it_has_sampled(
+        self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        model = make_tiny()
+        sampler = HFSampler(model, tokenizer)
+        (group,) = sampler.sample([[5, 6]], SamplingParams(2, 5, temperature=1.0), seed=0)
+        tokens, _, _ = group_tokens([5, 6], group)
+        PackedForward(model)([tokens], [1.0]).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,0 +1,53 @@
+"""The log-probs that are captured while sampling, beside those of forwards afterwards."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.interface import SamplingParams, group_tokens
+from shared.logprobs import PlainForward, choose_forward
+from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
+
+Make = Callable[..., Any]
+
+
+class TestLogps:
+    @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+    def test_equal_those_of_the_learner(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, temperature: float
+    ) -> None:
+        """Before top-p and top-k, which renormalise: the learner knows nothing of them."""
+        params = SamplingParams(4, 20, temperature, top_p=0.95, top_k=40)
+        groups = HFSampler(model, tokenizer).sample(PROMPTS, params, seed=1)
+        packed = [group_tokens(prompt, group) for prompt, group in zip(PROMPTS, groups, strict=True)]
+        assert len({len(c.ids) for group in groups for c in group}) > 2, "the rows must end at different times"
+        captured = np.concatenate([logps for _, logps, _ in packed])
+        assert captured.dtype == np.float32
+        for forward in (PlainForward(model), choose_forward(model)):
+            with torch.no_grad():
+                expected = forward([tokens for tokens, _, _ in packed], [temperature] * len(packed)).numpy()
+            assert np.abs(captured - expected).max() < 2e-5
+
+    def test_are_near_those_in_float64(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(8, 20, temperature=1.0), seed=2)
+        exact = copy.deepcopy(model).double()
+        for prompt, group in zip(PROMPTS, groups, strict=True):
+            for completion in group:
+                row = torch.tensor([*prompt, *completion.ids])
+                with torch.no_grad():
+                    logits = exact(input_ids=row[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+                expected = logits.log_softmax(1).gather(1, row[len(prompt) :, None])[:, 0].numpy()
+                assert np.abs(completion.logps - expected).max() < 2e-5
+
+    def test_of_greedy_tokens_are_at_temperature_one(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+        model = make_tiny(eos=NO_TOKEN)
+        (group,) = HFSampler(model, tokenizer).sample([[5, 6]], SamplingParams(1, 8, temperature=0), seed=0)
+        tokens, logps, _ = group_tokens([5, 6], group)
+        with torch.no_grad():
+            assert np.abs(PlainForward(model)([tokens], [1.0]).numpy() - logps).max() < 2e-5
