@@ -20,9 +20,9 @@ from shared.settings import Dtype
 
 # What loading raises when there is no such model, when it is damaged, or when there is no such device. A PyTorch
 # without CUDA asserts.
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
 # Parameters of mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
 
 
 def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
