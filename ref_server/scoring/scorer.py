@@ -1,13 +1,13 @@
 """The frozen model's log-probs, whatever memory there is: a forward that does not fit is done in parts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ref_server.scoring.reference import DeviceLost, Scores, TooLarge
 from shared.batch import TokenGroup
-from shared.logprobs import LogprobForward
 
 # How PyTorch says it where it has no type of its own for it: the CPU's allocator, and libraries that allocate by
 # themselves (cuBLAS). Looked for before _LOST, since those begin in the same way.
@@ -19,9 +19,11 @@ _Part = tuple[Sequence[TokenGroup], Sequence[float]]
 
 
 class Scorer:
-    """reference_version: of the weights behind `forward`."""
+    """forward: a `LogprobForward`, whose log-probs are all it needs. reference_version: of the weights behind it."""
 
-    def __init__(self, forward: LogprobForward, reference_version: int) -> None:
+    def __init__(
+        self, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor], reference_version: int
+    ) -> None:
         self._forward = forward
         self._reference_version = reference_version
 
