@@ -66,8 +66,12 @@ class _Stack:
         self.lengths = [len(block.queries) for block in blocks]
         self.width = max(self.lengths)
         longest = max(len(block.keys) for block in blocks)
-        queries = np.stack([np.pad(b.queries, (0, self.width - len(b.queries)), mode="edge") for b in blocks])
-        keys = np.stack([np.pad(b.keys, (0, longest - len(b.keys)), constant_values=-1) for b in blocks])
+        queries = np.empty((len(blocks), self.width), np.int64)
+        keys = np.full((len(blocks), longest), -1)
+        for row, block in enumerate(blocks):
+            queries[row] = block.queries[-1]
+            queries[row, : len(block.queries)] = block.queries
+            keys[row, : len(block.keys)] = block.keys
         self._rows = len(blocks)
         self._causal = blocks[0].causal
         self._queries, self._keys = torch.tensor(queries, device=device), torch.tensor(keys, device=device)
@@ -98,9 +102,8 @@ class _Visibility:
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
         spans, lengths = layout.spans, [span.length for span in layout.spans]
-        number = {span: i for i, span in enumerate(spans)}
         own = np.arange(len(spans))
-        prompts = np.array([number[span.prompt or span] for span in spans])
+        prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], own, 0))
         self._own = torch.tensor(np.repeat(own, lengths), device=device)
         self._prompt = torch.tensor(np.repeat(prompts, lengths), device=device)
 
