@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from policy_trainer.base_model import cached_base_model, make_tokenizer
 from policy_trainer.config import DataConfig
 from policy_trainer.prompts import PromptEncoder
 from policy_trainer.sampling.interface import group_tokens
 from policy_trainer.tasks.arithmetic import Arithmetic
-from tests.bench import measure, scoring
+from shared.logprobs import PlainForward
+from shared.models import load_model
+from tests.bench import measure
 from tests.bench.samplers import SIDES, ContinuousBatching, Shape, Side
 
 _BASE_MODELS = Path("runs/base_models")
@@ -32,7 +34,7 @@ _BASE_MODELS = Path("runs/base_models")
 
 def demo_model() -> PreTrainedModel:
     directory = cached_base_model(_BASE_MODELS, 0, lambda done, total: None)
-    return AutoModelForCausalLM.from_pretrained(directory).eval()
+    return load_model(str(directory), revision=None, device="cpu", dtype="float32")
 
 
 def demo_prompts(count: int) -> list[list[int]]:
@@ -94,7 +96,9 @@ def _error(shape: Shape) -> float:
     size = len(completions) // len(prompts)
     groups = [group_tokens(prompt, completions[i * size : (i + 1) * size]) for i, prompt in enumerate(prompts)]
     with torch.inference_mode():
-        exact = scoring.naive(shape.make_model(), [tokens for tokens, _, _ in groups]).numpy()
+        forward = PlainForward(shape.make_model().double())
+        exact = forward([tokens for tokens, _, _ in groups], [1.0] * len(groups)).numpy()
+    assert exact.dtype == np.float64
     return float(np.abs(np.concatenate([logps for _, logps, _ in groups]) - exact).max())
 
 
@@ -136,7 +140,7 @@ def run() -> None:
     # Continuous batching works in a thread that takes its number of threads from here.
     os.environ["OMP_NUM_THREADS"] = "1"
     measure.show(
-        "Sampling, float32, one thread; error: largest distance of a captured log-prob from float64; bar: 2x generate",
+        "Sampling, float32, one thread (bar at 8 x 8: 2x generate); error: of log-probs, from float64",
         ["", "side", "tokens/s", "ours is", "log-probs' error", "greedy tokens"],
         [row for shape in SHAPES for row in rows_of(shape)],
     )
