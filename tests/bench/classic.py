@@ -30,7 +30,7 @@ def naive_step(exact: PreTrainedModel, groups: Sequence[TokenGroup]) -> Tensor:
     assert exact.dtype == torch.float64
     rows = []
     for group in groups:
-        for row in _rows(group):
+        for row in single_rows(group):
             (logps,) = _padded(exact, row)
             logps.sum().backward()
             rows.append(logps.detach())
@@ -46,6 +46,6 @@ def _padded(model: PreTrainedModel, group: TokenGroup) -> Iterator[Tensor]:
         yield logps[len(group.prompt_ids) - 1 : len(row) - 1]
 
 
-def _rows(group: TokenGroup) -> list[TokenGroup]:
+def single_rows(group: TokenGroup) -> list[TokenGroup]:
     """The same completions as groups of one."""
     return [TokenGroup(group.prompt_ids, ids, np.array([len(ids)])) for ids in group.completions()]

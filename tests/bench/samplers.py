@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from policy_trainer.sampling.hf import HFSampler
@@ -78,6 +79,8 @@ class Generate:
         self._width = max(map(len, prompts))
         self._ids = torch.tensor([[PAD] * (self._width - len(prompt)) + prompt for prompt in prompts])
         self._mask = torch.tensor([[0] * (self._width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        device = self._model.device
+        self._ids, self._mask = self._ids.to(device), self._mask.to(device)
 
     def _generate(self, *, sampled: bool, **outputs: bool) -> Any:
         config = self._shape.config(sampled=sampled, return_dict_in_generate=True, **outputs)
@@ -87,11 +90,11 @@ class Generate:
     def sample(self, seed: int) -> list[Completion]:
         torch.manual_seed(seed)
         output = self._generate(sampled=True)
-        return _cut(output.sequences[:, self._width :].numpy())
+        return _cut(output.sequences[:, self._width :])
 
     def greedy(self) -> list[Completion]:
         output = self._generate(sampled=False)
-        return _cut(output.sequences[:, self._width :].numpy())
+        return _cut(output.sequences[:, self._width :])
 
 
 class GenerateWithLogps(Generate):
@@ -102,7 +105,7 @@ class GenerateWithLogps(Generate):
         output = self._generate(sampled=True, output_logits=True)
         ids = output.sequences[:, self._width :]
         logps = torch.stack(output.logits, dim=1).log_softmax(dim=2).gather(2, ids[:, :, None])[:, :, 0]
-        return _cut(ids.numpy(), logps.numpy())
+        return _cut(ids, logps)
 
 
 class ContinuousBatching:
@@ -167,9 +170,10 @@ SIDES: dict[str, Callable[[Shape], Side]] = {
 }
 
 
-def _cut(ids: np.ndarray, logps: np.ndarray | None = None) -> list[Completion]:
+def _cut(ids: Tensor, logps: Tensor | None = None) -> list[Completion]:
     """Rows up to their end tokens, and with them."""
-    ended = ids == EOS
-    lengths = np.where(ended.any(1), ended.argmax(1) + 1, ids.shape[1])
-    kept = np.zeros((len(ids), 0), np.float32) if logps is None else logps
-    return [Completion(ids[i, :n], kept[i, :n], bool(ended[i].any())) for i, n in enumerate(lengths)]
+    rows = ids.cpu().numpy()
+    ended = rows == EOS
+    lengths = np.where(ended.any(1), ended.argmax(1) + 1, rows.shape[1])
+    kept = np.zeros((len(rows), 0), np.float32) if logps is None else logps.cpu().numpy()
+    return [Completion(rows[i, :n], kept[i, :n], bool(ended[i].any())) for i, n in enumerate(lengths)]

@@ -1,0 +1,122 @@
+"""All figures of a GPU with one command: `python -m tests.bench.gpu`, or `make bench-gpu`.
+
+Models have random weights, so that nothing is downloaded. The sides of a comparison work in one process, in turns: a
+GPU that two processes share tells nothing of either. Without a GPU the same tables are made of a tiny model on the CPU,
+which shows that they can be made and no more.
+
+Every table is printed, and written to --json, as soon as it is ready: a machine may be taken away. One that fails
+prints why, the next one goes on, and the command ends with status 1. --tables takes some of them alone.
+"""
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.bench import gpu_exactness, gpu_runs, gpu_speed
+from tests.bench.gpu_meters import METERS
+from tests.bench.gpu_models import SIZES
+from tests.bench.gpu_rows import Row, Setting, Table, of_sizes, show
+
+DEFAULT_SIZES = {"cuda": ["3B", "7B"], "cpu": ["tiny"]}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+CPU_NOTE = "These figures are of a CPU and of short completions: they show that the tables can be made, and no more."
+
+# What matters most comes first.
+TABLES = {
+    "forms": Table(
+        "Forms of the forward: which one is chosen, its self-test, and its gradients' relative L2 distance",
+        gpu_exactness.form_rows,
+    ),
+    "classic": Table(
+        "One group of 8, P 400, beside the classic padded way (bars on an H200: score 3x, forward and backward 2.8x)",
+        of_sizes(gpu_speed.classic_rows),
+    ),
+    "tokens": Table(
+        "Scoring by tokens of a forward, beside matrix products (bar 45% from 8k tokens; the head's peak is constant)",
+        of_sizes(gpu_speed.token_rows),
+    ),
+    "values": Table("Log-probs beside float32 row by row of the same weights", of_sizes(gpu_exactness.value_rows)),
+    "steps": Table(
+        f"A whole training step of {gpu_runs.STEP_GROUPS} groups with gradient checkpointing; MiB above the weights",
+        of_sizes(gpu_runs.step_rows),
+    ),
+    "sampling": Table("Sampling beside transformers' generate", gpu_runs.sampler_rows),
+    "compiling": Table(
+        "Scoring with torch.compile(dynamic=True), which the product does not use", of_sizes(gpu_speed.compiled_rows)
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status."""
+    options = parse(arguments)
+    device = torch.device(options.device)
+    meter = METERS[device.type](device)
+    setting = Setting(meter, DTYPES[options.dtype], tuple(options.sizes or DEFAULT_SIZES[device.type]))
+    report = about(setting)
+    print(*(f"{name}: {value}" for name, value in report.items()), sep="\n", flush=True)
+    if device.type == "cpu":
+        print(CPU_NOTE, flush=True)
+    report["tables"] = tables = {}
+    for name in options.tables:
+        tables[name] = taken = take(TABLES[name], setting)
+        print(f"{name}: {taken['seconds']:.0f} s\n", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1, default=asdict))
+    failed = [name for name, taken in tables.items() if "error" in taken]
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda, cuda:1 or cpu")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="3B and 7B on a GPU, tiny on a CPU")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help="all of them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures; null: it did not fit")
+    return parser.parse_args(arguments)
+
+
+def about(setting: Setting) -> dict[str, Any]:
+    return {
+        "device": setting.meter.name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        "sizes": ", ".join(setting.sizes),
+    }
+
+
+def take(table: Table, setting: Setting) -> dict[str, Any]:
+    """Prints the table, or as much of it as there is and what went wrong."""
+    rows: list[Row] = []
+    taken: dict[str, Any] = {"title": table.title, "rows": rows}
+    started = time.perf_counter()
+    try:
+        gather(table.rows(setting), rows)
+    except Exception as error:  # the other tables do not depend on this one
+        taken["error"] = f"{type(error).__name__}: {error}"
+        print(traceback.format_exc(), flush=True)
+    taken["seconds"] = time.perf_counter() - started
+    show(table.title, rows)
+    return taken
+
+
+def gather(made: Iterator[Row], rows: list[Row]) -> None:
+    rows.extend(made)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

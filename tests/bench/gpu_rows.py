@@ -1,0 +1,110 @@
+"""What the tables of the GPU benchmark are made of: a setting in, rows of named figures out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from shared.batch import TokenGroup
+from tests.bench import measure
+from tests.bench.gpu_meters import Meter
+from tests.bench.gpu_models import SIZES, make_model
+from tests.bench.scoring import marked
+
+PROMPT = 400
+PROMISED = ("3B", "7B")  # sizes that the bars speak of, on an H200 in bfloat16
+NO_MEMORY = "does not fit"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """least: what is promised."""
+
+    value: float
+    least: float | None = None
+
+    def __str__(self) -> str:
+        return marked(self.value, self.least)
+
+
+@dataclass(frozen=True)
+class Share(Ratio):
+    def __str__(self) -> str:
+        missed = "" if self.least is None or self.value >= self.least else ", MISSED"
+        return f"{self.value:.0%}" + ("" if self.least is None else f" (bar {self.least:.0%}{missed})")
+
+
+# None: it did not fit into the memory.
+Cell = str | int | float | Ratio | None
+Row = dict[str, Cell]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and of what everything is measured. sizes: names of models."""
+
+    meter: Meter
+    dtype: torch.dtype
+    sizes: tuple[str, ...]
+
+    def make_model(self, size: str) -> PreTrainedModel:
+        self.meter.free()  # the one before it
+        return make_model(size, self.dtype, self.meter.device)
+
+    def make_groups(self, size: str, count: int) -> list[TokenGroup]:
+        return [self.make_group(size, seed) for seed in range(count)]
+
+    def groups_of(self, size: str, tokens: int) -> list[TokenGroup]:
+        """Groups of about so many tokens in all: whole ones, and a smaller one of the same shape."""
+        whole, rest = divmod(tokens / (PROMPT + sum(measure.LENGTHS)), 1)
+        groups = self.make_groups(size, int(whole))
+        return [*groups, self.make_group(size, len(groups), rest)] if rest else groups
+
+    def make_group(self, size: str, seed: int, factor: float = 1.0) -> TokenGroup:
+        """Of random tokens: P 400 and 8 completions, all lengths times the factor and what suits the device."""
+        factor *= self.meter.scale
+        prompt, *lengths = (max(1, round(factor * length)) for length in (PROMPT, *measure.LENGTHS))
+        return measure.random_group(prompt, lengths, SIZES[size].vocab_size, seed)
+
+    def least(self, size: str, ratio: float) -> float | None:
+        """A bar of the project, where it speaks of this size."""
+        return ratio if size in PROMISED else None
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rows: Callable[[Setting], Iterator[Row]]
+
+
+def of_sizes(rows_of: Callable[[Setting, str], Iterator[Row]]) -> Callable[[Setting], Iterator[Row]]:
+    """One model after the other: each is freed before the next is made."""
+
+    def rows(setting: Setting) -> Iterator[Row]:
+        for size in setting.sizes:
+            yield from rows_of(setting, size)
+
+    return rows
+
+
+def reason(error: Exception) -> str:
+    """Of an error that a table shows in place of figures."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    measure.show(title, columns, [[_text(row.get(name, "")) for name in columns] for row in rows])
+
+
+def _text(cell: Cell) -> str:
+    match cell:
+        case None:
+            return NO_MEMORY
+        case int():
+            return f"{cell:,}"
+        case float():
+            return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
+        case str() | Ratio():
+            return str(cell)

@@ -1,0 +1,124 @@
+"""Tables of what a run consists of: a whole training step, and sampling."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
+from policy_trainer.learner import Learner
+from policy_trainer.recomputation import recompute_layers
+from shared.batch import ScoredBatch, TokenGroup
+from shared.logprobs import LogprobForward, choose_forward
+from tests.bench import measure
+from tests.bench.classic import classic
+from tests.bench.gpu_meters import Taken, fitting, median_seconds
+from tests.bench.gpu_models import SIZES
+from tests.bench.gpu_rows import PROMPT, Ratio, Row, Setting
+from tests.bench.gpu_speed import STEP_BAR, compared
+from tests.bench.samplers import Generate, GenerateWithLogps, Ours, Shape, Side
+
+STEP_GROUPS = 4
+MASTERS: tuple[Literal["float32", "none"], ...] = ("float32", "none")
+# By kind of device: which model samples, and how many tokens.
+SAMPLED = {"cuda": ("0.5B", 128), "cpu": ("tiny", 16)}
+PROMPTS, GROUP_SIZE = 8, 8
+
+
+# ---------------------------------------------------------------- training steps
+
+
+class ClassicForward:
+    """The classic way, where the learner takes a `LogprobForward`. It computes no entropies: they are zeros."""
+
+    name = "classic"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._score = classic(model)
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        return self._score(groups).float()
+
+    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        logps = self(groups, temperatures)
+        return logps, torch.zeros_like(logps)
+
+
+# How a side makes its forward, and how many tokens the learner gives it at once: the classic way goes group by group.
+FORWARDS: dict[str, tuple[Callable[[PreTrainedModel], LogprobForward], int]] = {
+    "ours": (choose_forward, TrainConfig.model_fields["micro_batch_tokens"].default),
+    "classic": (ClassicForward, 1),
+}
+
+
+def step_rows(setting: Setting, size: str) -> Iterator[Row]:
+    """Each side has a model and an optimizer of its own, one after the other: both at once would not fit."""
+    for masters in MASTERS:
+        taken = {side: fitting(setting.meter, partial(taken_by, setting, size, side, masters)) for side in FORWARDS}
+        yield {"": f"{size}, masters: {masters}", **compared(taken, setting.least(size, STEP_BAR))}
+
+
+def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32", "none"]) -> Taken:
+    """The peak is above the model's weights: masters, moments and gradients are part of it."""
+    model = setting.make_model(size)
+    recompute_layers(model)
+    make_forward, micro_batch_tokens = FORWARDS[side]
+    forward = make_forward(model)
+    batches = make_batches(forward, setting.make_groups(size, STEP_GROUPS))
+    learners: list[Learner] = []
+
+    def start() -> None:
+        config = OptimizerConfig(master_weights=masters)
+        learners.append(
+            Learner(
+                model, forward, loss=LossConfig(), optimizer=config, steps=100, micro_batch_tokens=micro_batch_tokens
+            )
+        )
+        for number in range(2):  # the first one leaves the moments, with which the second needs the most
+            learners[0].step(batches, step=number)
+
+    mib = setting.meter.peak_mib(start)
+    seconds = median_seconds(setting.meter, {side: lambda: learners[0].step(batches, step=2)})
+    return Taken(seconds[side], mib)
+
+
+def make_batches(forward: LogprobForward, groups: Sequence[TokenGroup]) -> list[ScoredBatch]:
+    """As a policy samples them that has not moved away from its reference."""
+    generator, batches = np.random.default_rng(0), []
+    for group in groups:
+        with torch.inference_mode():
+            logps = forward([group], [1.0]).float().cpu().numpy()
+        rewards = generator.normal(size=group.size).astype(np.float32)
+        rollout = replace(measure.batch_of(group), rewards=rewards, sampler_logps=logps)
+        batches.append(ScoredBatch(rollout, logps, reference_version="0"))
+    return batches
+
+
+# ---------------------------------------------------------------- sampling
+
+SAMPLERS: dict[str, Callable[[Shape], Side]] = {
+    "ours": Ours,
+    "generate": GenerateWithLogps,
+    "generate, no log-probs": Generate,
+}
+
+
+def sampler_rows(setting: Setting) -> Iterator[Row]:
+    size, new_tokens = SAMPLED[setting.meter.device.type]
+    model = setting.make_model(size)
+    vocabulary = SIZES[size].vocab_size
+    length = round(setting.meter.scale * PROMPT)
+    prompts = np.random.default_rng(0).integers(2, vocabulary, (PROMPTS, length)).tolist()  # 0 and 1 pad and end
+    shape = Shape(size, lambda: model, lambda: prompts, GROUP_SIZE, new_tokens, setting.meter.repetitions)
+    sides = {name: make(shape) for name, make in SAMPLERS.items()}
+    tokens = {name: sum(len(completion.ids) for completion in side.sample(0)) for name, side in sides.items()}
+    seconds = median_seconds(setting.meter, {name: partial(side.sample, 0) for name, side in sides.items()})
+    rate = {name: tokens[name] / seconds[name] for name in sides}
+    for name in sides:
+        row: Row = {"": f"{size}, {PROMPTS * GROUP_SIZE} sequences", "side": name, "tokens": tokens[name]}
+        yield row | {"tokens/s": rate[name], "ours is": Ratio(rate["ours"] / rate[name])}
