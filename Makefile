@@ -10,7 +10,7 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest bench bench-trl chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest bench bench-gpu bench-trl chaos queue-model api-test load soak fuzz docker-test clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -29,6 +29,9 @@ pytest: $(STAMP)
 
 bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
 	$(BIN)/python -m tests.bench
+
+bench-gpu: $(STAMP)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
+	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
 bench-trl: $(STAMP)  ## the demo beside TRL's GRPOTrainer, which it installs
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
