@@ -78,12 +78,11 @@ class CpuMeter:
         pass
 
     def peak_mib(self, work: Callable[[], object]) -> float:
-        self.free()  # what the process has kept of earlier work would take this one in unseen
+        ctypes.CDLL(None).malloc_trim(0)  # what is kept of earlier work would take this one in unseen
         return measure.peak_mib(work)
 
     def free(self) -> None:
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 METERS: dict[str, Callable[[torch.device], Meter]] = {"cuda": CudaMeter, "cpu": CpuMeter}
