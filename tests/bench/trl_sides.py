@@ -1,0 +1,163 @@
+"""The two sides of `trl_step.py`: processes that take a training step when it is their turn, and tell what it took."""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+
+from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
+from policy_trainer.learner import Learner
+from ref_server.scoring.scorer import Scorer
+from shared.batch import Array, RolloutBatch, ScoredBatch
+from shared.logprobs import choose_forward
+from shared.models import load_model, load_tokenizer
+from tests.bench.measure import LENGTHS, VOCABULARY, batch_of, random_group
+
+PROMPT = 400
+BETA = 0.04
+CLIP = 0.2
+CLIP_NORM = 1.0
+LR = 1e-5
+# Added to the reference's weights: the policy is then away from it by a KL that the loss can show.
+_NOISE = 0.002
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """CPU time of one step: of the reference's log-probs, and of the rest."""
+
+    reference: float
+    update: float
+
+
+@dataclass(frozen=True, eq=False)
+class Took:
+    """One step. weights: (N,), the policy's after it."""
+
+    seconds: Seconds
+    loss: float
+    grad_norm: float
+    weights: Array
+
+
+def make_batches(groups: int) -> list[RolloutBatch]:
+    """Without the policy's log-probs, which change with every step."""
+    batches = [batch_of(random_group(PROMPT, LENGTHS, VOCABULARY, seed)) for seed in range(groups)]
+    rewards = np.random.default_rng(0).normal(size=(groups, len(LENGTHS))).astype(np.float32)
+    return [replace(batch, rewards=own, sampler_logps=None) for batch, own in zip(batches, rewards, strict=True)]
+
+
+def load_policy(directory: Path) -> PreTrainedModel:
+    model = _load(directory)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += _NOISE * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def weights(model: nn.Module) -> Array:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+
+
+def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
+    torch.set_num_threads(1)
+    policy, reference = load_policy(directory), _load(directory)
+    scorer = Scorer(choose_forward(reference), reference_version=0)
+    forward = choose_forward(policy)
+    sampler = Scorer(forward, reference_version=0)
+    learner = Learner(
+        policy,
+        forward,
+        loss=LossConfig(clip=CLIP, beta=BETA),
+        optimizer=OptimizerConfig(lr=LR, clip_norm=CLIP_NORM),
+        steps=1,
+        micro_batch_tokens=TrainConfig.model_fields["micro_batch_tokens"].default,
+    )
+    batches = make_batches(groups)
+    request = [batch.group for batch in batches], [batch.temperature for batch in batches]
+    while turns.recv():
+        logps = sampler.score(*request).logps
+        sampled = [replace(batch, sampler_logps=own) for batch, own in zip(batches, logps, strict=True)]
+        began = time.process_time()
+        ref_logps = scorer.score(*request).logps
+        referenced = time.process_time()
+        scored = [ScoredBatch(*both, reference_version="0") for both in zip(sampled, ref_logps, strict=True)]
+        stats = learner.step(scored, step=0)
+        seconds = Seconds(referenced - began, time.process_time() - referenced)
+        turns.send(Took(seconds, stats.loss, stats.grad_norm, weights(policy)))
+
+
+def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is
+    # By name: they are installed for this benchmark alone, and the type checker must not depend on that.
+    datasets: Any = import_module("datasets")
+    trl: Any = import_module("trl")
+    calls, size = _Calls(turns, make_batches(groups)), len(LENGTHS)
+    settings = trl.GRPOConfig(
+        output_dir=str(directory), use_cpu=True, bf16=False, max_steps=1000, gradient_checkpointing=False,
+        per_device_train_batch_size=groups * size, num_generations=size,
+        learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=CLIP_NORM, temperature=1.0,
+        loss_type="grpo", beta=BETA, epsilon=CLIP, use_bias_correction_kl=False,
+        shuffle_dataset=False, save_strategy="no", report_to="none", logging_steps=1, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=load_policy(directory),
+        processing_class=load_tokenizer(str(directory)),
+        reward_funcs=calls.reward,
+        args=settings,
+        train_dataset=datasets.Dataset.from_list([{"prompt": str(i)} for i in range(groups)]),
+        rollout_func=calls.rollout,
+        callbacks=[calls],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
+def take_steps_of_trl_on_gpu(turns: Connection, directory: Path, groups: int) -> None:
+    """TRL with what it does on a GPU only: its LM head skips prompts and padding. No setting asks for that here."""
+    utils: Any = import_module("trl.trainer.utils")
+    utils._use_triton = lambda device: True
+    take_trl_steps(turns, directory, groups)
+
+
+class _Calls(TrainerCallback):
+    """What TRL's loop calls, in this order. It waits for its turn where it would generate."""
+
+    def __init__(self, turns: Connection, batches: list[RolloutBatch]) -> None:
+        rows = [(batch.group.prompt_ids, ids) for batch in batches for ids in batch.group.completions()]
+        self._turns = turns
+        self._prompts = [prompt.tolist() for prompt, _ in rows]
+        self._completions = [completion.tolist() for _, completion in rows]
+        self._rewards = [float(reward) for batch in batches for reward in batch.rewards]
+        self._began = self._referenced = self._ended = 0.0
+
+    def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        assert len(prompts) == len(self._prompts)
+        self._turns.recv()
+        self._began = time.process_time()
+        return {"prompt_ids": self._prompts, "completion_ids": self._completions, "logprobs": None}
+
+    def reward(self, **_: Any) -> list[float]:
+        self._referenced = time.process_time()
+        return self._rewards
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._ended = time.process_time()
+
+    def on_log(self, *_: Any, model: nn.Module, logs: dict[str, float], **__: Any) -> None:
+        seconds = Seconds(self._referenced - self._began, self._ended - self._referenced)
+        self._turns.send(Took(seconds, logs["loss"], logs["grad_norm"], weights(model)))
+
+
+def _load(directory: Path) -> PreTrainedModel:
+    return load_model(str(directory), revision=None, device="cpu", dtype="float32")
