@@ -92,9 +92,11 @@ def _run(
     tokenizer = load_tokenizer(source, revision=revision)
     if config.gradient_checkpointing:
         recompute_layers(model)
+    forward = choose_forward(model)
+    display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
     learner = Learner(
         model,
-        choose_forward(model),
+        forward,
         loss=config.loss,
         optimizer=config.optimizer,
         steps=config.steps,

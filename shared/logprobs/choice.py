@@ -1,5 +1,6 @@
 """Which forward a model gets: the fastest that agrees with the plainest forward there is."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,10 @@ from shared.logprobs.head import target_logps
 from shared.logprobs.interface import LogprobForward
 from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, rope_depends_on_length
+from shared.logprobs.varlen import has_kernel
 from shared.refusal import Refused
+
+log = logging.getLogger(__name__)
 
 
 def choose_forward(model: PreTrainedModel) -> LogprobForward:
@@ -30,6 +34,7 @@ def choose_forward(model: PreTrainedModel) -> LogprobForward:
             if difference <= self_test_tolerance(model.dtype):
                 return forward
             errors[candidate.name] = f"differs from a plain forward by {difference:.2g} of the log-probs' spread"
+        log.warning("the %s form of computing log-probs is refused: %s", candidate.name, errors[candidate.name])
         model.set_attn_implementation(attention)  # a refused packed form leaves no trace
     raise Refused(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
 
@@ -39,8 +44,9 @@ def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForwa
 
     Looked up, since a window longer than the self-test's rows, or a cap above its logits, would escape the self-test.
     """
-    packed = [VarlenForward, PackedForward] if attends_fully(model) else []
-    return [*packed, *([PaddedForward] if _has_known_head(model) else []), PlainForward]
+    packed = [PackedForward] if attends_fully(model) else []
+    varlen = [VarlenForward] if packed and has_kernel(model.dtype, model.device) else []
+    return [*varlen, *packed, *([PaddedForward] if _has_known_head(model) else []), PlainForward]
 
 
 def attends_fully(model: PreTrainedModel) -> bool:

@@ -8,11 +8,16 @@ from torch.nn.attention.varlen import varlen_attn
 from shared.logprobs.layout import PackedLayout
 
 
+def has_kernel(dtype: torch.dtype, device: torch.device) -> bool:
+    """Half precision on CUDA; which cards and widths of heads it knows, the self-test tells."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+
+
 class VarlenAttention:
     """A `SpanAttention` for float16 and bfloat16 on CUDA."""
 
     def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
-        if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        if not has_kernel(dtype, device):
             raise NotImplementedError(f"varlen attention is for half precision on CUDA, not {dtype} on {device.type}")
         self._lay_out(layout, device)
 

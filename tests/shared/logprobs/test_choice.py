@@ -92,12 +92,15 @@ class Refusing(PackedForward):
 
 
 @pytest.mark.parametrize("wrong", [Shifted, Refusing])
-def test_a_wrong_packed_form_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: type[PackedForward]) -> None:
+def test_a_wrong_packed_form_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: type[PackedForward]
+) -> None:
     monkeypatch.setattr(choice, "PackedForward", wrong)
     model = make("qwen2")
     before = model.config._attn_implementation
     assert choose_forward(model).name == "padded"
     assert model.config._attn_implementation == before
+    assert "the packed form of computing log-probs is refused" in caplog.text
 
 
 def test_without_a_right_form_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
