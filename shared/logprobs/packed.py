@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.attention import PACKED_ATTENTION, SpanAttention
-from shared.logprobs.head import LMHead
+from shared.logprobs.hidden import HiddenForward
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention
@@ -20,25 +20,17 @@ class _MakesAttention(Protocol):
     def __call__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> SpanAttention: ...
 
 
-class PackedForward:
+class PackedForward(HiddenForward):
     """Needs full attention through transformers' attention interface, and a head that is a matrix."""
 
     name = "packed"
     _attention: ClassVar[_MakesAttention] = StackedAttention
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._head = LMHead.of(model)
+        super().__init__(model)
         model.set_attn_implementation(PACKED_ATTENTION)
-        self._model = model
 
-    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        return self._head.logps(*self._hidden(groups, temperatures))
-
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        return self._head.logps_and_entropy(*self._hidden(groups, temperatures))
-
-    def _hidden(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
-        """The hidden states that predict the completion tokens, the tokens, and their temperatures."""
+    def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         device = self._model.device
         layout = PackedLayout.of(groups)
         ids = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])
@@ -50,13 +42,7 @@ class PackedForward:
             use_cache=False,
             span_attention=type(self)._attention(layout, dtype=self._model.dtype, device=device),
         ).last_hidden_state[0]
-        targets = np.concatenate([group.completion_ids for group in groups])
-        per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups])
-        return (
-            hidden.index_select(0, torch.tensor(layout.predictors(), device=device)),
-            torch.tensor(targets, device=device),
-            torch.tensor(per_token, dtype=torch.float32, device=device),
-        )
+        return hidden.index_select(0, torch.tensor(layout.predictors(), device=device))
 
 
 class VarlenForward(PackedForward):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
-from shared.logprobs.head import LMHead, entropies, target_logps
+from shared.logprobs.head import entropies, target_logps
+from shared.logprobs.hidden import HiddenForward
 
 # Tokens of a padded micro-batch at most, unless one row alone has more.
 ROW_TOKENS = 4096
@@ -20,33 +21,16 @@ class Row(NamedTuple):
 
     prompt: int
     ids: np.ndarray
-    temperature: float
 
 
-class PaddedForward:
+class PaddedForward(HiddenForward):
     """Hidden states of padded rows, and of those only what predicts a completion token through the tiled head."""
 
     name = "padded"
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._head = LMHead.of(model)
-        self._model = model
-
-    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        return self._head.logps(*self._hidden(groups, temperatures))
-
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        return self._head.logps_and_entropy(*self._hidden(groups, temperatures))
-
-    def _hidden(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
-        rows, device = _rows(groups, temperatures), self._model.device
-        hidden = _by_row(self._model, rows, lambda **inputs: self._model.base_model(**inputs).last_hidden_state)
-        targets = np.concatenate([row.ids[row.prompt :] for row in rows])
-        per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups])
-        return (
-            torch.cat(hidden),
-            torch.tensor(targets, device=device),
-            torch.tensor(per_token, dtype=torch.float32, device=device),
+    def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
+        return torch.cat(
+            _by_row(self._model, _rows(groups), lambda **inputs: self._model.base_model(**inputs).last_hidden_state)
         )
 
 
@@ -59,18 +43,20 @@ class PlainForward:
         self._model = model
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        rows, logits = self._logits(groups, temperatures)
-        return torch.cat([_row_logps(row, own) for row, own in zip(rows, logits, strict=True)])
+        return torch.cat([target_logps(*parts) for parts in self._parts(groups, temperatures)])
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        rows, logits = self._logits(groups, temperatures)
-        logps = [_row_logps(row, own) for row, own in zip(rows, logits, strict=True)]
-        entropy = [entropies(own, row.temperature) for row, own in zip(rows, logits, strict=True)]
-        return torch.cat(logps), torch.cat(entropy)
+        parts = self._parts(groups, temperatures)
+        logps = [target_logps(*part) for part in parts]
+        return torch.cat(logps), torch.cat([entropies(logits, temperature) for logits, _, temperature in parts])
 
-    def _logits(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[list[Row], list[Tensor]]:
-        rows = _rows(groups, temperatures)
-        return rows, _by_row(self._model, rows, lambda **inputs: self._model(**inputs).logits)
+    def _parts(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[tuple[Tensor, Tensor, float]]:
+        """Of each completion: (T, V) logits, (T,) tokens, temperature."""
+        rows = _rows(groups)
+        logits = _by_row(self._model, rows, lambda **inputs: self._model(**inputs).logits)
+        targets = [torch.tensor(row.ids[row.prompt :], device=self._model.device) for row in rows]
+        per_row = np.repeat(temperatures, [group.size for group in groups]).tolist()
+        return list(zip(logits, targets, per_row, strict=True))
 
 
 def rope_depends_on_length(model: PreTrainedModel) -> bool:
@@ -93,10 +79,10 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _rows(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[Row]:
+def _rows(groups: Sequence[TokenGroup]) -> list[Row]:
     return [
-        Row(len(group.prompt_ids), np.concatenate([group.prompt_ids, completion]), temperature)
-        for group, temperature in zip(groups, temperatures, strict=True)
+        Row(len(group.prompt_ids), np.concatenate([group.prompt_ids, completion]))
+        for group in groups
         for completion in group.completions()
     ]
 
@@ -114,7 +100,3 @@ def _by_row(model: PreTrainedModel, rows: Sequence[Row], states: Callable[..., T
             row = rows[index]
             found[index] = row_states[row.prompt - 1 : len(row.ids) - 1]
     return [found[index] for index in range(len(rows))]
-
-
-def _row_logps(row: Row, logits: Tensor) -> Tensor:
-    return target_logps(logits, torch.tensor(row.ids[row.prompt :], device=logits.device), row.temperature)
