@@ -105,7 +105,7 @@ def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
     calls, size = _Calls(turns, make_batches(groups)), len(LENGTHS)
     settings = trl.GRPOConfig(
         output_dir=str(directory), use_cpu=True, bf16=False, max_steps=1000, gradient_checkpointing=False,
-        per_device_train_batch_size=groups * size, num_generations=size,
+        per_device_train_batch_size=size, gradient_accumulation_steps=groups, num_generations=size,
         learning_rate=LR, lr_scheduler_type="constant", max_grad_norm=CLIP_NORM, temperature=1.0,
         loss_type="grpo", beta=BETA, epsilon=CLIP, use_bias_correction_kl=False,
         shuffle_dataset=False, save_strategy="no", report_to="none", logging_steps=1, disable_tqdm=True,
