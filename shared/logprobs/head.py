@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 # Logits of one tile. On a CPU 4 MiB of float32, which stay in its caches; a GPU wants more work at a time.
 _TILE_LOGITS = {"cpu": 2**20}
 _TILE_LOGITS_ELSEWHERE = 2**26
-# Sizes of tiles are multiples of this: rows of logits that begin in the middle of a cache line cost a third of the speed.
+# Sizes of tiles are multiples of this: rows of logits that begin within a cache line cost a third of the speed.
 _ALIGNED = 64
 # Tokens of one tile at most: fewer make the matrix products slow, more make tiles of little vocabulary.
 _TILE_TOKENS = 1024
