@@ -1,6 +1,8 @@
 """Uploading while sampling: in order, not too far ahead, and never silently stuck."""
 
+import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,13 @@ class Server:
             assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=10)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def outbox(directory: Path) -> Outbox:
     return Outbox(directory, worker=0, workers=1, start=0)
 
@@ -56,7 +65,8 @@ def test_what_an_earlier_life_left_goes_first(tmp_path: Path, make_scored: Calla
     server.open.set()
     delivery.send(3, b"3")
     server.wait_for(4)
-    assert server.bodies == [*left, b"2", b"3"]
+    assert server.bodies[:2] == left
+    assert sorted(server.bodies[2:]) == [b"2", b"3"]
 
 
 def test_what_a_power_cut_spoilt_is_dropped(tmp_path: Path) -> None:
@@ -118,9 +128,44 @@ def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
     for body in (b"too large", b"good"):
         delivery.send(box.draw(), body)
     server.wait_for(1)
+    until(lambda: not list(tmp_path.glob("*.safetensors")))
     assert server.bodies == [b"good"]
     assert [path.name for path in tmp_path.glob("*.refused")] == ["000000000000.refused"]
     assert outbox(tmp_path).next_index == 2, "a restart does not send it again"
+
+
+def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> None:
+    """The first one is answered last: no later one may move the cursor past it."""
+
+    class Slow(Server):
+        def __init__(self) -> None:
+            super().__init__()
+            self.together = threading.Barrier(3)
+            self.others = threading.Semaphore(0)
+
+        def upload(self, body: bytes) -> None:
+            if body == b"alone":
+                return super().upload(body)
+            self.together.wait(10)
+            if body == b"first":
+                assert self.others.acquire(timeout=10) and self.others.acquire(timeout=10)
+                assert cursor() <= 1, "nothing is noted before the first"
+            super().upload(body)
+            self.others.release()
+
+    def cursor() -> int:
+        return json.loads((tmp_path / "cursor.json").read_text())["next_index"]
+
+    server, box = Slow(), outbox(tmp_path)
+    delivery = deliver(server, box, ahead=4)
+    for body in (b"alone", b"first", b"second", b"third"):  # the first goes by itself, while it waits for the door
+        delivery.send(box.draw(), body)
+        if body == b"alone":
+            until(lambda: delivery._waiting.empty())
+    server.open.set()
+    server.wait_for(4)
+    until(lambda: cursor() == 4)
+    assert server.bodies[-1] == b"first"
 
 
 def test_a_server_that_takes_nothing_is_a_fault(tmp_path: Path) -> None:
