@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -13,7 +12,7 @@ from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.loss import k3, sequence_mean_weights, token_loss
 from policy_trainer.micro_batches import MicroBatch, cut, micro_batches, prepare
 from policy_trainer.weights import make_weights
-from shared.batch import ScoredBatch, TokenGroup
+from shared.batch import ScoredBatch
 from shared.logprobs import LogprobForward
 
 
@@ -125,7 +124,7 @@ class Learner:
         with torch.no_grad():
             for part in cut([group.tokens for group, _ in groups], self._micro_batch_tokens):
                 packed = self._forward(*zip(*groups[part], strict=True))
-                halves = [(half, temperature) for group, temperature in groups[part] for half in _halves(group)]
+                halves = [(half, temperature) for group, temperature in groups[part] for half in group.halves()]
                 alone = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])
                 total += float(k3(packed - alone).double().sum())
                 count += len(packed)
@@ -144,16 +143,6 @@ class Learner:
         kl, trained_entropy = per_token.kl.detach().sum(), torch.where(mask, entropy, 0.0).sum()
         sums = (loss.detach(), kl, trained_entropy, per_token.clipped.sum(), mask.sum())
         return torch.stack([part.to(logps.dtype) for part in sums])
-
-
-def _halves(group: TokenGroup) -> list[TokenGroup]:
-    """A group of one stays whole."""
-    completions, middle = group.completions(), group.size // 2
-    return [
-        TokenGroup(group.prompt_ids, np.concatenate(half), np.array([len(completion) for completion in half]))
-        for half in (completions[:middle], completions[middle:])
-        if half
-    ]
 
 
 def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:

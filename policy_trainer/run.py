@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from transformers import PreTrainedModel
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.config import TrainConfig
@@ -90,22 +91,7 @@ def _run(
     display.note(f"loading {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(source, revision=revision)
-    if config.gradient_checkpointing:
-        recompute_layers(model)
-    forward = choose_forward(model)
-    display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
-    learner = Learner(
-        model,
-        forward,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        steps=config.steps,
-        micro_batch_tokens=config.micro_batch_tokens,
-    )
-    if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
-        display.note(PURE_BFLOAT16)
-    if checkpoint:
-        restore(checkpoint, learner.weights)
+    learner = _make_learner(config, model, checkpoint, display)
     evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     stop.check()
@@ -154,6 +140,26 @@ def _run(
             feed.close()
         metrics.close()
         client.close()
+
+
+def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None, display: Display) -> Learner:
+    if config.gradient_checkpointing:
+        recompute_layers(model)
+    forward = choose_forward(model)
+    display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
+    learner = Learner(
+        model,
+        forward,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.steps,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
+    if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
+        display.note(PURE_BFLOAT16)
+    if checkpoint:
+        restore(checkpoint, learner.weights)
+    return learner
 
 
 def _open(directory: RunDirectory, config: TrainConfig, console: Console) -> bool:

@@ -75,6 +75,14 @@ class TokenGroup:
         """The G completions as arrays of their own length."""
         return np.split(self.completion_ids, np.cumsum(self.completion_lengths)[:-1])
 
+    def halves(self) -> "list[TokenGroup]":
+        """Two groups with half of the completions each, in order; a group of one stays whole."""
+        if self.size == 1:
+            return [self]
+        first, second = np.split(self.completion_lengths, [self.size // 2])
+        ids = np.split(self.completion_ids, [int(first.sum())])
+        return [TokenGroup(self.prompt_ids, *half) for half in zip(ids, (first, second), strict=True)]
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepRewards:

@@ -15,6 +15,7 @@ from transformers.cache_utils import CacheLayerMixin
 from policy_trainer.sampling.decoding import Prompts
 from policy_trainer.sampling.grid import Grid
 from shared.logprobs import attends_fully
+from shared.logprobs.attention import refuse_extras
 
 ATTENTION = "tandem_shared_prompts"
 # Tokens that the rows' keys and values have room for at first; when it is full it grows by half.
@@ -141,9 +142,7 @@ def shared_prompts_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. Without a function for masks beside it, transformers makes none."""
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
-    if unknown:
-        raise NotImplementedError(f"shared prompts' attention has no {', '.join(unknown)}")
+    refuse_extras(kwargs)
     query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
     return shared_prompts.attend(module.layer_idx, query, key, value), None  # type: ignore[arg-type]
 

@@ -77,11 +77,4 @@ def _halves(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list
             "completion_lengths",
             f"and the prompt make a row of {group.tokens} tokens, for which the memory of the device does not suffice",
         )
-    return [([half], temperatures) for half in _halve(group)]
-
-
-def _halve(group: TokenGroup) -> list[TokenGroup]:
-    cut = group.size // 2
-    first, second = np.split(group.completion_lengths, [cut])
-    ids = np.split(group.completion_ids, [int(first.sum())])
-    return [TokenGroup(group.prompt_ids, *half) for half in zip(ids, (first, second), strict=True)]
+    return [([half], temperatures) for half in group.halves()]

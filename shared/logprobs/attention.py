@@ -43,13 +43,18 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    refuse_extras(kwargs)
     if (kwargs.get("sliding_window") or span_attention.longest_row) < span_attention.longest_row:
-        unknown.append("sliding_window")
-    if unknown:
-        raise NotImplementedError(f"packed attention has no {', '.join(unknown)}")
+        raise NotImplementedError("packed attention has no sliding_window")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     return span_attention(query, key, value, scaling, dropout)[None], None
+
+
+def refuse_extras(options: dict[str, Any]) -> None:
+    """Raises NotImplementedError for what some models ask of attention, and plain attention would ignore."""
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if unknown:
+        raise NotImplementedError(f"plain attention has no {', '.join(unknown)}")
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
