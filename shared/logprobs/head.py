@@ -1,7 +1,7 @@
 """The LM head and the log-softmax, in tiles of tokens times vocabulary: (C, V) logits never exist.
 
-A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. The backward computes the tiles again,
-since keeping them would cost what the tiles have saved.
+A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. For the backward a fixed number of
+logits is kept; the tiles beyond are computed again, since keeping all would cost what the tiles have saved.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,8 @@ _TILE_LOGITS = {"cpu": 2**20}
 _TILE_LOGITS_ELSEWHERE = 2**26
 # Sizes of tiles are multiples of this: rows of logits that begin within a cache line cost a third of the speed.
 _ALIGNED = 64
+# Logits kept for a backward, 512 MiB of float32: each saves a quarter of the head's matrix products.
+_KEPT_LOGITS = 2**27
 # Tokens of one tile at most: fewer make the matrix products slow, more make tiles of little vocabulary.
 _TILE_TOKENS = 1024
 
@@ -45,15 +47,17 @@ class LMHead:
 
     def logps(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
         """(C, h) hidden states, (C,) targets and temperatures -> (C,) log-probs, float32 or float64."""
-        return _TiledLogps.apply(
-            hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures, self.softcap, False
-        )[0]  # type: ignore[index]
+        return self._apply(hidden, targets, temperatures, with_entropy=False)[0]
 
     def logps_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the (C,) entropies in nats, which have no gradient."""
-        return _TiledLogps.apply(
-            hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures, self.softcap, True
-        )  # type: ignore[return-value]
+        return self._apply(hidden, targets, temperatures, with_entropy=True)
+
+    def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
+        # Within a forward nothing tells whether a backward may follow.
+        keeping = _KEPT_LOGITS if torch.is_grad_enabled() else 0
+        inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
+        return _TiledLogps.apply(*inputs, self.softcap, with_entropy, keeping)  # type: ignore[return-value]
 
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -79,12 +83,14 @@ class _TiledLogps(torch.autograd.Function):
         temperatures: Tensor,
         softcap: float | None,
         with_entropy: bool,
+        keeping: int,
     ) -> tuple[Tensor, Tensor | None]:
-        tiles = _Tiles(hidden, weight, bias, targets, temperatures, softcap)
+        tiles = _Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
         # Of each part of the vocabulary: the log of the sum of exponentials, and the expected logit.
         sums, expected = hidden.new_zeros((2, *shape), dtype=_wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
+        kept: dict[tuple[int, int], Tensor] = {}
         for part, vocabulary in enumerate(tiles.vocabulary):
             for tokens in tiles.tokens:
                 logits = tiles.logits(tokens, vocabulary)
@@ -95,9 +101,12 @@ class _TiledLogps(torch.autograd.Function):
                     expected[part, tokens] = torch.linalg.vecdot(logps.exp_(), logits)
                 inside, column = tiles.targets(tokens, vocabulary)
                 target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
+                keeping -= logits.numel()
+                if keeping >= 0:
+                    kept[vocabulary.start, tokens.start] = logits
         log_sum = sums.logsumexp(dim=0)
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum)
-        ctx.softcap = softcap
+        ctx.softcap, ctx.kept = softcap, kept
         entropy = None
         if with_entropy:
             entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0)
@@ -108,7 +117,7 @@ class _TiledLogps(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, bias, targets, temperatures, log_sum = ctx.saved_tensors
-        tiles = _Tiles(hidden, weight, bias, targets, temperatures, ctx.softcap)
+        tiles = _Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.empty_like(weight) if wants_weight else None
@@ -119,7 +128,11 @@ class _TiledLogps(torch.autograd.Function):
             tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
             tile_bias = log_sum.new_zeros(vocabulary.stop - vocabulary.start) if wants_bias else None
             for tokens in tiles.tokens:
-                slope = tiles.slope(tokens, vocabulary, log_sum, scale)
+                # Taken, not read: it is overwritten, and a tile that is done frees its memory.
+                logits = ctx.kept.pop((vocabulary.start, tokens.start), None)
+                if logits is None:
+                    logits = tiles.logits(tokens, vocabulary)
+                slope = tiles.slope_(logits, tokens, vocabulary, log_sum, scale)
                 if tile_bias is not None:
                     tile_bias += slope.sum(dim=0)
                 slope = slope.to(weight.dtype)
@@ -131,7 +144,7 @@ class _TiledLogps(torch.autograd.Function):
                 grad_weight[vocabulary] = tile_weight
             if grad_bias is not None and tile_bias is not None:
                 grad_bias[vocabulary] = tile_bias
-        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, *[None] * 4)
+        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, *[None] * 5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,19 +157,31 @@ class _Tiles:
     all_targets: Tensor
     temperatures: Tensor
     softcap: float | None
+    tokens: list[slice]
+    vocabulary: list[slice]
 
-    @property
-    def tokens(self) -> list[slice]:
-        return list(_slices(len(self.hidden), _TILE_TOKENS))
-
-    @property
-    def vocabulary(self) -> list[slice]:
-        tokens = self.tokens[0].stop
-        logits = _TILE_LOGITS.get(self.hidden.device.type, _TILE_LOGITS_ELSEWHERE)
-        return list(_slices(len(self.weight), max(1, logits // tokens)))
+    @classmethod
+    def of(
+        cls,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperatures: Tensor,
+        softcap: float | None,
+    ) -> "_Tiles":
+        tokens = list(_slices(len(hidden), _TILE_TOKENS))
+        size = _TILE_LOGITS.get(hidden.device.type, _TILE_LOGITS_ELSEWHERE) // tokens[0].stop
+        return cls(
+            hidden, weight, bias, targets, temperatures, softcap, tokens, list(_slices(len(weight), max(1, size)))
+        )
 
     def logits(self, tokens: slice, vocabulary: slice) -> Tensor:
-        return self._capped(tokens, vocabulary).div_(self.temperatures[tokens, None])
+        bias = None if self.bias is None else self.bias[vocabulary]
+        logits = F.linear(self.hidden[tokens], self.weight[vocabulary], bias).to(_wide(self.hidden.dtype))
+        if self.softcap is not None:
+            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits.div_(self.temperatures[tokens, None])
 
     def targets(self, tokens: slice, vocabulary: slice) -> tuple[Tensor, Tensor]:
         """bool (T,): whose target is in this part; (T, 1): in which column, any where it is not."""
@@ -164,20 +189,18 @@ class _Tiles:
         size = vocabulary.stop - vocabulary.start
         return (column >= 0) & (column < size), column.clamp(0, size - 1)[:, None]
 
-    def slope(self, tokens: slice, vocabulary: slice, log_sum: Tensor, scale: Tensor) -> Tensor:
-        """Gradient with respect to what the matrix product gave: scale (onehot - softmax) and the cap's own slope."""
-        capped = self._capped(tokens, vocabulary)
-        through = None if self.softcap is None else 1 - (capped / self.softcap).square()
-        slope = capped.div_(self.temperatures[tokens, None]).sub_(log_sum[tokens, None]).exp_()
-        slope.mul_(-scale[tokens, None])
+    def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, log_sum: Tensor, scale: Tensor) -> Tensor:
+        """Gradient with respect to what the matrix product gave: scale (onehot - softmax) and the cap's own slope.
+
+        Takes the place of the logits in memory.
+        """
+        through = None
+        if self.softcap is not None:
+            through = 1 - (logits * (self.temperatures[tokens, None] / self.softcap)).square()
+        slope = logits.sub_(log_sum[tokens, None]).exp_().mul_(-scale[tokens, None])
         inside, column = self.targets(tokens, vocabulary)
         slope.scatter_add_(1, column, torch.where(inside, scale[tokens], 0.0)[:, None])
         return slope if through is None else slope.mul_(through)
-
-    def _capped(self, tokens: slice, vocabulary: slice) -> Tensor:
-        bias = None if self.bias is None else self.bias[vocabulary]
-        logits = F.linear(self.hidden[tokens], self.weight[vocabulary], bias).to(_wide(self.hidden.dtype))
-        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
 def _slices(length: int, limit: int) -> Iterator[slice]:

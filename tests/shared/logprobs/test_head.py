@@ -11,7 +11,8 @@ from shared.logprobs.head import LMHead, entropies, target_logps
 from tests.shared.logprobs.families import SHAPES, gradients, make, mixed, weights
 
 HIDDEN, VOCABULARY, TOKENS = 16, 203, 37
-TILES = [(1, 1), (5, 60), (8, 1624), (1024, 2**22)]
+# Tokens and logits of a tile, and logits that are kept for the backward: none, some, all.
+TILES = [(1, 1, 0), (5, 60, 700), (8, 1624, 0), (1024, 2**22, 2**22)]
 
 
 class Inputs:
@@ -49,9 +50,10 @@ def naive(inputs: Inputs, softcap: float | None) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(params=TILES, ids=str)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, logits = request.param
+    tokens, logits, kept = request.param
     monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
     monkeypatch.setitem(head._TILE_LOGITS, "cpu", logits)
+    monkeypatch.setattr(head, "_KEPT_LOGITS", kept)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -137,6 +139,25 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     inputs.head(None).logps(inputs.hidden, inputs.targets, inputs.temperatures).sum().backward()
     assert inputs.weight.grad is None
     assert inputs.hidden.grad is not None
+
+
+def test_a_bounded_number_of_logits_is_kept_for_one_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_TILE_TOKENS", 8)
+    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 160)
+    monkeypatch.setattr(head, "_KEPT_LOGITS", 2000)
+    inputs = Inputs()
+
+    def logps() -> Tensor:
+        return inputs.head(None).logps(inputs.hidden, inputs.targets, inputs.temperatures)
+
+    total: Any = logps().sum()
+    kept = total.grad_fn.next_functions[0][0].kept
+    assert 1800 < sum(logits.numel() for logits in kept.values()) <= 2000
+    first = torch.autograd.grad(total, inputs.leaves(), retain_graph=True)
+    assert not kept
+    second = torch.autograd.grad(total, inputs.leaves())  # all of it computed again
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
