@@ -10,11 +10,9 @@ from policy_trainer.sampling.interface import SamplingParams
 def draw(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """(B, V) logits -> (B,) tokens and float32 (B,) log-probs at the temperature, before top-p, top-k."""
     greedy = params.temperature == 0
-    scores = logits.float() / (1.0 if greedy else params.temperature)
-    scores = scores - scores.amax(dim=1, keepdim=True)
-    weights = scores.exp()
-    tokens = scores.argmax(dim=1, keepdim=True) if greedy else _choose(_truncate(weights, scores, params), generator)
-    return tokens[:, 0], (scores.gather(1, tokens) - weights.sum(dim=1, keepdim=True).log())[:, 0]
+    logps = (logits.float() / (1.0 if greedy else params.temperature)).log_softmax(dim=1)
+    tokens = logps.argmax(dim=1, keepdim=True) if greedy else _choose(_truncate(logps, params).exp(), generator)
+    return tokens[:, 0], logps.gather(1, tokens)[:, 0]
 
 
 def _choose(weights: Tensor, generator: torch.Generator) -> Tensor:
@@ -30,14 +28,11 @@ def _choose(weights: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(sums, points, right=True)
 
 
-def _truncate(weights: Tensor, scores: Tensor, params: SamplingParams) -> Tensor:
-    """Weights of 0 for the tokens that top-k and top-p leave out."""
+def _truncate(logps: Tensor, params: SamplingParams) -> Tensor:
+    """-inf for the tokens that top-k and top-p leave out."""
     warpers = LogitsProcessorList()
     if params.top_k > 0:
         warpers.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         warpers.append(TopPLogitsWarper(params.top_p))
-    if not warpers:
-        return weights
-    kept = warpers(scores.new_empty(0), scores)  # type: ignore[arg-type]
-    return weights.masked_fill(kept == -torch.inf, 0)
+    return warpers(logps.new_empty(0), logps)  # type: ignore[arg-type]
