@@ -4,131 +4,25 @@ One TOML file serves every command: each takes its own fields from it.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
-from policy_trainer.sampling.interface import SamplingParams
+from policy_trainer.config.data import DataConfig, TaskName, refuse_missing_source
+from policy_trainer.config.loss import LossConfig
+from policy_trainer.config.rewards import JudgingConfig
+from policy_trainer.config.sampling import SamplingConfig
+from policy_trainer.config.training import (
+    CheckpointConfig,
+    EvalEvaluationConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+)
 from shared.settings import Dtype, settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
-
-
-class DataConfig(Section):
-    """Where prompts come from and how answers are judged."""
-
-    path: Path | None = None
-    """jsonl: file of training problems, one {"prompt" or "messages", "answer"} a line."""
-    held_out_path: Path | None = None
-    """jsonl: file of held-out problems. Without it every tenth problem of `path` is held out."""
-    answer_rule: Literal["exact", "number", "math"] = "exact"
-    """jsonl: how an answer is compared: as text, as a number, or as mathematics by math-verify."""
-    system_prompt: str | None = None
-    """Put before every prompt that has no system message of its own."""
-    max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Prompts with more tokens are too long."""
-    too_long: Literal["drop", "refuse"] = "drop"
-    """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""
-
-
-class SamplingConfig(Section):
-    """How completions are sampled."""
-
-    group_size: int = Field(default=8, ge=1)
-    """Completions for each prompt: G."""
-    prompts_per_round: int = Field(default=8, ge=1)
-    """Prompts that a worker samples together."""
-    max_new_tokens: int = Field(default=512, ge=1)
-    """Completions are cut off here."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Logits are divided by it, in sampling, scoring and training alike."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling; 1 is off. The learner does not renormalise: below 1 the ratio is biased."""
-    top_k: int = Field(default=0, ge=0)
-    """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
-    stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = []
-    """Texts that end a completion besides the model's EOS tokens. One with a comma is given as JSON: '["a,b"]'."""
-
-    def params(self, *, group_size: int | None = None, temperature: float | None = None) -> SamplingParams:
-        """What a sampler is told; the arguments replace the configured values, temperature 0 being greedy."""
-        return SamplingParams(
-            group_size=self.group_size if group_size is None else group_size,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature if temperature is None else temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=tuple(self.stop),
-        )
-
-
-class LossConfig(Section):
-    """The GRPO loss."""
-
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Ratios are clipped to [1 - clip, 1 + clip]."""
-    beta: float = Field(default=0.04, ge=0)
-    """Weight of the KL penalty to the reference."""
-    advantage_eps: float = Field(default=1e-4, gt=0)
-    """Added to the standard deviation of a group's rewards."""
-    drop_zero_variance: bool = True
-    """Leave out groups whose rewards are all equal: they have no advantage and would feel the KL penalty only."""
-
-
-class OptimizerConfig(Section):
-    """AdamW: a linear warm-up, then a linear decay over the run."""
-
-    lr: float = Field(default=1e-6, gt=0)
-    """Peak learning rate."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps until the peak."""
-    final_lr_fraction: float = Field(default=1.0, ge=0, le=1)
-    """The learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's betas."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's weight decay."""
-    clip_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this norm."""
-    master_weights: Literal["float32", "none"] = "float32"
-    """What a bfloat16 model's small steps are gathered in; none is pure bfloat16, where they vanish."""
-
-    @model_validator(mode="after")
-    def _betas_in_range(self) -> "OptimizerConfig":
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
-        return self
-
-
-class CheckpointConfig(Section):
-    """When the run can be resumed from, and what is kept."""
-
-    every: int = Field(default=50, ge=1)
-    """Steps between checkpoints. Trained batches are acknowledged once a checkpoint holds their effect."""
-    keep: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept, beside the best one."""
-
-
-class EvaluationConfig(Section):
-    """Accuracy on held-out problems."""
-
-    every: int = Field(default=50, ge=0)
-    """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
-    problems: int = Field(default=128, ge=1)
-    """Held-out problems of one evaluation."""
-    batch_size: int = Field(default=64, ge=1)
-    """Problems that are answered together."""
-
-
-class EvalEvaluationConfig(EvaluationConfig):
-    """Accuracy on held-out problems, by itself."""
-
-    problems: int = Field(default=512, ge=1)
-    """Held-out problems of one evaluation."""
 
 
 class CommonConfig(BaseSettings):
@@ -150,19 +44,21 @@ class CommonConfig(BaseSettings):
     """CPU threads of this process; PyTorch's choice when not given."""
     seed: int = Field(default=0, ge=0)
     """Decides which problems are drawn and which tokens are sampled."""
-    task: Literal["arithmetic", "jsonl"] = "arithmetic"
+    task: TaskName = "arithmetic"
     """Where prompts come from and how an answer is judged."""
     rewards: CliVariadicArg[list[str]] = []
-    """Reward functions by name: accuracy, format, tags. Each task has its own default."""
+    """Reward functions by name, or module:function of your own. Each task has its own default."""
     reward_weights: CliVariadicArg[list[float]] = []
     """The weight of each reward in the total; 1 each when not given."""
+    judging: JudgingConfig = JudgingConfig()
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
 
     @model_validator(mode="after")
     def _task_has_what_it_needs(self) -> "CommonConfig":
-        if self.task == "jsonl" and self.data.path is None:
-            raise ValueError("data.path: task jsonl needs the file of its problems")
+        refuse_missing_source(self.task, self.data)
+        if self.task == "mixture" and not self.data.mixture:
+            raise ValueError("data.mixture: task mixture needs the tasks that it is made of")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
                 f"reward_weights: there must be one for each of rewards ({len(self.rewards)}), "
@@ -233,6 +129,10 @@ class TrainConfig(RunConfig):
     """Training steps of the whole run."""
     groups_per_step: int = Field(default=8, ge=1)
     """Groups (prompts) in one training step."""
+    passes: int = Field(default=1, ge=1)
+    """Times that a step's groups are gone through."""
+    minibatches: int = Field(default=1, ge=1)
+    """Parts that a step's groups are cut into, with an optimizer update for each part of each pass."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens of one forward and backward, at most, unless one group alone has more."""
     gradient_checkpointing: bool = False
@@ -249,8 +149,11 @@ class TrainConfig(RunConfig):
     """How long a batch stays leased without a sign of life of this trainer."""
     max_bad_steps: int = Field(default=3, ge=1)
     """Stop after so many steps in a row with a loss or gradient that is not finite."""
+    track: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = []
+    """Where metrics go besides metrics.jsonl."""
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -260,6 +163,10 @@ class TrainConfig(RunConfig):
             raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
         if self.sampling.group_size == 1 and self.loss.drop_zero_variance:
             raise ValueError("sampling.group_size: a group of 1 has no variance: take more, or no drop_zero_variance")
+        if self.minibatches > self.groups_per_step:
+            raise ValueError(
+                f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts"
+            )
         return self
 
 

@@ -1,0 +1,51 @@
+"""Settings of every command: one file a group."""
+
+from policy_trainer.config.commands import (
+    ENV_PREFIX,
+    CommonConfig,
+    DemoChoices,
+    DemoConfig,
+    DemoSetupConfig,
+    EvalConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from policy_trainer.config.data import ColumnsConfig, CountdownConfig, DataConfig, MixtureSource, SourceConfig
+from policy_trainer.config.loss import LossConfig
+from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
+from policy_trainer.config.sampling import SamplingConfig
+from policy_trainer.config.training import (
+    CheckpointConfig,
+    EvalEvaluationConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+)
+
+__all__ = [
+    "ENV_PREFIX",
+    "CheckpointConfig",
+    "ColumnsConfig",
+    "CommonConfig",
+    "CountdownConfig",
+    "DataConfig",
+    "DemoChoices",
+    "DemoConfig",
+    "DemoSetupConfig",
+    "EvalConfig",
+    "EvalEvaluationConfig",
+    "EvaluationConfig",
+    "JudgingConfig",
+    "LossConfig",
+    "MixtureSource",
+    "OptimizerConfig",
+    "PenaltyConfig",
+    "ReferenceConfig",
+    "RewardModelConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "SourceConfig",
+    "TrainConfig",
+]

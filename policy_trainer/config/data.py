@@ -1,0 +1,92 @@
+"""Where prompts come from, and how they are put to the model."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from policy_trainer.config.section import Section
+
+TaskName = Literal["arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "mixture"]
+
+
+class ColumnsConfig(Section):
+    """Names of the columns of a dataset, or of the fields of a file."""
+
+    prompt: str = "prompt"
+    """The text of a problem, or its list of messages."""
+    answer: str = "answer"
+    """The gold answer."""
+
+
+class CountdownConfig(Section):
+    """Problems that task countdown generates when it has no file: reach a target, using each number once."""
+
+    numbers: int = Field(default=3, ge=2, le=6)
+    """Numbers of a problem."""
+    largest: int = Field(default=9, ge=1, le=99)
+    """Numbers lie in [1, largest]."""
+    operators: str = Field(default="+-", pattern=r"^[+\-*/]+$")
+    """What targets are made with; an answer may use any of + - * /."""
+
+
+class SourceConfig(Section):
+    """Where the problems of one task are."""
+
+    path: Path | None = None
+    """Local file of training problems, JSONL or parquet, in the task's own format."""
+    held_out_path: Path | None = None
+    """File of held-out problems. Without it every tenth problem of `path` is held out."""
+    dataset: str | None = None
+    """Hugging Face dataset by name, or a directory that holds one; gsm8k and math know their own."""
+    subset: str | None = None
+    """Configuration of the dataset, where it has several."""
+    split: str = "train"
+    """Split of the dataset to train on."""
+    held_out_split: str | None = None
+    """Split that is held out. Without one, every tenth problem of `split` is."""
+    columns: ColumnsConfig = ColumnsConfig()
+    countdown: CountdownConfig = CountdownConfig()
+    answer_rule: Literal["exact", "number", "math"] = "exact"
+    """jsonl, dataset: how an answer is compared: as text, as a number, or as mathematics by math-verify."""
+
+
+class MixtureSource(SourceConfig):
+    """One task of a mixture."""
+
+    task: TaskName
+    """Any but mixture."""
+    weight: float = Field(default=1.0, gt=0)
+    """Problems are drawn from the tasks in proportion to their weights."""
+
+    @model_validator(mode="after")
+    def _task_has_what_it_needs(self) -> "MixtureSource":
+        if self.task == "mixture":
+            raise ValueError("data.mixture: a mixture holds no other mixture")
+        refuse_missing_source(self.task, self)
+        return self
+
+
+class DataConfig(SourceConfig):
+    """Where prompts come from and how answers are judged."""
+
+    mixture: list[MixtureSource] = Field(default=[])
+    """mixture: its tasks, each as {task, weight, path, …}."""
+    prompt_style: Literal["chat", "plain"] = "chat"
+    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
+    system_prompt: str | None = None
+    """Put before every prompt that has no system message of its own; a task may have one of its own."""
+    assistant_prefill: str | None = None
+    """Put after every prompt as the beginning of the answer; not sampled, not trained on. A task may have its own."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Prompts with more tokens are too long."""
+    too_long: Literal["drop", "refuse"] = "drop"
+    """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""
+
+
+def refuse_missing_source(task: TaskName, source: SourceConfig) -> None:
+    """Raises ValueError for a task that does not say where its problems are."""
+    if task == "jsonl" and source.path is None:
+        raise ValueError("data.path: task jsonl needs the file of its problems")
+    if task == "dataset" and source.dataset is None and source.path is None:
+        raise ValueError("data.dataset: task dataset needs the name of a Hugging Face dataset, or data.path a file")

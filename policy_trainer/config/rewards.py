@@ -1,0 +1,44 @@
+"""How completions are judged, beside the names of the rewards."""
+
+from pydantic import Field
+
+from policy_trainer.config.section import Section
+
+
+class RewardModelConfig(Section):
+    """Reward `model`: a sequence-classification model that scores prompt and completion."""
+
+    path: str | None = None
+    """Directory or hub id; wanted where rewards name `model`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    device: str = "cpu"
+    """Where it runs."""
+    dtype: str = Field(default="float32", pattern="^(float32|bfloat16|float16|auto)$")
+    """Precision of its weights."""
+    batch_size: int = Field(default=16, ge=1)
+    """Completions scored together."""
+    max_tokens: int = Field(default=2048, ge=1)
+    """Texts are cut to so many tokens, at their beginning."""
+
+
+class PenaltyConfig(Section):
+    """What the penalties `length`, `repetition` and `soft_overlong` are measured by."""
+
+    length_tokens: int = Field(default=512, ge=1)
+    """length: -1 at so many tokens, in proportion below."""
+    repetition_ngram: int = Field(default=3, ge=1)
+    """repetition: words of a piece of text that is looked for again."""
+    repetition_max: float = Field(default=1.0, gt=0)
+    """repetition: what a text of nothing but repetition loses."""
+    overlong_tokens: int = Field(default=128, ge=1)
+    """soft_overlong: the last tokens before sampling.max_new_tokens, over which the penalty grows to 1 (DAPO)."""
+
+
+class JudgingConfig(Section):
+    """How completions are judged."""
+
+    seconds: float = Field(default=5.0, gt=0)
+    """Time limit for judging one completion by one reward; what exceeds it is killed and counts as not judged."""
+    model: RewardModelConfig = RewardModelConfig()
+    penalty: PenaltyConfig = PenaltyConfig()
