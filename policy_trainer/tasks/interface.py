@@ -1,8 +1,8 @@
 """What a task is: problems by index, a set that is never trained on, and a judge."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from policy_trainer.rewards import Comparison
 
@@ -16,6 +16,8 @@ class Problem:
     answer: str
     messages: tuple[Message, ...] = ()
     prompt: str = ""
+    # What judging wants besides the gold answer, such as the numbers of a countdown.
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task(Protocol):
