@@ -2,10 +2,8 @@
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import structlog
 from uuid6 import uuid7
 
@@ -13,12 +11,13 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.delivery import Delivery
 from policy_trainer.matching import check_models_match
 from policy_trainer.outbox import Outbox, hold
-from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
+from policy_trainer.prompts import Judge, PromptEncoder, prompt_room
 from policy_trainer.publish import Publication, latest
+from policy_trainer.rounds import Judged, Rounds
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.interface import Completion, Sampler, group_tokens
+from policy_trainer.sampling.interface import Sampler, group_tokens
 from policy_trainer.server import batches_by_state, connect
-from policy_trainer.tasks.interface import Problem, Task
+from policy_trainer.tasks.interface import Task
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.waits import Patience
 from shared import wire
@@ -32,8 +31,8 @@ log = structlog.get_logger()
 
 _FOLLOW_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
-# So many prompts in a row that are too long mean that no prompt will ever do.
-_MAX_DROPPED_IN_A_ROW = 10_000
+# What a round did in vain, told by its first batch alone.
+_COUNTED_ONCE = ("dropped_prompts", "resampled_groups", "resampled_tokens")
 
 
 class RunFinished(Exception):
@@ -70,8 +69,7 @@ class RolloutWorker:
     ) -> None:
         self._config = config
         self._sampler = sampler
-        self._encoder = encoder
-        self._judge = judge
+        self._rounds = Rounds(config, sampler, encoder, judge, task)
         self._task = task
         self._client = client
         self._wait = wait
@@ -110,18 +108,17 @@ class RolloutWorker:
         """Sends the next prompts_per_round groups on their way. Each batch says what it cost, in seconds."""
         began = time.monotonic()
         blocked = delivery.blocked_seconds
-        drawn, dropped = self._draw(outbox)
-        seed = _sampling_seed(self._config.seed, drawn[0].index)
-        completions = self._sampler.sample([item.ids for item in drawn], self._params, seed)
+        made = self._rounds.next(outbox.draw)
         cost = {
             "worker": self._config.worker,
-            "sampling_seconds": (time.monotonic() - began) / len(drawn),
-            "waiting_seconds": (waited + self._blocked) / len(drawn),
+            "sampling_seconds": (time.monotonic() - began) / len(made.groups),
+            "waiting_seconds": (waited + self._blocked) / len(made.groups),
         }
-        for item, group in zip(drawn, completions, strict=True):
-            sample = {"index": item.index, "dropped_prompts": dropped, **cost}
-            delivery.send(item.index, wire.encode(self._batch(publication, item, group, json.dumps(sample))))
-            dropped = 0  # counted once
+        lost = {name: getattr(made, name) for name in _COUNTED_ONCE}
+        for group in made.groups:
+            sample = json.dumps({"index": group.drawn.index, **cost, **lost})
+            delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
+            lost = {}
         self._blocked = delivery.blocked_seconds - blocked
 
     def _follow(self) -> Publication:
@@ -144,30 +141,8 @@ class RolloutWorker:
             self._loaded = publication
         return publication
 
-    def _draw(self, outbox: Outbox) -> tuple[list["_Drawn"], int]:
-        """The next problems of this worker that fit, and how many were dropped on the way."""
-        drawn: list[_Drawn] = []
-        dropped, dropped_in_a_row = 0, 0
-        while len(drawn) < self._config.sampling.prompts_per_round:
-            index = outbox.draw()
-            problem = self._task.problem(index)
-            try:
-                drawn.append(_Drawn(index, problem, self._encoder.encode(problem)))
-                dropped_in_a_row = 0
-            except PromptTooLong as error:
-                if self._config.data.too_long == "refuse":
-                    raise Refused(f"problem {index}: {error}; raise it, or drop such prompts") from None
-                dropped += 1
-                dropped_in_a_row += 1
-                if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
-                    raise Refused(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
-        return drawn, dropped
-
-    def _batch(
-        self, publication: Publication, drawn: "_Drawn", completions: list[Completion], sample: str
-    ) -> RolloutBatch:
-        judged = self._judge.judge(drawn.problem, completions)
-        tokens, logps, finished = group_tokens(drawn.ids, completions)
+    def _batch(self, publication: Publication, group: Judged, sample: str) -> RolloutBatch:
+        tokens, logps, finished = group_tokens(group.drawn.ids, group.completions)
         return RolloutBatch(
             id=str(uuid7()),
             run=publication.run,
@@ -175,29 +150,15 @@ class RolloutWorker:
             policy_version=publication.version,
             temperature=self._params.temperature,
             group=tokens,
-            rewards=judged.rewards,
+            rewards=group.judgement.rewards,
             finished=finished,
             sampler_logps=logps,
-            reward_parts=judged.parts,
+            reward_parts=group.judgement.parts,
             top_p=self._params.top_p if self._params.top_p < 1 else None,
             top_k=self._params.top_k or None,
             task=self._task.name,
             sample=sample,
         )
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A problem that is about to be sampled, and its prompt's tokens."""
-
-    index: int
-    problem: Problem
-    ids: list[int]
-
-
-def _sampling_seed(seed: int, index: int) -> int:
-    """A seed for the round that begins with this index, unlike that of any other."""
-    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
 
 
 def run_worker(config: RolloutConfig) -> None:
