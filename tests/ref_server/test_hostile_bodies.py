@@ -123,7 +123,10 @@ def resident(server: Running) -> int:
 
 
 def test_memory_stays_within_what_was_asked_for(server: Running) -> None:
-    """Two waves alike: what the first needs is bounded, and the second needs no more, so nothing is kept."""
+    """Waves alike: what they need is bounded, and the last needs no more than those before, so nothing is kept.
+
+    More than two, since how many bodies of a wave meet, and what the allocator holds on to, is chance.
+    """
 
     def hostile(number: int) -> int:
         kinds = [bytes(32 * MIB), HOSTILE["300,000 tensors"], HOSTILE["2^40 tokens in 8 bytes"], DEEP["many lists"]]
@@ -131,12 +134,12 @@ def test_memory_stays_within_what_was_asked_for(server: Running) -> None:
             return post(http, kinds[number % len(kinds)]).status_code
 
     before, after = resident(server), []
-    for _ in range(2):
+    for _ in range(4):
         with ThreadPoolExecutor(16) as clients:
             assert set(clients.map(hostile, range(48))) <= {422, 429}
         after.append(resident(server))
     assert max(after) - before < 64 * MIB * 5
-    assert after[1] - after[0] < 64 * MIB
+    assert after[-1] - max(after[:-1]) < 64 * MIB
     assert server.http.get("/readyz").status_code == 200
 
 
