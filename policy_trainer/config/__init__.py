@@ -15,6 +15,7 @@ from policy_trainer.config.data import ColumnsConfig, CountdownConfig, DataConfi
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
+from policy_trainer.config.sft import SftConfig
 from policy_trainer.config.training import (
     CheckpointConfig,
     EvalEvaluationConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "SamplingConfig",
+    "SftConfig",
     "SourceConfig",
     "TrainConfig",
 ]

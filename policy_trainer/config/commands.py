@@ -25,8 +25,8 @@ from shared.settings import Dtype, settings_config
 ENV_PREFIX = "POLICY_TRAINER_"
 
 
-class CommonConfig(BaseSettings):
-    """Settings of every command that answers problems with a model."""
+class ModelConfig(BaseSettings):
+    """Settings of every command that has a model of its own."""
 
     model_config = settings_config(ENV_PREFIX)
 
@@ -42,6 +42,11 @@ class CommonConfig(BaseSettings):
     """Precision of the weights."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of this process; PyTorch's choice when not given."""
+
+
+class CommonConfig(ModelConfig):
+    """Settings of every command that answers problems with a model."""
+
     seed: int = Field(default=0, ge=0)
     """Decides which problems are drawn and which tokens are sampled."""
     task: TaskName = "arithmetic"
@@ -163,6 +168,8 @@ class TrainConfig(RunConfig):
             raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
         if self.sampling.group_size == 1 and self.loss.drop_zero_variance:
             raise ValueError("sampling.group_size: a group of 1 has no variance: take more, or no drop_zero_variance")
+        if self.loss.advantage == "process" and not self.judging.steps:
+            raise ValueError("loss.advantage: process supervision wants the rewards of steps: set judging.steps")
         if self.minibatches > self.groups_per_step:
             raise ValueError(
                 f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts"
