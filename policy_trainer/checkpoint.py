@@ -5,7 +5,6 @@ synced, and renamed, so that whatever bears its name is whole.
 """
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,8 +13,10 @@ import safetensors.torch
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.average import Average, write_average
 from policy_trainer.json_file import write_json
 from policy_trainer.weights import Weights
+from policy_trainer.whole_directory import sync, whole_directory
 from shared.models import save_model
 
 _STATE = "trainer.json"
@@ -30,6 +31,8 @@ class TrainState:
 
     step: training steps done. epoch: lineage of the weights. ledger: ids of batches whose effect the weights hold and
     whose ack was not answered yet. next_index: the data position, one past the newest problem trained.
+    reference, reference_version: the snapshot that the server scores with, as it was last renewed at the step
+    renewed_at; None and 0 for the model that the server began with.
     """
 
     step: int = 0
@@ -43,6 +46,9 @@ class TrainState:
     training_seconds: float = 0.0
     best_step: int | None = None
     best_accuracy: float = -1.0
+    reference: str | None = None
+    reference_version: int = 0
+    renewed_at: int = 0
 
 
 class Checkpoints:
@@ -58,43 +64,29 @@ class Checkpoints:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         weights: Weights,
+        average: Average | None = None,
     ) -> Path:
         """Returns once the checkpoint survives a power cut."""
         target = self._path(state.step)
         if (target / _STATE).exists():
             # The same step has the same weights. Only the state has moved on, and in place nothing is ever missing.
-            write_json(target / _STATE, asdict(state))
-            _sync(target)
+            _write_state(target, state, average)
+            sync(target)
         else:
-            self._write(target, state, model, tokenizer, weights)
+            with whole_directory(target) as directory:
+                save_model(model, tokenizer, directory)
+                _write_weights(directory, weights)
+                _write_state(directory, state, average)
         self._remove_old(state)
         return target
-
-    def _write(
-        self,
-        target: Path,
-        state: TrainState,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        weights: Weights,
-    ) -> None:
-        for leftover in self._directory.glob(".tmp-*"):
-            shutil.rmtree(leftover)
-        temporary = self._directory / f".tmp-{state.step:08d}"
-        temporary.mkdir(parents=True)
-        save_model(model, tokenizer, temporary)
-        torch.save({"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}, temporary / _OPTIMIZER)
-        if weights.masters:
-            _write_masters(weights, temporary / _MASTERS)
-        write_json(temporary / _STATE, asdict(state))
-        for file in (*temporary.rglob("*"), temporary):
-            _sync(file)
-        temporary.rename(target)
-        _sync(self._directory)
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from."""
         return max(self._saved(), default=None)
+
+    def references(self) -> set[str | None]:
+        """The snapshots that the checkpoints were trained with."""
+        return {read_state(path).reference for path in self._saved()}
 
     def discard_after(self, step: int) -> None:
         """Removes what an abandoned lineage left beyond the step that is resumed from."""
@@ -131,6 +123,20 @@ def restore(checkpoint: Path, weights: Weights) -> None:
         _read_masters(weights, checkpoint / _MASTERS)
 
 
+def _write_state(directory: Path, state: TrainState, average: Average | None) -> None:
+    """What the state names is there before the state is."""
+    if average is not None:
+        write_average(directory, state.renewed_at, average)
+    write_json(directory / _STATE, asdict(state))
+
+
+def _write_weights(directory: Path, weights: Weights) -> None:
+    saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
+    torch.save(saved, directory / _OPTIMIZER)
+    if weights.masters:
+        _write_masters(weights, directory / _MASTERS)
+
+
 def _write_masters(weights: Weights, file: Path) -> None:
     file.parent.mkdir()
     tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
@@ -143,11 +149,3 @@ def _read_masters(weights: Weights, file: Path) -> None:
     """Into whatever is stepped now: a run may go on in another precision than it began in."""
     for name, master in safetensors.torch.load_file(file).items():
         weights.stepped[name].copy_(master)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
