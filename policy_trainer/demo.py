@@ -28,11 +28,12 @@ from policy_trainer.config import (
     SamplingConfig,
     TrainConfig,
 )
+from policy_trainer.curves import plot_curves
 from policy_trainer.endings import RunFailed
 from policy_trainer.eval import evaluate_with_progress
 from policy_trainer.evaluation import Evaluation
 from policy_trainer.json_file import write_json
-from policy_trainer.metrics import plot_curves, read_metrics
+from policy_trainer.metrics import read_metrics
 from policy_trainer.processes import Child
 from policy_trainer.run import TrainResult, train
 from policy_trainer.run_directory import RunDirectory

@@ -1,4 +1,4 @@
-"""What a step left behind, as one line of JSON; and the picture of the curves."""
+"""What a step left behind, as one line of JSON."""
 
 import json
 import math
@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from shared.batch import RolloutBatch
 from shared.client import Leased
+
+Metrics = dict[str, Any]
 
 
 class MetricsFile:
-    """metrics.jsonl: a line for each step and each evaluation, appended and flushed at once."""
+    """metrics.jsonl: a line for each step, evaluation and warning, appended and flushed at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -25,7 +28,7 @@ class MetricsFile:
         self._file.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Metrics]:
     """All records; a last line that a crash cut off is left out."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -37,70 +40,76 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Drops what an abandoned lineage wrote beyond the step that is resumed from."""
+    """Drops what an abandoned lineage wrote beyond the step that is resumed from; all of it for a new beginning."""
     if path.exists():
-        kept = [record for record in read_metrics(path) if record["step"] <= step]
+        kept = [record for record in read_metrics(path) if step and record["step"] <= step]
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         temporary.replace(path)
 
 
-def batch_metrics(leased: Sequence[Leased], version: int) -> dict[str, Any]:
-    """Means over the completions of a step: rewards and their parts, lengths, truncation; and staleness in steps."""
+def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
+    """What the batches of a step say of themselves: docs/metrics.md has every name.
+
+    version: of the weights that train on them. next_index is the first problem that nobody has drawn yet.
+    """
     rollouts = [lease.rollout for lease in leased]
     samples = [_numbers(rollout.sample) for rollout in rollouts]
-    rewards = np.concatenate([rollout.rewards for rollout in rollouts])
-    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
-    parts = {name: np.concatenate([rollout.reward_parts.get(name, []) for rollout in rollouts]) for name in names}
     lags = [version - rollout.policy_version for rollout in rollouts]
     return {
-        "reward": _mean(rewards),
-        "reward_std": float(np.nanstd(rewards)) if not np.isnan(rewards).all() else math.nan,
-        **{f"reward/{name}": _mean(part) for name, part in parts.items()},
-        "unjudged": int(np.isnan(rewards).sum()),
-        "completion_tokens": float(np.mean(np.concatenate([r.group.completion_lengths for r in rollouts]))),
-        "truncated": float(1 - np.mean(np.concatenate([r.finished for r in rollouts]))),
+        **_rewards(rollouts),
+        **_completions(rollouts),
+        **_costs(rollouts, samples),
         "staleness": float(np.mean(lags)),
         "staleness_max": max(lags),
         "redelivered": sum(lease.deliveries > 1 for lease in leased),
-        "sampling_seconds": sum(sample.get("sampling_seconds", 0.0) for sample in samples),
-        "sampler_waiting_seconds": sum(sample.get("waiting_seconds", 0.0) for sample in samples),
-        "dropped_prompts": sum(sample.get("dropped_prompts", 0) for sample in samples),
         "problems": [sample.get("index") for sample in samples],
         "next_index": max((sample.get("index", -1) for sample in samples), default=-1) + 1,
     }
 
 
-def plot_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Reward, held-out accuracy, KL and waiting over the steps, as a picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    steps = [record for record in records if record["kind"] == "step"]
-    evaluations = [record for record in records if record["kind"] == "evaluation"]
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2)
-    x = [record["step"] for record in steps]
-    for name in [key for key in (steps[0] if steps else {}) if key == "reward" or key.startswith("reward/")]:
-        axes[0, 0].plot(x, [record.get(name) for record in steps], label=name)
-    axes[0, 0].set_title("reward, mean of the sampled completions")
-    if steps:
-        axes[0, 0].legend()
-    axes[0, 1].plot([r["step"] for r in evaluations], [r["accuracy"] for r in evaluations], marker="o")
-    axes[0, 1].set_ylim(0, 1.02)
-    axes[0, 1].set_title("accuracy on held-out problems, greedy")
-    axes[1, 0].plot(x, [record["kl"] for record in steps])
-    axes[1, 0].set_title("KL to the reference, nats a token")
-    axes[1, 1].plot(x, [record["completion_tokens"] for record in steps])
-    axes[1, 1].set_title("tokens of a completion")
-    for axis in axes.flat:
-        axis.set_xlabel("step")
-        axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
+    """Mean and standard deviation over the completions that were judged, in all and for each part; and who was not."""
+    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    parts = {name: np.concatenate([rollout.reward_parts.get(name, []) for rollout in rollouts]) for name in names}
+    rewards = {"": np.concatenate([rollout.rewards for rollout in rollouts])}
+    rewards |= {f"/{name}": part for name, part in parts.items()}
+    return {
+        f"{name}{suffix}": figure(values)
+        for name, figure in (("reward", _mean), ("reward_std", _std), ("unjudged", _missing))
+        for suffix, values in rewards.items()
+    }
 
 
-def _numbers(sample: str | None) -> dict[str, Any]:
+def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
+    lengths = np.concatenate([rollout.group.completion_lengths for rollout in rollouts])
+    return {
+        "completions": len(lengths),
+        "completion_tokens": float(np.mean(lengths)),
+        "completion_tokens_min": int(lengths.min()),
+        "completion_tokens_max": int(lengths.max()),
+        "truncated": float(1 - np.mean(np.concatenate([rollout.finished for rollout in rollouts]))),
+    }
+
+
+def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metrics:
+    """What sampling took, by the workers' own account. Outside clients give none."""
+
+    def total(name: str) -> Any:
+        return sum(sample.get(name, 0) for sample in samples)
+
+    seconds, waiting = float(total("sampling_seconds")), float(total("waiting_seconds"))
+    sampled = sum(len(rollout.group.completion_ids) for rollout in rollouts) + total("resampled_tokens")
+    return {
+        "sampling_seconds": seconds,
+        "sampler_waiting_seconds": waiting,
+        "sampler_waiting_share": waiting / max(seconds + waiting, 1e-9),
+        "sampler_tokens_per_second": sampled / seconds if seconds else math.nan,
+        **{name: total(name) for name in ("dropped_prompts", "resampled_groups", "resampled_tokens")},
+    }
+
+
+def _numbers(sample: str | None) -> Metrics:
     """The numbers by name in a batch's sample, which may be any JSON when an outside client made it."""
     value = json.loads(sample or "{}")
     return (
@@ -109,7 +118,15 @@ def _numbers(sample: str | None) -> dict[str, Any]:
 
 
 def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else math.nan
+    return float(np.nanmean(values)) if _missing(values) < len(values) else math.nan
+
+
+def _std(values: np.ndarray) -> float:
+    return float(np.nanstd(values)) if _missing(values) < len(values) else math.nan
+
+
+def _missing(values: np.ndarray) -> int:
+    return int(np.isnan(values).sum())
 
 
 def _without_nan(value: Any) -> Any:

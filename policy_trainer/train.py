@@ -171,7 +171,6 @@ class Trainer:
         state = self._state
         batch = batch_metrics(leased, version=state.step - 1)
         state.next_index = max(state.next_index, batch.pop("next_index"))
-        sampling, sampler_waiting = batch["sampling_seconds"], batch["sampler_waiting_seconds"]
         record: dict[str, Any] = {
             "kind": "step",
             "step": state.step,
@@ -183,7 +182,7 @@ class Trainer:
             "training_seconds": working,
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),
-            "sampler_waiting_share": sampler_waiting / max(sampling + sampler_waiting, 1e-9),
+            "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
             "held_out_accuracy": self._accuracy,
             "kl_noise_floor": self._noise_floor,
             **self._depth,

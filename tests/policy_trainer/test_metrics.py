@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.metrics import MetricsFile, batch_metrics, plot_curves, read_metrics, truncate_metrics
+from policy_trainer.curves import plot_curves
+from policy_trainer.metrics import MetricsFile, batch_metrics, read_metrics, truncate_metrics
 from shared.client import Leased
 
 
@@ -65,6 +66,11 @@ class TestFile:
             {"step": 2},
             {"step": 3, "again": True},
         ]
+
+    def test_a_new_beginning_keeps_nothing(self, tmp_path: Path) -> None:
+        """A run that goes on from step 0 evaluates again."""
+        path = tmp_path / "metrics.jsonl"
+        write(path, {"step": 0, "kind": "evaluation"}, {"step": 1})
         truncate_metrics(path, 0)
         assert read_metrics(path) == []
 
@@ -108,7 +114,16 @@ def leased(make_scored: Any) -> list[Leased]:
             {"accuracy": [0, 1, math.nan], "tags": [0, 1, 1]},
             version=3,
             finished=[True, False, True],
-            sample=json.dumps({"index": 7, "sampling_seconds": 0.5, "waiting_seconds": 0.25, "dropped_prompts": 2}),
+            sample=json.dumps(
+                {
+                    "index": 7,
+                    "sampling_seconds": 0.5,
+                    "waiting_seconds": 0.25,
+                    "dropped_prompts": 2,
+                    "resampled_groups": 2,
+                    "resampled_tokens": 30,
+                }
+            ),
             deliveries=1,
         ),
         group(
@@ -118,7 +133,7 @@ def leased(make_scored: Any) -> list[Leased]:
             {"accuracy": [1, 1]},
             version=5,
             finished=[True, True],
-            sample=json.dumps({"index": 4, "sampling_seconds": 1.5}),
+            sample=json.dumps({"index": 4, "sampling_seconds": 1.5, "resampled_groups": 1, "resampled_tokens": 5}),
             deliveries=3,
         ),
     ]
@@ -129,18 +144,29 @@ class TestBatchMetrics:
         metrics = batch_metrics(leased, version=6)
         assert metrics == {
             "reward": 1.0,
-            "reward_std": pytest.approx(math.sqrt(2 / 4)),
             "reward/accuracy": 0.75,
             "reward/tags": pytest.approx(2 / 3),
+            "reward_std": pytest.approx(math.sqrt(2 / 4)),
+            "reward_std/accuracy": pytest.approx(math.sqrt(3) / 4),
+            "reward_std/tags": pytest.approx(math.sqrt(2) / 3),
             "unjudged": 1,
+            "unjudged/accuracy": 1,
+            "unjudged/tags": 0,
+            "completions": 5,
             "completion_tokens": pytest.approx(12 / 5),
+            "completion_tokens_min": 1,
+            "completion_tokens_max": 4,
             "truncated": pytest.approx(1 / 5),
+            "sampling_seconds": 2.0,
+            "sampler_waiting_seconds": 0.25,
+            "sampler_waiting_share": pytest.approx(1 / 9),
+            "sampler_tokens_per_second": pytest.approx((12 + 30 + 5) / 2),
+            "dropped_prompts": 2,
+            "resampled_groups": 3,
+            "resampled_tokens": 35,
             "staleness": 2.0,
             "staleness_max": 3,
             "redelivered": 1,
-            "sampling_seconds": 2.0,
-            "sampler_waiting_seconds": 0.25,
-            "dropped_prompts": 2,
             "problems": [7, 4],
             "next_index": 8,
         }
@@ -150,6 +176,7 @@ class TestBatchMetrics:
         metrics = batch_metrics([Leased(batch, batch.rollout.id, "token", 1)], version=0)
         assert math.isnan(metrics["reward"]) and math.isnan(metrics["reward_std"])
         assert (metrics["unjudged"], metrics["next_index"], metrics["sampling_seconds"]) == (2, 0, 0)
+        assert math.isnan(metrics["sampler_tokens_per_second"]) and metrics["sampler_waiting_share"] == 0
 
     @pytest.mark.parametrize("sample", ["5", "[1]", '"text"', "null", "{}", '{"index": "7", "sampling_seconds": null}'])
     def test_the_sample_of_an_outside_client_may_be_any_json(self, make_scored: Any, sample: str) -> None:
@@ -166,7 +193,9 @@ class TestBatchMetrics:
 
 def test_curves_are_drawn_even_of_little(tmp_path: Path) -> None:
     step = {"kind": "step", "step": 1, "reward": 0.5, "reward/tags": None, "kl": 0.0, "completion_tokens": 5.0}
-    for records in ([], [step], [step, {"kind": "evaluation", "step": 1, "accuracy": 0.5}]):
+    whole = {**step, "entropy": 1.0, "clip_fraction": 0.1, "completion_tokens_min": 1, "completion_tokens_max": 9}
+    evaluation = {"kind": "evaluation", "step": 1, "accuracy": 0.5}
+    for records in ([], [step], [step, evaluation], [{"kind": "health", "step": 1}, whole, evaluation]):
         plot_curves(records, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
         (tmp_path / "curves.png").unlink()

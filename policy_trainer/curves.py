@@ -1,0 +1,45 @@
+"""The picture of a run's curves."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def plot_curves(records: Records, path: Path) -> None:
+    """Rewards, held-out accuracy, KL, entropy, clip fraction and lengths over the steps, as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps = [record for record in records if record["kind"] == "step"]
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    names = list(dict.fromkeys(name for record in steps for name in record))
+    figure = Figure(figsize=(15, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 3)
+    rewards = [name for name in names if name == "reward" or name.startswith("reward/")]
+    lengths = ["completion_tokens", "completion_tokens_min", "completion_tokens_max"]
+    _draw(axes[0, 0], steps, rewards, "reward, mean of the sampled completions")
+    _draw(axes[0, 1], evaluations, ["accuracy"], "accuracy on held-out problems, greedy", marker="o")
+    axes[0, 1].set_ylim(0, 1.02)
+    _draw(axes[0, 2], steps, lengths, "tokens of a completion")
+    _draw(axes[1, 0], steps, ["kl"], "KL to the reference, nats a token")
+    _draw(axes[1, 1], steps, ["entropy"], "entropy of the policy, nats a token")
+    _draw(axes[1, 2], steps, ["clip_fraction"], "share of tokens whose ratio is clipped")
+    figure.savefig(path, dpi=100)
+
+
+def _draw(axis: Axes, records: Records, names: Sequence[str], title: str, **style: Any) -> None:
+    """A line for each name; a gap where a record has no number."""
+    steps = [record["step"] for record in records]
+    for name in names:
+        values = [record.get(name) for record in records]
+        axis.plot(steps, [float("nan") if value is None else value for value in values], label=name, **style)
+    if len(names) > 1:
+        axis.legend()
+    axis.set_title(title)
+    axis.set_xlabel("step")
+    axis.grid(alpha=0.3)
