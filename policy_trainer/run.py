@@ -30,7 +30,6 @@ from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
 from shared.client import ClientError, RefServerClient
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, use_threads
-from shared.refusal import Refused
 from shared.states import Order, State
 
 
@@ -53,7 +52,7 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     """
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
-    resumed = _open(directory, config, console)
+    resumed = directory.open(config, console, resume=config.resume)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
     checkpoint = checkpoints.newest() if resumed else None
     state = _next_state(checkpoint, directory)
@@ -160,19 +159,6 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
     if checkpoint:
         restore(checkpoint, learner.weights)
     return learner
-
-
-def _open(directory: RunDirectory, config: TrainConfig, console: Console) -> bool:
-    """Whether an earlier life of the run is continued. Refuses to write over one unasked."""
-    known = directory.holds_a_run()
-    if known and not config.resume:
-        raise Refused(
-            f"run_dir: {directory.root} holds a run already; add --resume to continue it, or choose another --run-dir"
-        )
-    if config.resume and not known:
-        console.print(f"{directory.root} holds no step of a run yet: this one begins at step 0", highlight=False)
-    directory.write_config(config)
-    return known
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:

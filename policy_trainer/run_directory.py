@@ -6,6 +6,9 @@ from pathlib import Path
 
 import tomli_w
 from pydantic_settings import BaseSettings
+from rich.console import Console
+
+from shared.refusal import Refused
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,18 @@ class RunDirectory:
 
     def holds_a_run(self) -> bool:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+
+    def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
+        """Whether an earlier life of the run is continued. Raises Refused rather than write over one unasked."""
+        known = self.holds_a_run()
+        if known and not resume:
+            raise Refused(
+                f"run_dir: {self.root} holds a run already; add --resume to continue it, or choose another --run-dir"
+            )
+        if resume and not known:
+            console.print(f"{self.root} holds no step of a run yet: this one begins at step 0", highlight=False)
+        self.write_config(config)
+        return known
 
     def write_config(self, config: BaseSettings) -> None:
         """The effective configuration, as a file that every command takes with --config.
