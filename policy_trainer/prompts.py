@@ -92,4 +92,7 @@ class Judge:
 
     def text(self, completion: Completion) -> str:
         """For judging and reading only: nothing is ever tokenised again."""
-        return str(self._tokenizer.decode(completion.ids.tolist(), skip_special_tokens=True))
+        return self.decode(completion.ids.tolist())
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))

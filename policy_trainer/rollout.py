@@ -154,6 +154,7 @@ class RolloutWorker:
             finished=finished,
             sampler_logps=logps,
             reward_parts=group.judgement.parts,
+            steps=group.steps,
             top_p=self._params.top_p if self._params.top_p < 1 else None,
             top_k=self._params.top_k or None,
             task=self._task.name,

@@ -4,7 +4,7 @@ Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all eq
 another problem's, a bounded number of times.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,9 @@ from policy_trainer.advantages import has_variance
 from policy_trainer.config import RolloutConfig
 from policy_trainer.prompts import Judge, Judgement, PromptEncoder, PromptTooLong
 from policy_trainer.sampling.interface import Completion, Sampler
+from policy_trainer.steps import JudgesSteps, step_rewards
 from policy_trainer.tasks.interface import Problem, Task
+from shared.batch import StepRewards
 from shared.refusal import Refused
 
 # So many prompts in a row that are too long mean that no prompt will ever do.
@@ -37,6 +39,7 @@ class Judged:
     drawn: Drawn
     completions: list[Completion]
     judgement: Judgement
+    steps: StepRewards | None
 
     @property
     def tokens(self) -> int:
@@ -64,11 +67,13 @@ class Round:
 
 
 class Rounds:
-    """Makes rounds. draw: the index of the next problem of this worker."""
+    """Makes rounds. Raises Refused for a task that does not judge steps, where they are asked for."""
 
     def __init__(
         self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
     ) -> None:
+        if config.judging.steps and not isinstance(task, JudgesSteps):
+            raise Refused(f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own")
         self._config = config
         self._sampler = sampler
         self._encoder = encoder
@@ -77,7 +82,10 @@ class Rounds:
         self._params = config.sampling.params()
 
     def next(self, draw: Callable[[], int]) -> Round:
-        """Groups of prompts_per_round problems. Raises Refused for data that cannot be used."""
+        """Groups of prompts_per_round problems. draw: the index of this worker's next problem.
+
+        Raises Refused for data that cannot be used.
+        """
         made = Round([])
         self._extend(made, self._config.sampling.prompts_per_round, draw)
         for _ in range(self._config.sampling.max_resamples):
@@ -92,7 +100,14 @@ class Rounds:
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         for item, completions in zip(drawn, sampled, strict=True):
-            made.groups.append(Judged(item, completions, self._judge.judge(item.problem, completions)))
+            judgement = self._judge.judge(item.problem, completions)
+            made.groups.append(Judged(item, completions, judgement, self._steps(item.problem, completions)))
+
+    def _steps(self, problem: Problem, completions: Sequence[Completion]) -> StepRewards | None:
+        if not isinstance(self._task, JudgesSteps) or not self._config.judging.steps:
+            return None
+        rows = [self._task.steps(problem, self._judge.text(completion)) for completion in completions]
+        return step_rewards(rows, [completion.ids for completion in completions], self._judge.decode)
 
     def _draw(self, draw: Callable[[], int], count: int, made: Round) -> list[Drawn]:
         """The next `count` problems that fit."""

@@ -40,5 +40,7 @@ class JudgingConfig(Section):
 
     seconds: float = Field(default=5.0, gt=0)
     """Time limit for judging one completion by one reward; what exceeds it is killed and counts as not judged."""
+    steps: bool = False
+    """Have the task judge the steps of completions too, as loss.advantage = process wants it."""
     model: RewardModelConfig = RewardModelConfig()
     penalty: PenaltyConfig = PenaltyConfig()

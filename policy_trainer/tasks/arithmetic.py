@@ -1,10 +1,14 @@
-"""Addition of two numbers from 0 to 99, generated: `a+b=?`. 1,000 of the 10,000 ordered pairs are held out."""
+"""Addition of two numbers from 0 to 99, generated: `a+b=?`. 1,000 of the 10,000 ordered pairs are held out.
+
+Steps are the equations of the column addition, and the answer.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from policy_trainer.rewards import equal_text
+from policy_trainer.rewards import equal_text, parse_answer
+from policy_trainer.steps import Step
 from policy_trainer.tasks.interface import Problem
 from policy_trainer.tasks.shuffle import Shuffle
 
@@ -12,6 +16,8 @@ NUMBERS = 100
 HELD_OUT = 1000
 # The split does not depend on the seed of a run, so that a base model's warm-up and every run hold out the same pairs.
 _SPLIT_SEED = 20_260
+# Of a completion, beside the answer; a text of commas has no more.
+_MAX_STEPS = 16
 
 
 class Arithmetic:
@@ -30,6 +36,26 @@ class Arithmetic:
 
     def held_out(self) -> Sequence[Problem]:
         return [_problem(int(pair)) for pair in self._held_out]
+
+    def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
+        """1 for each equation that stands where column addition has it, 0 for others and beyond; 1 for the answer."""
+        expected = work(problem)
+        end = completion.find("</think>")
+        written = completion[:end].removeprefix("<think>").split(",")[:_MAX_STEPS] if end > 0 else []
+        steps, place = [], len("<think>")
+        for i, equation in enumerate(written):
+            place += len(equation) + 1
+            steps.append(Step(place, float(i < len(expected) and equation == expected[i])))
+        right = equal_text(parse_answer(completion) or "", problem.answer)
+        return [*steps, Step(len(completion), right)]
+
+
+def work(problem: Problem) -> list[str]:
+    """Column addition, ones first: 54+58 is worked out as `4+8=12` and `5+5+1=11`."""
+    a, b = (int(number) for number in problem.messages[0]["content"].removesuffix("=?").split("+"))
+    ones = a % 10 + b % 10
+    tens = f"{a // 10}+{b // 10}" + ("+1" if ones > 9 else "")
+    return [f"{a % 10}+{b % 10}={ones}", f"{tens}={a // 10 + b // 10 + ones // 10}"]
 
 
 def _problem(pair: int) -> Problem:
