@@ -40,8 +40,9 @@ class Arithmetic:
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
         """1 for each equation that stands where column addition has it, 0 for others and beyond; 1 for the answer."""
         expected = work(problem)
-        end = completion.find("</think>")
-        written = completion[:end].removeprefix("<think>").split(",")[:_MAX_STEPS] if end > 0 else []
+        thought, tag, _ = completion.removeprefix("<think>").partition("</think>")
+        worked = tag and completion.startswith("<think>")
+        written = thought.split(",")[:_MAX_STEPS] if worked else []
         steps, place = [], len("<think>")
         for i, equation in enumerate(written):
             place += len(equation) + 1

@@ -1,0 +1,72 @@
+"""Where steps end among the tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy_trainer.base_model import make_tokenizer
+from policy_trainer.steps import Step, step_rewards
+from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.interface import Problem
+
+TOKENIZER = make_tokenizer()
+
+
+def decode(ids: list[int]) -> str:
+    return str(TOKENIZER.decode(ids, skip_special_tokens=True))
+
+
+def ids_of(text: str) -> np.ndarray:
+    return np.array([*TOKENIZER.encode(text), TOKENIZER.eos_token_id])
+
+
+@given(st.text(max_size=30), st.lists(st.integers(0, 40), max_size=6))
+def test_a_step_ends_at_the_token_that_brings_its_last_character(text: str, ends: list[int]) -> None:
+    ids = ids_of(text)
+    steps = [Step(end, 1.0) for end in sorted(ends)]
+    rewards = step_rewards([steps], [ids], decode)
+    # One after the other, without bisection.
+    lengths = [len(decode(ids[: i + 1].tolist())) for i in range(len(ids))]
+    places = [next((i for i, length in enumerate(lengths) if length >= step.end), len(ids) - 1) for step in steps]
+    assert rewards.ends.tolist() == sorted(set(places))
+    assert rewards.rewards.tolist() == [places.count(place) for place in sorted(set(places))]
+    assert rewards.counts.tolist() == [len(set(places))]
+
+
+def test_rows_of_a_group_stay_apart() -> None:
+    rows = [[Step(1, 0.5), Step(3, -1.0)], [], [Step(2, 2.0)]]
+    rewards = step_rewards(rows, [ids_of("abc"), ids_of("x"), ids_of("yz")], decode)
+    assert rewards.counts.tolist() == [2, 0, 1]
+    assert rewards.ends.tolist() == [0, 2, 1]
+    assert rewards.rewards.tolist() == [0.5, -1.0, 2.0]
+    assert rewards.rewards.dtype == np.float32
+
+
+def test_none_at_all() -> None:
+    rewards = step_rewards([[], []], [ids_of("a"), ids_of("b")], decode)
+    assert rewards.rewards.shape == rewards.ends.shape == (0,)
+
+
+PROBLEM = Problem(answer="112", messages=({"role": "user", "content": "54+58=?"},))
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("<think>4+8=12,5+5+1=11</think><answer>112</answer>", [(14, 1.0), (23, 1.0), (50, 1.0)]),
+        ("<think>4+8=12,5+5=10</think><answer>102</answer>", [(14, 1.0), (21, 0.0), (48, 0.0)]),
+        ("<think>5+5+1=11,4+8=12</think><answer>112</answer>", [(16, 0.0), (23, 0.0), (50, 1.0)]),  # in its place only
+        ("<think>4+8=12,5+5+1=11,4+8=12</think>", [(14, 1.0), (23, 1.0), (30, 0.0), (37, 0.0)]),
+        ("<think></think><answer>112</answer>", [(8, 0.0), (35, 1.0)]),
+        ("4+8=12</think><answer>112</answer>", [(34, 1.0)]),
+        ("4+8=12", [(6, 0.0)]),
+        ("", [(0, 0.0)]),
+    ],
+)
+def test_steps_of_column_addition(completion: str, expected: list[tuple[int, float]]) -> None:
+    assert [(step.end, step.reward) for step in Arithmetic(0).steps(PROBLEM, completion)] == expected
+
+
+def test_a_text_of_commas_has_few_steps() -> None:
+    assert len(Arithmetic(0).steps(PROBLEM, f"<think>{',' * 1_000_000}</think>")) < 20
