@@ -1,13 +1,13 @@
-"""How both command lines are configured: one TOML file, then the environment, then the command line, strongest last.
+"""How both command lines are configured: a preset, one TOML file, the environment, the command line, strongest last.
 
-One pydantic model describes all three. Unknown keys and impossible values are refused with the field's name.
+One pydantic model describes them all. Unknown keys and impossible values are refused with the field's name.
 """
 
 import os
 import sys
 import tomllib
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -49,23 +49,36 @@ def settings_config(env_prefix: str) -> SettingsConfigDict:
     )
 
 
-def load_settings(cls: type[Settings], arguments: list[str], *, prog: str, schema: type[BaseModel]) -> Settings:
+def load_settings(
+    cls: type[Settings],
+    arguments: list[str],
+    *,
+    prog: str,
+    schema: type[BaseModel],
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
     """Reads `cls` from `--config FILE`, the environment and the arguments; exits with status 2 and a reason on errors.
 
     schema: the model of the whole file. A command takes its own fields from a file that may hold those of others.
+    presets: settings by name, for classes with the field `preset`, which says whose hold where nobody says otherwise.
     """
     prefix = cls.model_config.get("env_prefix", "")
-    file = _config_path(arguments, prefix, prog)
     try:
+        file = _said_early("config", arguments, prefix, prog)
         _refuse_secrets(arguments, cls, prefix)
         _refuse_unknown_environment(prefix, schema)
-        from_file = _read_file(file, cls, schema) if file else {}
+        from_file = _read_file(Path(file), cls, schema) if file is not None else {}
+        from_preset = {}
+        if presets is not None:
+            preset = _said_early("preset", arguments, prefix, prog)
+            from_preset = _own_fields(_preset(from_file.get("preset") if preset is None else preset, presets), cls)
         return _with_sources(
             cls,
             lambda loaded: (
                 CliSettingsSource(loaded, cli_prog_name=prog, cli_parse_args=arguments),
                 EnvSettingsSource(loaded),
                 InitSettingsSource(loaded, from_file),
+                InitSettingsSource(loaded, from_preset),
             ),
         )()
     except ValidationError as error:
@@ -102,11 +115,24 @@ def _with_sources(
     return Loaded  # type: ignore[return-value]
 
 
-def _config_path(arguments: list[str], prefix: str, prog: str) -> Path | None:
-    environment = {name.upper(): value for name, value in os.environ.items()}.get(f"{prefix}CONFIG".upper())
+def _said_early(name: str, arguments: list[str], prefix: str, prog: str) -> str | None:
+    """An option that says where others come from, by the command line or the environment."""
+    environment = {name.upper(): value for name, value in os.environ.items()}.get(f"{prefix}{name}".upper())
     parser = ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, default=Path(environment) if environment else None)
-    return parser.parse_known_args(arguments)[0].config
+    parser.add_argument(f"--{name}", default=environment or None)
+    return getattr(parser.parse_known_args(arguments)[0], name)
+
+
+def _preset(name: Any, presets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    if not isinstance(name, str):  # refused later, unless nothing was said
+        return {}
+    if name not in presets:
+        raise ValueError(f"preset: there is no {name!r}; there are {', '.join(presets)}")
+    return presets[name]
+
+
+def _own_fields(values: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in cls.model_fields}
 
 
 def _read_file(path: Path, cls: type[BaseSettings], schema: type[BaseModel]) -> dict[str, Any]:
@@ -115,7 +141,7 @@ def _read_file(path: Path, cls: type[BaseSettings], schema: type[BaseModel]) -> 
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     _refuse_unknown_keys(values, schema, path, "")
-    return {key: value for key, value in values.items() if key in cls.model_fields}
+    return _own_fields(values, cls)
 
 
 def _refuse_unknown_keys(values: dict[str, Any], model: type[BaseModel], path: Path, table: str) -> None:

@@ -3,6 +3,7 @@
 One TOML file serves every command: each takes its own fields from it.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +48,8 @@ class ModelConfig(BaseSettings):
 class CommonConfig(ModelConfig):
     """Settings of every command that answers problems with a model."""
 
+    preset: str | None = None
+    """Settings of a published recipe where nothing else is said: `policy-trainer presets` lists them."""
     seed: int = Field(default=0, ge=0)
     """Decides which problems are drawn and which tokens are sampled."""
     task: TaskName = "arithmetic"
@@ -173,6 +176,23 @@ class TrainConfig(RunConfig):
         if self.minibatches > self.groups_per_step:
             raise ValueError(
                 f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _renewal_has_what_it_needs(self) -> "TrainConfig":
+        if not self.reference.renew_every:
+            return self
+        if self.reference.snapshot_root is None:
+            raise ValueError(
+                "reference.snapshot_root: renew_every wants the directory that ref-server was given as --snapshot-root"
+            )
+        if not self.loss.beta:
+            raise ValueError("reference.renew_every: with loss.beta = 0 there is no reference: leave it out")
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
+            raise ValueError(
+                "run: snapshots of the reference bear its name, which must then be of at most 100 letters, digits, '.', "
+                f"'_' and '-', and not begin with a dot: choose another --run; got {self.run!r}"
             )
         return self
 

@@ -144,6 +144,7 @@ COMMON: dict[str, Any] = {
     "device": "cuda:0",
     "dtype": "bfloat16",
     "threads": 3,
+    "preset": "dapo",
     "seed": 5,
     "task": "jsonl",
     "rewards": ["accuracy", "tags"],

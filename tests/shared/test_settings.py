@@ -304,3 +304,59 @@ def test_help_leaves_out_the_indentation_of_the_source(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         load_settings(Told, ["--help"], prog="told", schema=Told)
     assert "\n\nTell things.\n\nAt length.\n\n" in capsys.readouterr().out
+
+
+class Chosen(Serve):
+    """Serve things, by a recipe if need be."""
+
+    preset: str | None = None
+    """Whose settings hold where nothing else is said."""
+
+
+PRESETS = {
+    "fast": {"port": 4000, "loss": {"clip": 0.4, "betas": (0.1, 0.2)}, "other": 5},
+    "slow": {"port": 4001},
+}
+
+
+class TestPresets:
+    def load(self, *arguments: str) -> Chosen:
+        return load_settings(Chosen, list(arguments), prog="serve", schema=Chosen, presets=PRESETS)
+
+    def refused(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            self.load("--model", "m", *arguments)
+        assert caught.value.code == 2
+        return capsys.readouterr().err
+
+    def test_are_weaker_than_all_others_field_by_field(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = self.load("--model", "m", "--preset", "fast")
+        assert (settings.preset, settings.port, settings.loss) == ("fast", 4000, Loss(clip=0.4, betas=(0.1, 0.2)))
+        file = write(tmp_path, FILE)
+        settings = self.load("--config", file, "--preset=fast", "--loss.kind", "clip")
+        assert (settings.port, settings.loss) == (1000, Loss(clip=0.1, betas=(0.1, 0.2), kind="clip"))
+        monkeypatch.setenv("TANDEM_TEST_LOSS__CLIP", "0.3")
+        assert self.load("--config", file, "--preset", "fast").loss.clip == 0.3
+        assert self.load("--model", "m").port == 8400
+
+    def test_may_be_chosen_by_the_file_or_the_environment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = write(tmp_path, 'model = "m"\npreset = "fast"\n')
+        assert self.load("--config", file).port == 4000
+        monkeypatch.setenv("TANDEM_TEST_PRESET", "slow")
+        assert self.load("--config", file).port == 4001
+        assert self.load("--config", file, "--preset", "fast").port == 4000
+
+    @pytest.mark.parametrize("name", ["quick", ""])
+    def test_that_do_not_exist_are_refused_with_those_that_do(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.refused(capsys, "--preset", name) == f"serve: preset: there is no {name!r}; there are fast, slow\n"
+
+    def test_are_names(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = write(tmp_path, 'model = "m"\npreset = 3\n')
+        assert self.refused(capsys, "--config", file).startswith("serve: preset: ")
+
+    def test_are_no_option_of_other_commands(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "--preset" in refused(capsys, "--model", "m", "--preset", "fast")
