@@ -10,12 +10,24 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.publish import load_weights
-from policy_trainer.sampling.decoding import RepeatedPrompts, compute_prompts
+from policy_trainer.sampling.copied_prompts import CopiedPrompts
+from policy_trainer.sampling.decoding import Decoding, Prompts, RepeatedPrompts, compute_prompts
 from policy_trainer.sampling.draw import draw
+from policy_trainer.sampling.growing import takes_our_attention
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.sampling.rows import Rows
-from policy_trainer.sampling.shared_prompts import SharedPrompts, can_share
+from policy_trainer.sampling.shared_prompts import SharedPrompts
 from shared.models import eos_token_ids
+
+# To read so few tokens G times costs less than to bring the parts of attention together.
+_COPIED_TOKENS = 64
+
+
+def make_decoding(model: PreTrainedModel, prompts: Prompts, group_size: int) -> Decoding:
+    if not takes_our_attention(model):
+        return RepeatedPrompts(model, prompts, group_size)
+    short = prompts.mask.shape[1] <= _COPIED_TOKENS
+    return (CopiedPrompts if short else SharedPrompts)(model, prompts, group_size)
 
 
 class HFSampler:
@@ -25,7 +37,6 @@ class HFSampler:
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
-        self._decoding = SharedPrompts if can_share(model) else RepeatedPrompts
 
     def load(self, weights: Path) -> None:
         load_weights(self._model, weights)
@@ -36,7 +47,7 @@ class HFSampler:
         generator = torch.Generator(self._model.device).manual_seed(seed)
         rows = Rows(len(prompts) * size, params.max_new_tokens, self._model.device)
         computed = compute_prompts(self._model, prompts)
-        decoding = self._decoding(self._model, computed, size)
+        decoding = make_decoding(self._model, computed, size)
         with using_attention(self._model, decoding.attention):
             logits = computed.logits.repeat_interleave(size, 0)
             while True:

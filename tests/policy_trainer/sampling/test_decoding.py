@@ -1,30 +1,32 @@
-"""The two ways of decoding: which models take which, and that both say the same."""
+"""The ways of decoding: which models and prompts take which, and that all say the same."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from policy_trainer.sampling.copied_prompts import CopiedPrompts
 from policy_trainer.sampling.decoding import Decoding, RepeatedPrompts, compute_prompts
 from policy_trainer.sampling.grid import Grid
-from policy_trainer.sampling.hf import using_attention
-from policy_trainer.sampling.shared_prompts import SharedPrompts, can_share
+from policy_trainer.sampling.growing import takes_our_attention
+from policy_trainer.sampling.hf import make_decoding, using_attention
+from policy_trainer.sampling.shared_prompts import SharedPrompts
 from tests.policy_trainer.sampling.architectures import ARCHITECTURES, PROMPTS, REPEATING, SHARING
 
 
-def test_those_share_prompts_that_attend_to_all_tokens_through_the_interface() -> None:
-    shares = {name: can_share(make()) for name, make in ARCHITECTURES.items()}
-    assert shares == dict.fromkeys(SHARING, True) | dict.fromkeys(REPEATING, False)
+def test_those_take_our_attention_that_attend_to_all_tokens_through_the_interface() -> None:
+    takes = {name: takes_our_attention(make()) for name, make in ARCHITECTURES.items()}
+    assert takes == dict.fromkeys(SHARING, True) | dict.fromkeys(REPEATING, False)
 
 
 @pytest.mark.parametrize("architecture", list(SHARING))
 @pytest.mark.parametrize("prompts", [PROMPTS, [[7, 8, 9], [9, 8, 7]]], ids=["padded", "of one length"])
-def test_both_say_the_same(architecture: str, prompts: list[list[int]]) -> None:
+def test_all_say_the_same(architecture: str, prompts: list[list[int]]) -> None:
     """Also after rows have changed places, and after a whole group has left."""
     torch.manual_seed(3)
     model = SHARING[architecture]().eval()
     tokens = torch.arange(3 * len(prompts)) + 10
     said = []
-    for make in (SharedPrompts, RepeatedPrompts):
+    for make in (SharedPrompts, CopiedPrompts, RepeatedPrompts):
         with torch.inference_mode():
             decoding: Decoding = make(model, compute_prompts(model, prompts), 3)
             with using_attention(model, decoding.attention):
@@ -33,8 +35,17 @@ def test_both_say_the_same(architecture: str, prompts: list[list[int]]) -> None:
                     decoding.select(places)
                     logits += [decoding.advance(tokens[: len(places)]), decoding.advance(tokens[-len(places) :])]
         said.append(logits)
-    for one, other in zip(*said, strict=True):
-        assert (one - other).abs().max() < 2e-5 * other.abs().max()
+    for shared, copied, repeated in zip(*said, strict=True):
+        assert (shared - repeated).abs().max() < 2e-5 * repeated.abs().max()
+        assert (copied - repeated).abs().max() < 2e-5 * repeated.abs().max()
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(64, CopiedPrompts), (65, SharedPrompts)])
+def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[Decoding]) -> None:
+    model = next(iter(SHARING.values()))().eval()
+    with torch.inference_mode():
+        decoding = make_decoding(model, compute_prompts(model, [[5] * tokens]), 2)
+    assert type(decoding) is kind
 
 
 def spread(groups: list[int], heads: int, x: Tensor) -> list[Tensor]:
