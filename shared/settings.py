@@ -69,7 +69,7 @@ def load_settings(
         _refuse_unknown_environment(prefix, schema)
         from_file = _read_file(Path(file), cls, schema) if file is not None else {}
         from_preset = {}
-        if presets is not None:
+        if presets and "preset" in cls.model_fields:
             preset = _said_early("preset", arguments, prefix, prog)
             from_preset = _own_fields(_preset(from_file.get("preset") if preset is None else preset, presets), cls)
         return _with_sources(

@@ -358,5 +358,8 @@ class TestPresets:
         file = write(tmp_path, 'model = "m"\npreset = 3\n')
         assert self.refused(capsys, "--config", file).startswith("serve: preset: ")
 
-    def test_are_no_option_of_other_commands(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_are_not_for_other_commands(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = write(tmp_path, 'model = "m"\npreset = "fast"\n')
+        settings = load_settings(Serve, ["--config", file], prog="serve", schema=Chosen, presets=PRESETS)
+        assert settings.port == 8400
         assert "--preset" in refused(capsys, "--model", "m", "--preset", "fast")

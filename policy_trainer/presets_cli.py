@@ -1,0 +1,123 @@
+"""The command `policy-trainer presets`: what there are, and every number of one."""
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+
+from pydantic import BaseModel
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.presets import PRESETS, Preset
+from policy_trainer.presets.words import kl, resolved, surrogate
+from shared.refusal import Refused
+from shared.settings import from_values
+
+COLUMNS = 120
+
+
+def presets(arguments: list[str]) -> int:
+    """Prints to standard output. Raises Refused for a preset that there is not."""
+    options = _parser().parse_args(arguments)
+    console = Console(width=COLUMNS, highlight=False)
+    if options.what == "show":
+        preset = _find(options.name)
+        if options.json:
+            print(json.dumps(as_json(preset), indent=2))
+        else:
+            _show(preset, console)
+    elif options.json:
+        print(json.dumps([_line(preset) for preset in PRESETS.values()], indent=2))
+    else:
+        console.print(_table())
+        console.print("policy-trainer presets show NAME tells every number and where it comes from")
+    return 0
+
+
+def as_json(preset: Preset) -> dict[str, Any]:
+    return {
+        **_line(preset),
+        "origin": preset.origin,
+        "settings": {
+            name: {"value": number.value, "default": default, "source": number.source, "deviation": number.deviation}
+            for name, number, default in _numbers(preset)
+        },
+        "deviations": list(preset.deviations),
+        "unpublished": {name: setting(resolved(preset), name) for name in preset.unpublished},
+        "wants": dict(preset.wants),
+    }
+
+
+def setting(config: BaseModel, name: str) -> Any:
+    """The value of a dotted name."""
+    value: Any = config
+    for key in name.split("."):
+        value = getattr(value, key)
+    return value
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="policy-trainer presets", description="Settings of published recipes.")
+    parser.add_argument("--json", action="store_true", help="for scripts")
+    commands = parser.add_subparsers(dest="what", metavar="show NAME")
+    show = commands.add_parser("show", help="every number of one preset, its source, and every deviation")
+    show.add_argument("name", metavar="NAME")
+    show.add_argument("--json", action="store_true", help="for scripts")
+    return parser
+
+
+def _find(name: str) -> Preset:
+    if name not in PRESETS:
+        raise Refused(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _line(preset: Preset) -> dict[str, str]:
+    loss = resolved(preset).loss
+    return {
+        "name": preset.name,
+        "summary": preset.summary,
+        "data": preset.data,
+        "surrogate": surrogate(loss),
+        "kl": kl(loss),
+    }
+
+
+def _table() -> Table:
+    table = Table(Column("preset", no_wrap=True), "what it is", "data", "surrogate", "KL", box=SIMPLE_HEAD)
+    for preset in PRESETS.values():
+        table.add_row(*_line(preset).values())
+    return table
+
+
+def _show(preset: Preset, console: Console) -> None:
+    console.print(f"{preset.name}: {preset.summary}\nfrom {preset.origin}\n")
+    table = Table(
+        Column("setting", no_wrap=True), Column("value", max_width=34), "default", "source; deviation", box=SIMPLE_HEAD
+    )
+    for name, number, default in _numbers(preset):
+        same = "the same" if number.value == default else _shown(default)
+        source = number.source + (f"\nDeviation: {number.deviation}" if number.deviation else "")
+        table.add_row(name, _shown(number.value), same, source)
+    console.print(table)
+    config = resolved(preset)
+    unpublished = [f"{name} = {_shown(setting(config, name))}" for name in preset.unpublished]
+    for title, items in (
+        ("deviations besides", preset.deviations),
+        ("not published, so that the default holds", [", ".join(unpublished)] if unpublished else []),
+        ("wants besides", [f"{name}: {what}" for name, what in preset.wants.items()]),
+    ):
+        if items:
+            console.print("\n".join([f"{title}:", *(f"- {item}" for item in items)]))
+
+
+def _numbers(preset: Preset) -> list[tuple[str, Any, Any]]:
+    """The name, the number and the default of each setting."""
+    defaults = from_values(TrainConfig, model="MODEL")
+    return [(name, number, setting(defaults, name)) for name, number in preset.numbers.items()]
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
