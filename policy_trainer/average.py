@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.weights import Weights
 from policy_trainer.whole_directory import sync
+from shared.models import load_model
 
 Average = Mapping[str, Tensor]
 """float32 tensors by the names that the model has for its parameters; a tied weight once."""
@@ -22,6 +23,12 @@ Average = Mapping[str, Tensor]
 def begin_average(weights: Weights) -> Average:
     """The policy's weights as they are."""
     return {name: _float32(parameter).clone() for name, parameter in weights.stepped.items()}
+
+
+def average_of(directory: Path) -> Average:
+    """A model's weights as they lie in its directory."""
+    model = load_model(str(directory.resolve()), revision=None, device="cpu", dtype="float32")
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def move_average(average: Average, weights: Weights, decay: float) -> Average:

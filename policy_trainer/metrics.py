@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.batch import RolloutBatch
+from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 
 Metrics = dict[str, Any]
@@ -56,12 +56,15 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
     rollouts = [lease.rollout for lease in leased]
     samples = [_numbers(rollout.sample) for rollout in rollouts]
     lags = [version - rollout.policy_version for rollout in rollouts]
+    references = [int(lease.batch.reference_version) for lease in leased if isinstance(lease.batch, ScoredBatch)]
     return {
         **_rewards(rollouts),
         **_completions(rollouts),
         **_costs(rollouts, samples),
         "staleness": float(np.mean(lags)),
         "staleness_max": max(lags),
+        "reference_version_min": min(references, default=None),
+        "reference_version_max": max(references, default=None),
         "redelivered": sum(lease.deliveries > 1 for lease in leased),
         "problems": [sample.get("index") for sample in samples],
         "next_index": max((sample.get("index", -1) for sample in samples), default=-1) + 1,

@@ -21,6 +21,7 @@ from policy_trainer.matching import check_models_match, check_room
 from policy_trainer.metrics import MetricsFile, truncate_metrics
 from policy_trainer.publish import latest
 from policy_trainer.recomputation import recompute_layers
+from policy_trainer.renewal import choose_renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
@@ -98,6 +99,9 @@ def _run(
     client = connect(config, outage)
     check_models_match(client.model(), model, tokenizer, config.model)
     allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
+    renewal = choose_renewal(
+        config.reference, config.run, state, learner, tokenizer, client, checkpoints, on_wait=outage, note=display.note
+    )
     ledger = Ledger(state.ledger)
     terms = LeaseTerms(
         consumer=f"trainer of {config.run}",
@@ -127,6 +131,7 @@ def _run(
                 feed=feed,
                 workers=workers,
                 checkpoints=checkpoints,
+                renewal=renewal,
                 metrics=metrics,
                 display=display,
                 stop=stop,

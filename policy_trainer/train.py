@@ -18,6 +18,7 @@ from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
 from policy_trainer.metrics import MetricsFile, batch_metrics
 from policy_trainer.publish import Publication, publish
+from policy_trainer.renewal import Renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.interface import Sampler
 from policy_trainer.server import batches_by_state, leases_are_full
@@ -51,6 +52,7 @@ class Parts:
     feed: LeaseFeed
     workers: Workers
     checkpoints: Checkpoints
+    renewal: Renewal
     metrics: MetricsFile
     display: Display
     stop: StopRequest
@@ -72,6 +74,7 @@ class Trainer:
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. Either way a checkpoint holds what was trained."""
         parts, state, config = self._parts, self._state, self._config
+        parts.renewal.tend()
         self._publish()
         parts.workers.start()
         try:
@@ -79,6 +82,8 @@ class Trainer:
                 self._evaluate()
             while state.step < config.steps and not parts.stop:
                 began = time.monotonic()
+                parts.renewal.tend()
+                asked = time.monotonic()
                 leased = parts.feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 taken = time.monotonic()
                 batches = _scored(leased)
@@ -88,7 +93,7 @@ class Trainer:
                 stats = parts.learner.step(batches, step=state.step)
                 parts.feed.trained(leased)
                 self._count(leased, stats)
-                self._record(leased, stats, kl_at_step_0, waiting=taken - began, working=time.monotonic() - taken)
+                self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
                 self._stop_if_broken(leased, stats)
                 self._publish_evaluate_checkpoint()
                 state.training_seconds += time.monotonic() - began
@@ -140,7 +145,9 @@ class Trainer:
         parts = self._parts
         self._state.ledger = parts.ledger.ids()
         try:
-            path = parts.checkpoints.save(self._state, parts.learner.model, parts.tokenizer, parts.learner.weights)
+            path = parts.checkpoints.save(
+                self._state, parts.learner.model, parts.tokenizer, parts.learner.weights, parts.renewal.average
+            )
         except (OSError, SafetensorError) as error:
             raise RunFailed(f"the checkpoint of step {self._state.step} cannot be written: {error}") from error
         parts.feed.settle(path)

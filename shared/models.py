@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,18 @@ def _explained(name: str) -> Iterator[None]:
         raise Refused(f"model: {name} cannot be loaded: {error}") from error
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """A Hugging Face model directory that any tool loads with its default attention."""
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """A Hugging Face model directory that any tool loads with its default attention.
+
+    state: tensors in place of the model's own, by the names of its state.
+    """
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, state_dict=None if state is None else dict(state))
     tokenizer.save_pretrained(directory)
     for weights in directory.glob("*.safetensors"):
         shutil.copymode(directory / "config.json", weights)  # safetensors keeps them from every other user

@@ -191,8 +191,8 @@ class TrainConfig(RunConfig):
             raise ValueError("reference.renew_every: with loss.beta = 0 there is no reference: leave it out")
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
             raise ValueError(
-                "run: snapshots of the reference bear its name, which must then be of at most 100 letters, digits, '.', "
-                f"'_' and '-', and not begin with a dot: choose another --run; got {self.run!r}"
+                "run: names the snapshots of the reference, and must then be of letters, digits, '.', '_' and '-', not "
+                f"begin with a dot and have 100 characters at most: choose another --run; got {self.run!r}"
             )
         return self
 

@@ -33,6 +33,8 @@ from policy_trainer.config import (
 from policy_trainer.run_directory import RunDirectory
 from shared.settings import load_settings
 
+RENEWED = ["--reference.renew-every", "5", "--reference.snapshot-root", "snapshots"]
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,6 +84,11 @@ class TestRefusals:
             (TrainConfig, ["--optimizer.weight-decay", "-1"], "optimizer.weight_decay"),
             (TrainConfig, ["--optimizer.clip-norm", "-1"], "optimizer.clip_norm"),
             (TrainConfig, ["--optimizer.master-weights", "float16"], "optimizer.master_weights"),
+            (TrainConfig, ["--reference.renew-every", "5"], "reference.snapshot_root"),
+            (TrainConfig, [*RENEWED, "--loss.beta", "0"], "reference.renew_every"),
+            (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
+            (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
+            (TrainConfig, [*RENEWED, "--reference.decay", "1"], "reference.decay"),
             (TrainConfig, ["--checkpoint.every", "0"], "checkpoint.every"),
             (TrainConfig, ["--checkpoint.keep", "0"], "checkpoint.keep"),
             (TrainConfig, ["--evaluation.every", "-1"], "evaluation.every"),
@@ -182,7 +189,7 @@ COMMON: dict[str, Any] = {
 RUN: dict[str, Any] = {
     **COMMON,
     "run_dir": Path("runs/x"),
-    "run": "a name",
+    "run": "a-name",
     "server": "https://example.org:1",
     "token_file": Path("tokens"),
     "tls_ca": Path("ca.pem"),
@@ -214,7 +221,7 @@ FULL: list[BaseSettings] = [
             old_logps="recomputed",
             clip=0.1,
             clip_high=0.3,
-            beta=0.0,
+            beta=0.02,
             correction="tis",
         ),
         optimizer=OptimizerConfig(
@@ -299,7 +306,7 @@ class TestRoundTrip:
         RunDirectory(tmp_path).write_config(train)
         file = str(tmp_path / "config.toml")
         rollout = load(RolloutConfig, "--config", file, "--worker", "1", "--workers", "2")
-        assert rollout.sampling == train.sampling and rollout.run == "a name" and rollout.worker == 1
+        assert rollout.sampling == train.sampling and rollout.run == "a-name" and rollout.worker == 1
         assert load(EvalConfig, "--config", file).evaluation.model_dump() == train.evaluation.model_dump()
 
     def test_resume_is_not_kept(self, tmp_path: Path) -> None:

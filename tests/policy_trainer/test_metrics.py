@@ -104,7 +104,8 @@ def leased(make_scored: Any) -> list[Leased]:
             finished=np.array(extra["finished"]),
             sample=extra["sample"],
         )
-        return Leased(replace(batch, rollout=rollout), rollout.id, "token", extra["deliveries"])
+        scored = replace(batch, rollout=rollout, reference_version=extra["reference"])
+        return Leased(scored, rollout.id, "token", extra["deliveries"])
 
     return [
         group(
@@ -125,6 +126,7 @@ def leased(make_scored: Any) -> list[Leased]:
                 }
             ),
             deliveries=1,
+            reference="12",
         ),
         group(
             1,
@@ -135,6 +137,7 @@ def leased(make_scored: Any) -> list[Leased]:
             finished=[True, True],
             sample=json.dumps({"index": 4, "sampling_seconds": 1.5, "resampled_groups": 1, "resampled_tokens": 5}),
             deliveries=3,
+            reference="3",
         ),
     ]
 
@@ -166,6 +169,8 @@ class TestBatchMetrics:
             "resampled_tokens": 35,
             "staleness": 2.0,
             "staleness_max": 3,
+            "reference_version_min": 3,
+            "reference_version_max": 12,
             "redelivered": 1,
             "problems": [7, 4],
             "next_index": 8,
