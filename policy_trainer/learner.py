@@ -2,42 +2,31 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
-from policy_trainer.loss import k3, sequence_mean_weights, token_loss
-from policy_trainer.micro_batches import MicroBatch, cut, micro_batches, prepare
+from policy_trainer.corrections import CorrectionStats, correction
+from policy_trainer.loss import LossTokens, k3, penalises_rewards, token_loss
+from policy_trainer.means import Totals, token_weights
+from policy_trainer.micro_batches import MicroBatch, cut, micro_batches, shares, totals
+from policy_trainer.schedules import lr_factor
+from policy_trainer.step_groups import Batch, Prepared, StepGroup, judge, prepare, rollout_of
+from policy_trainer.step_stats import StepStats, Update, added, step_stats, tally
 from policy_trainer.weights import make_weights
-from shared.batch import ScoredBatch
+from shared.batch import Array, ScoredBatch
 from shared.logprobs import LogprobForward
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """What one step saw and did. Means are over trained tokens where not said otherwise.
-
-    groups: groups that trained; with none there was no update. kl: to the reference, before the update. entropy: of the
-    policy, in nats, before the update. not_finite: loss or gradient was not finite, and there was no update.
-    """
-
-    loss: float
-    kl: float
-    entropy: float
-    clip_fraction: float
-    grad_norm: float
-    lr: float
-    groups: int
-    tokens: int
-    not_finite: bool
 
 
 class Learner:
     """Trains `model` through `forward`, which computes its log-probs.
 
+    passes, minibatches: a step goes so often over its groups, cut into so many parts, with an update for each part.
+    max_new_tokens: where completions are cut off; the `constant` mean is taken over it.
     The model stays in evaluation mode: dropout would make the policy differ from itself, and KL at step 0 from 0.
     """
 
@@ -50,6 +39,9 @@ class Learner:
         optimizer: OptimizerConfig,
         steps: int,
         micro_batch_tokens: int,
+        max_new_tokens: int,
+        passes: int = 1,
+        minibatches: int = 1,
     ) -> None:
         self.model = model.eval()
         self._forward = forward
@@ -57,69 +49,120 @@ class Learner:
         self._schedule = optimizer
         self._steps = steps
         self._micro_batch_tokens = micro_batch_tokens
+        self._max_new_tokens = max_new_tokens
+        self._passes = passes
+        self._minibatches = minibatches
+        # With a single update the policy before it is the policy: its log-probs need no forward of their own.
+        self._recomputes = loss.old_logps == "recomputed" and passes * minibatches > 1
         self.weights = make_weights(model, optimizer)
 
-    def step(self, batches: Sequence[ScoredBatch], *, step: int) -> StepStats:
-        """One update on whole groups. Without anything to learn from, or with a gradient that is not finite, none.
+    def step(self, batches: Sequence[Batch], *, step: int) -> StepStats:
+        """Trains on whole groups. Without anything to learn from, or with a gradient that is not finite, no update.
 
         step: how many steps came before. The learning rate depends on nothing else, so that resuming needs no state.
+        Raises ValueError for a batch that lacks what the loss needs.
         """
-        groups = prepare(batches, self._loss)
-        completions = sum(int(group.trains.sum()) for group in groups)
+        judged = judge(batches, self._loss)
+        teaching = [group for group in judged if group.teaches]
+        groups = prepare(teaching, self._loss, self._old_logps(teaching))
         lr = self._schedule.lr * lr_factor(step, self._schedule, self._steps)
+        parts = shares(len(groups), self._minibatches)
+        updates = [self._update(groups[part], lr) for _ in range(self._passes) for part in parts]
+        return step_stats(judged, groups, updates, passes=self._passes, lr=lr)
+
+    def _old_logps(self, groups: Sequence[StepGroup]) -> list[Array | None]:
+        """Of each group, (C,): by what its ratio or its penalty is taken with; None where that is the policy as it is.
+
+        Packed as the updates will pack them: half precision depends on it.
+        """
+        if self._loss.old_logps == "sampler":
+            return [group.rollout.sampler_logps for group in groups]
+        if not (self._recomputes or penalises_rewards(self._loss)):
+            return [None] * len(groups)
+        return [own for part in shares(len(groups), self._minibatches) for own in self._scored(groups[part])]
+
+    @torch.no_grad()
+    def _scored(self, groups: Sequence[StepGroup]) -> list[Array]:
+        """Log-probs under the policy as it is."""
+        tokens, logps = [group.rollout.group for group in groups], []
+        for part in cut([group.tokens for group in tokens], self._micro_batch_tokens):
+            own = self._forward(tokens[part], [group.rollout.temperature for group in groups[part]]).cpu().numpy()
+            logps += np.split(own, np.cumsum([len(group.completion_ids) for group in tokens[part]])[:-1])
+        return logps
+
+    def _update(self, groups: Sequence[Prepared], lr: float) -> Update:
+        """One update on these groups, unless loss or gradient is not finite."""
+        total = totals(groups, self._max_new_tokens)
         self.weights.optimizer.zero_grad(set_to_none=True)
-        parts = [
-            self._accumulate(micro_batch, completions)
+        tallies = [
+            self._accumulate(micro_batch, total)
             for micro_batch in micro_batches(groups, self._micro_batch_tokens, self.model.device)
         ]
-        # Read once all of them are under way: a device would stand still meanwhile.
-        sums = sum((part.cpu() for part in parts), torch.zeros(5, dtype=torch.float64))
-        loss, kl, entropy, clipped, tokens = sums.tolist()
-        norm = self._clip_gradients() if groups else 0.0
-        not_finite = not (math.isfinite(loss) and math.isfinite(norm))
-        # Without groups momentum alone would still move the weights.
-        if groups and not not_finite:
-            self._update(lr)
-        count = tokens or math.nan  # of no tokens there is no mean
-        return StepStats(
-            loss=loss if groups else math.nan,
-            kl=kl / count,
-            entropy=entropy / count,
-            clip_fraction=clipped / count,
-            grad_norm=norm,
-            lr=lr,
-            groups=len(groups),
-            tokens=int(tokens),
-            not_finite=not_finite,
-        )
+        update = Update(added(tallies), self._clip_gradients())
+        if update.finite:
+            self._step_weights(lr)
+        return update
+
+    def _accumulate(self, micro_batch: MicroBatch, total: Totals) -> Tensor:
+        """Forward and backward of one micro-batch, and its tally."""
+        logps, entropy = self._forward.with_entropy(micro_batch.groups, micro_batch.temperatures)
+        tokens, gap, corrected = self._against(micro_batch, logps.detach())
+        per_token = token_loss(logps, tokens, self._loss)
+        weights = token_weights(self._loss.mean, tokens.rows, tokens.mask, micro_batch.trains, total)
+        loss = (weights.to(logps.dtype) * per_token.loss).sum()
+        loss.backward()
+        own = corrected or CorrectionStats(per_token.ratio, torch.zeros_like(tokens.mask))
+        return tally(loss.detach(), per_token, entropy, tokens.mask, gap, own.weights, own.cut)
+
+    def _against(self, micro_batch: MicroBatch, logps: Tensor) -> tuple[LossTokens, Tensor, CorrectionStats | None]:
+        """What the loss takes, with what it is compared with; how far the sampler is off; and the correction for it."""
+        tokens, sampler_logps = micro_batch.tokens, micro_batch.sampler_logps
+        before = logps
+        if self._recomputes:
+            assert tokens.old_logps is not None
+            before = tokens.old_logps
+        elif self._loss.old_logps != "sampler":
+            tokens = replace(tokens, old_logps=None)
+        if sampler_logps is None:
+            return tokens, torch.full_like(logps, torch.nan), None
+        gap = (before - sampler_logps).abs()
+        if self._loss.correction == "none":
+            return tokens, gap, None
+        weights, stats = correction(before, sampler_logps, tokens.rows, tokens.mask, self._loss)
+        return replace(tokens, correction=weights), gap, stats
 
     def _clip_gradients(self) -> float:
         """The norm that the gradients had before they were scaled down."""
-        return float(torch.nn.utils.clip_grad_norm_(self.weights.stepped.values(), self._schedule.clip_norm))
+        limit = self._schedule.clip_norm or math.inf
+        return float(torch.nn.utils.clip_grad_norm_(self.weights.stepped.values(), limit))
 
-    def _update(self, lr: float) -> None:
+    def _step_weights(self, lr: float) -> None:
         for group in self.weights.optimizer.param_groups:
             # All of them: a checkpoint brings those of the run before it was resumed with other settings.
             group.update(lr=lr, betas=self._schedule.betas, weight_decay=self._schedule.weight_decay)
         self.weights.step()
 
-    def kl(self, batches: Sequence[ScoredBatch]) -> float:
-        """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained."""
+    def kl(self, batches: Sequence[Batch]) -> float:
+        """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained. NaN
+        where a batch came without ref_logps."""
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
+                if not isinstance(batch, ScoredBatch):
+                    return math.nan
                 logps = self._forward([batch.rollout.group], [batch.rollout.temperature])
                 total += float(k3(torch.tensor(batch.ref_logps, device=logps.device) - logps).double().sum())
                 count += len(logps)
         return total / max(count, 1)
 
-    def noise_floor(self, batches: Sequence[ScoredBatch]) -> float:
+    def noise_floor(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the policy and itself: packed as in training, and each group alone, in two halves.
 
         A KL to the reference that is no larger says nothing. It is 0 but for rounding in float32; half precision
         depends on the shapes that a device multiplies. Halves, since large groups are packed alone anyway.
         """
-        groups = [(batch.rollout.group, batch.rollout.temperature) for batch in batches]
+        rollouts = [rollout_of(batch) for batch in batches]
+        groups = [(rollout.group, rollout.temperature) for rollout in rollouts]
         total, count = 0.0, 0
         with torch.no_grad():
             for part in cut([group.tokens for group, _ in groups], self._micro_batch_tokens):
@@ -129,24 +172,3 @@ class Learner:
                 total += float(k3(packed - alone).double().sum())
                 count += len(packed)
         return total / max(count, 1)
-
-    def _accumulate(self, micro_batch: MicroBatch, completions: int) -> Tensor:
-        """Forward and backward of one micro-batch: sums of loss, KL, entropy, clipped tokens and tokens."""
-        mask = micro_batch.mask
-        logps, entropy = self._forward.with_entropy(micro_batch.groups, micro_batch.temperatures)
-        per_token = token_loss(
-            logps, micro_batch.old_logps, micro_batch.ref_logps, micro_batch.advantages, mask, clip=self._loss.clip
-        )
-        weights = sequence_mean_weights(micro_batch.lengths, mask, micro_batch.trains, completions=completions)
-        loss = per_token.total(weights.to(logps.dtype), self._loss.beta)
-        loss.backward()
-        kl, trained_entropy = per_token.kl.detach().sum(), torch.where(mask, entropy, 0.0).sum()
-        sums = (loss.detach(), kl, trained_entropy, per_token.clipped.sum(), mask.sum())
-        return torch.stack([part.to(logps.dtype) for part in sums])
-
-
-def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
-    """Learning rate of a step as a fraction of the peak: a linear ramp times a linear decay over the run."""
-    ramp = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    progress = min(1.0, step / max(steps - 1, 1))
-    return ramp * (1 - (1 - config.final_lr_fraction) * progress)

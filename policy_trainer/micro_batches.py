@@ -1,76 +1,40 @@
 """What one forward and backward takes in: whole groups of a step, ready for the loss, cut by a budget of tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from policy_trainer.advantages import group_advantages, has_variance
-from policy_trainer.config import LossConfig
-from shared.batch import Array, ScoredBatch, TokenGroup
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """One group as arrays. trains: bool (G,), completions that take part. mask: bool (C,), tokens that do. advantages:
-    float32 (G,). old_logps, ref_logps: float32 (C,)."""
-
-    group: TokenGroup
-    temperature: float
-    trains: Array
-    mask: Array
-    advantages: Array
-    old_logps: Array
-    ref_logps: Array
+from policy_trainer.loss import LossTokens
+from policy_trainer.means import Totals
+from policy_trainer.step_groups import Prepared
+from shared.batch import Array, TokenGroup
 
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
     """Whole groups, joined. G counts their completions, C the tokens of these; tensors are on the learner's device.
 
-    lengths: int64 (G,). trains: bool (G,). mask: bool (C,). old_logps, ref_logps, advantages: float32 (C,).
+    trains: bool (G,). tokens: (C,) each; old_logps, ref_logps and sampler_logps, float32 (C,), are None where a group
+    has none.
     """
 
     groups: list[TokenGroup]
     temperatures: list[float]
-    lengths: Tensor
     trains: Tensor
-    mask: Tensor
-    old_logps: Tensor
-    ref_logps: Tensor
-    advantages: Tensor
+    tokens: LossTokens
+    sampler_logps: Tensor | None
 
 
-def prepare(batches: Sequence[ScoredBatch], loss: LossConfig) -> list[Prepared]:
-    """The groups that have something to teach, with their advantages.
-
-    Computed for all groups at once, on the CPU: tensors as tiny as one group's cost more to launch than to compute.
-    Raises ValueError for a batch without sampler_logps.
-    """
-    rewards = _padded([batch.rollout.rewards for batch in batches])
-    judged = ~rewards.isnan()
-    teaches = has_variance(rewards) if loss.drop_zero_variance else judged.any(dim=1)
-    advantages = group_advantages(rewards, eps=loss.advantage_eps)
-    rows = zip(batches, judged.numpy(), advantages.numpy(), teaches.tolist(), strict=True)
-    return [_prepared(batch, trains, advantages) for batch, trains, advantages, teaches in rows if teaches]
-
-
-def _prepared(batch: ScoredBatch, trains: Array, advantages: Array) -> Prepared:
-    rollout = batch.rollout
-    if rollout.sampler_logps is None:
-        raise ValueError("a batch without sampler_logps cannot be trained on: the ratio is taken against them")
-    size = rollout.group.size
-    mask = np.repeat(trains[:size], rollout.group.completion_lengths)
-    return Prepared(
-        group=rollout.group,
-        temperature=rollout.temperature,
-        trains=trains[:size],
-        mask=mask if rollout.loss_mask is None else mask & rollout.loss_mask,
-        advantages=advantages[:size],
-        old_logps=rollout.sampler_logps,
-        ref_logps=batch.ref_logps,
+def totals(groups: Sequence[Prepared], max_new_tokens: int) -> Totals:
+    """Of the update that these groups make."""
+    return Totals(
+        completions=sum(int(group.trains.sum()) for group in groups),
+        tokens=sum(int(group.mask.sum()) for group in groups),
+        max_new_tokens=max_new_tokens,
     )
 
 
@@ -92,25 +56,31 @@ def cut(sizes: Sequence[int], limit: int) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
+def shares(count: int, parts: int) -> list[slice]:
+    """Consecutive parts of almost equal size; none of them is empty, so that there may be fewer."""
+    ends = [count * part // parts for part in range(parts + 1)]
+    return [slice(start, end) for start, end in pairwise(ends) if end > start]
+
+
 def _joined(groups: Sequence[Prepared], device: torch.device) -> MicroBatch:
     def joined(parts: Iterable[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate(list(parts))).to(device)
 
+    def known(of: Callable[[Prepared], Array | None]) -> Tensor | None:
+        parts = [part for group in groups if (part := of(group)) is not None]
+        return joined(parts) if len(parts) == len(groups) else None
+
+    lengths = np.concatenate([group.group.completion_lengths for group in groups])
     return MicroBatch(
         groups=[group.group for group in groups],
         temperatures=[group.temperature for group in groups],
-        lengths=joined(group.group.completion_lengths for group in groups),
         trains=joined(group.trains for group in groups),
-        mask=joined(group.mask for group in groups),
-        old_logps=joined(group.old_logps for group in groups),
-        ref_logps=joined(group.ref_logps for group in groups),
-        advantages=joined(np.repeat(group.advantages, group.group.completion_lengths) for group in groups),
+        tokens=LossTokens(
+            rows=joined([np.repeat(np.arange(len(lengths)), lengths)]),
+            mask=joined(group.mask for group in groups),
+            advantages=joined(group.advantages for group in groups),
+            old_logps=known(lambda group: group.old_logps),
+            ref_logps=known(lambda group: group.ref_logps),
+        ),
+        sampler_logps=known(lambda group: group.sampler_logps),
     )
-
-
-def _padded(rewards: Sequence[Array]) -> Tensor:
-    """Rewards of B groups as float32 (B, G), G the largest: NaN, which takes no part, fills up the others."""
-    padded = np.full((len(rewards), max(map(len, rewards), default=1)), np.nan, np.float32)
-    for row, own in zip(padded, rewards, strict=True):
-        row[: len(own)] = own
-    return torch.from_numpy(padded)

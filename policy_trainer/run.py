@@ -158,6 +158,9 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
         optimizer=config.optimizer,
         steps=config.steps,
         micro_batch_tokens=config.micro_batch_tokens,
+        max_new_tokens=config.sampling.max_new_tokens,
+        passes=config.passes,
+        minibatches=config.minibatches,
     )
     if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)

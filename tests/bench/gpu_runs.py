@@ -76,7 +76,13 @@ def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32",
         config = OptimizerConfig(master_weights=masters)
         learners.append(
             Learner(
-                model, forward, loss=LossConfig(), optimizer=config, steps=100, micro_batch_tokens=micro_batch_tokens
+                model,
+                forward,
+                loss=LossConfig(),
+                optimizer=config,
+                steps=100,
+                micro_batch_tokens=micro_batch_tokens,
+                max_new_tokens=SAMPLED["cuda"][1],
             )
         )
         for number in range(2):  # the first one leaves the moments, with which the second needs the most

@@ -81,6 +81,7 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
         optimizer=OptimizerConfig(lr=LR, clip_norm=CLIP_NORM),
         steps=1,
         micro_batch_tokens=TrainConfig.model_fields["micro_batch_tokens"].default,
+        max_new_tokens=max(LENGTHS),
     )
     batches = make_batches(groups)
     request = [batch.group for batch in batches], [batch.temperature for batch in batches]

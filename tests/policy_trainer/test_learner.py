@@ -12,8 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
-from policy_trainer.learner import Learner, StepStats, lr_factor
-from policy_trainer.micro_batches import micro_batches, prepare
+from policy_trainer.learner import Learner
+from policy_trainer.micro_batches import micro_batches, totals
+from policy_trainer.schedules import lr_factor
+from policy_trainer.step_groups import judge, prepare
+from policy_trainer.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
 
@@ -31,9 +34,20 @@ def learner(
     optimizer: OptimizerConfig = OPTIMIZER,
     steps: int = 10,
     micro_batch_tokens: int = 10_000,
+    max_new_tokens: int = 10,
+    passes: int = 1,
+    minibatches: int = 1,
 ) -> Learner:
     return Learner(
-        model, forward(model), loss=loss, optimizer=optimizer, steps=steps, micro_batch_tokens=micro_batch_tokens
+        model,
+        forward(model),
+        loss=loss,
+        optimizer=optimizer,
+        steps=steps,
+        micro_batch_tokens=micro_batch_tokens,
+        max_new_tokens=max_new_tokens,
+        passes=passes,
+        minibatches=minibatches,
     )
 
 
@@ -392,7 +406,7 @@ class TestNotFinite:
 
         before = weights(model)
         forward = Poisoned(model)
-        learns = Learner(model, forward, loss=LOSS, optimizer=OPTIMIZER, steps=10, micro_batch_tokens=40)
+        learns = learner(model, forward=lambda _: forward, micro_batch_tokens=40)
         stats = learns.step(batches, step=0)
         assert stats.not_finite and math.isfinite(stats.loss) and math.isnan(stats.grad_norm)
         assert torch.equal(weights(model), before)
@@ -480,11 +494,12 @@ class TestBfloat16:
         mixed.step(batches, step=0)
         model = make_tiny(tied=tied, dtype=torch.bfloat16)
         pure = learner(model, optimizer=OptimizerConfig(master_weights="none"))
-        groups = prepare(batches, LOSS)
+        teaching = [group for group in judge(batches, LOSS) if group.teaches]
+        groups = prepare(teaching, LOSS, [group.rollout.sampler_logps for group in teaching])
         expected = torch.zeros_like(weights(model), dtype=torch.float32)
         for micro_batch in micro_batches(groups, 1, torch.device("cpu")):
             model.zero_grad()
-            pure._accumulate(micro_batch, completions=3 + 3 + 3)
+            pure._accumulate(micro_batch, totals(groups, 10))
             expected += gradient(model)
         got = torch.cat([master.grad.flatten() for master in mixed.weights.stepped.values() if master.grad is not None])
         assert len(groups) == 3 and torch.equal(got, expected)
