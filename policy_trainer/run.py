@@ -14,17 +14,19 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
 from policy_trainer.evaluation import make_evaluator
+from policy_trainer.health import Health
 from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
 from policy_trainer.matching import check_models_match, check_room
-from policy_trainer.metrics import MetricsFile, truncate_metrics
+from policy_trainer.metrics import MetricsFile, read_metrics, truncate_metrics
 from policy_trainer.publish import latest
 from policy_trainer.recomputation import recompute_layers
 from policy_trainer.renewal import choose_renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
+from policy_trainer.tracking import Trackers, refuse_missing, start_trackers
 from policy_trainer.train import Parts, Trainer
 from policy_trainer.weights import PURE_BFLOAT16
 from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
@@ -51,6 +53,7 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     on_outage is called while the reference server does not answer; what it raises ends the run.
     Raises Refused for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
+    refuse_missing(config.track)
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
     resumed = directory.open(config, console, resume=config.resume)
@@ -95,6 +98,7 @@ def _run(
     evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     stop.check()
+    trackers = start_trackers(config, state.step, display.note)  # which may ask for a login: before the display
     display.start()
     client = connect(config, outage)
     check_models_match(client.model(), model, tokenizer, config.model)
@@ -112,7 +116,7 @@ def _run(
         lease_seconds=config.lease_seconds,
     )
     workers = choose_workers(config, directory, display.note)
-    metrics = MetricsFile(directory.metrics)
+    metrics = Trackers([MetricsFile(directory.metrics), *trackers])
     # Half of the allowance may wait for a checkpoint; of the other, what is leased ahead must not be all.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
     feed = LeaseFeed(client, terms, ledger, ahead=ahead, allowance=allowance, version=state.step)
@@ -133,6 +137,7 @@ def _run(
                 checkpoints=checkpoints,
                 renewal=renewal,
                 metrics=metrics,
+                health=Health(config.loss, read_metrics(directory.metrics)),
                 display=display,
                 stop=stop,
             )

@@ -13,15 +13,17 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display
 from policy_trainer.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.evaluation import Evaluator
+from policy_trainer.health import Health, health_record
 from policy_trainer.learner import Learner, StepStats
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
-from policy_trainer.metrics import MetricsFile, batch_metrics
+from policy_trainer.metrics import batch_metrics
 from policy_trainer.publish import Publication, publish
 from policy_trainer.renewal import Renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.interface import Sampler
 from policy_trainer.server import batches_by_state, leases_are_full
+from policy_trainer.tracking import Tracker
 from policy_trainer.workers import Workers
 from shared import wire
 from shared.batch import ScoredBatch
@@ -53,7 +55,8 @@ class Parts:
     workers: Workers
     checkpoints: Checkpoints
     renewal: Renewal
-    metrics: MetricsFile
+    metrics: Tracker
+    health: Health
     display: Display
     stop: StopRequest
 
@@ -174,7 +177,7 @@ class Trainer:
     def _record(
         self, leased: Sequence[Leased], stats: StepStats, kl_at_step_0: float | None, *, waiting: float, working: float
     ) -> None:
-        """One line of metrics.jsonl, and the display."""
+        """One line of metrics.jsonl, the display, and what is unwell."""
         state = self._state
         batch = batch_metrics(leased, version=state.step - 1)
         state.next_index = max(state.next_index, batch.pop("next_index"))
@@ -198,6 +201,9 @@ class Trainer:
             record["kl_at_step_0"] = kl_at_step_0
         self._parts.metrics.write(record)
         self._parts.display.step(record)
+        for trouble in self._parts.health.observe(record):
+            self._parts.metrics.write(health_record(trouble, state.step))
+            self._parts.display.note(f"step {state.step}: {trouble}")
         self._parts.workers.delivered()
         self._look_at_queue()
 

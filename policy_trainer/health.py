@@ -1,0 +1,186 @@
+"""Whether a run is well: bands that its metrics should lie in, each with a remedy for one that does not."""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from policy_trainer.config import LossConfig
+
+Records = Sequence[Mapping[str, Any]]
+
+# Steps that a judgement rests on: one step alone is noise.
+WINDOW = 20
+# Steps after which nothing but zeros is no chance.
+LONG = 60
+# Whose advantages are not divided by a standard deviation, or are sums of such.
+_UNSCALED = ("dr_grpo", "rloo", "process")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A metric out of its band. seen: its mean over the latest steps."""
+
+    name: str
+    seen: float
+    band: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.seen:.3g}, healthy is {self.band}: {self.remedy}"
+
+
+class Health:
+    """Watches a run, and says of each trouble once: again only when it had been gone for a whole window."""
+
+    def __init__(self, loss: LossConfig, past: Records = ()) -> None:
+        """past: what metrics.jsonl holds of the run's earlier lives."""
+        self._loss = loss
+        self._first: list[Mapping[str, Any]] = []
+        self._recent: deque[Mapping[str, Any]] = deque(maxlen=LONG)
+        self._seen: dict[str, int] = {}
+        for record in past:
+            if record["kind"] == "step":
+                self._remember(record)
+
+    def observe(self, record: Mapping[str, Any]) -> list[Trouble]:
+        """What is newly wrong at this step."""
+        self._remember(record)
+        troubles = diagnose(self._first, list(self._recent), self._loss)
+        step = record["step"]
+        new = [trouble for trouble in troubles if step - self._seen.get(trouble.name, step - WINDOW - 1) > WINDOW]
+        self._seen.update({trouble.name: step for trouble in troubles})
+        return new
+
+    def _remember(self, record: Mapping[str, Any]) -> None:
+        if len(self._first) < WINDOW:
+            self._first.append(record)
+        self._recent.append(record)
+
+
+def health_record(trouble: Trouble, step: int) -> dict[str, Any]:
+    """As it is written to metrics.jsonl."""
+    return {"kind": "health", "step": step, **asdict(trouble)}
+
+
+def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]:
+    """What is wrong with a run. first: its first WINDOW steps; recent: its latest, up to LONG, the oldest first.
+
+    Nothing is said before there are WINDOW steps, nor of a metric that has no number in them.
+    """
+    if len(recent) < WINDOW:
+        return []
+    latest = recent[-WINDOW:]
+    return [
+        *(trouble for trouble in (band.trouble(_mean(latest, band.name)) for band in _BANDS) if trouble),
+        *_inert(recent, loss),
+        *_advantages(latest, loss),
+        *_kl(recent[-2 * WINDOW : -WINDOW], latest, loss),
+        *_entropy(first, latest),
+        *_truncation(first, latest),
+        *_unjudged(latest),
+    ]
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Where the mean of a metric should lie, in every run alike."""
+
+    name: str
+    low: float
+    high: float
+    words: str
+    remedy: str
+
+    def trouble(self, seen: float) -> Trouble | None:
+        return Trouble(self.name, seen, self.words, self.remedy) if seen < self.low or seen > self.high else None
+
+
+_BANDS = (
+    _Band(
+        "clip_fraction", 0, 0.3, "at most 0.3",
+        "lower optimizer.lr, publish more often (publish_every), or take fewer passes and minibatches",
+    ),
+    _Band(
+        "zero_variance", 0, 0.8, "at most 0.8 of the groups",
+        "most prompts teach nothing: take harder or easier ones, a larger sampling.group_size, sampling.max_resamples",
+    ),
+    _Band(
+        "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
+        "sampler and learner disagree: publish more often (publish_every), set max_lag, or loss.correction = tis",
+    ),
+    _Band(
+        "staleness", 0, 16, "at most 16 steps",
+        "lower publish_every or max_waiting, set max_lag, or train the freshest first (order)",
+    ),
+)  # fmt: skip
+
+
+def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
+    """A ratio to log-probs of these very weights is 1 by construction, and clips nothing."""
+    stale = [loss.old_logps == "sampler" and record["staleness"] > 0 for record in recent]
+    moves = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
+    if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not moves:
+        return []
+    seen = _mean(recent, "clip_fraction")
+    band = f"above 0 within {LONG} steps where weights move between sampling and training"
+    return [Trouble("clip_fraction", seen, band, "the ratio is inert: raise optimizer.lr")] if seen == 0 else []
+
+
+def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
+    """Of groups without variance advantages are 0, which is no fault of the scale."""
+    if loss.advantage in _UNSCALED or loss.advantage_scale == "none":
+        return []
+    seen = _mean(latest, "advantage_std")
+    zeros = 0.0 if loss.drop_zero_variance else _mean(latest, "zero_variance")
+    remedy = None
+    if seen < 0.5 * math.sqrt(1 - zeros):
+        remedy = "rewards differ by less than loss.advantage_eps: scale them up (reward_weights), or lower it"
+    elif seen > 1.5:
+        remedy = "a few completions outweigh all others: look at reward_std of each part, and bound the rewards"
+    return [Trouble("advantage_std", seen, "0.5 to 1.5", remedy)] if remedy else []
+
+
+def _kl(before: Records, latest: Records, loss: LossConfig) -> list[Trouble]:
+    """Without a penalty nothing is to bound it; to a reference that was renewed it begins at 0 again."""
+    seen = _mean(latest, "kl")
+    renewed = len({record.get("reference_version_max") for record in (*before, *latest)}) > 1
+    tripled = not renewed and seen > 0.2 and seen > 3 * _mean(before, "kl")
+    if not loss.beta or not (seen > 1.0 or tripled):
+        return []
+    remedy = "the policy runs away from the reference: lower optimizer.lr, or raise loss.beta"
+    return [Trouble("kl", seen, f"below 1 nat a token, and not tripling within {WINDOW} steps", remedy)]
+
+
+def _entropy(first: Records, latest: Records) -> list[Trouble]:
+    """A policy that learns grows sure of itself. One that does so without earning more has collapsed."""
+    start, seen = _mean(first, "entropy"), _mean(latest, "entropy")
+    earned = _mean(latest, "reward") - _mean(first, "reward")
+    limit = 0.01 if earned > 0.5 * _mean(first, "reward_std") else 0.1
+    if not seen < limit * start:
+        return []
+    remedy = "completions grow all alike: raise loss.clip_high or sampling.temperature, or lower optimizer.lr"
+    return [Trouble("entropy", seen, f"above {limit:.0%} of the {start:.3g} it began with", remedy)]
+
+
+def _truncation(first: Records, latest: Records) -> list[Trouble]:
+    start, seen = _mean(first, "truncated"), _mean(latest, "truncated")
+    if not seen > start + 0.1:
+        return []
+    remedy = "raise sampling.max_new_tokens, add the reward soft_overlong, or set loss.truncated = mask"
+    return [Trouble("truncated", seen, f"not growing from the {start:.0%} it began with", remedy)]
+
+
+def _unjudged(latest: Records) -> list[Trouble]:
+    seen = _mean(latest, "unjudged") / _mean(latest, "completions")
+    if not seen > 0.05:
+        return []
+    remedy = "no reward could judge them, and they train nothing: see the worker's log, and judging.seconds"
+    return [Trouble("unjudged", seen, "at most 0.05 of the completions", remedy)]
+
+
+def _mean(records: Records, name: str) -> float:
+    """Over the records that have a number there; NaN without any, which no comparison holds for."""
+    values = [value for record in records if (value := record.get(name)) is not None and math.isfinite(value)]
+    return sum(values) / len(values) if values else math.nan
