@@ -55,7 +55,7 @@ DEEPSEEK_MATH = Preset(
 
 DEEPSEEK_MATH_PROCESS = Preset(
     name="deepseek-math-process",
-    summary="the same with a reward for each step of a completion",
+    summary="process supervision: a reward for each step",
     origin="DeepSeekMath, arXiv 2402.03300",
     data="GSM8K + MATH",
     numbers={

@@ -145,9 +145,9 @@ CISPO = Preset(
     },
     deviations=(
         AT_ONCE,
-        "3.1 takes over DAPO's dynamic sampling and length penalty: --sampling.max-resamples 9, "
+        "Section 3.1 takes over DAPO's dynamic sampling and length penalty: --sampling.max-resamples 9, "
         "--rewards accuracy soft_overlong.",
-        "3.2 sets AdamW's eps to 1e-15; here it is 1e-8.",
+        "Section 3.2 sets AdamW's eps to 1e-15; here it is 1e-8.",
     ),
     unpublished=("sampling.group_size", "sampling.max_new_tokens", "optimizer.lr", "steps"),
 )
