@@ -8,13 +8,15 @@ from pydantic import Field, model_validator
 from policy_trainer.config.section import Section
 
 TaskName = Literal["arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "mixture"]
+# Their problems may be in a file or in a dataset.
+_OF_EITHER: tuple[TaskName, ...] = ("countdown", "gsm8k", "math", "dataset")
 
 
 class ColumnsConfig(Section):
-    """Names of the columns of a dataset, or of the fields of a file."""
+    """jsonl, dataset: names of the columns of a dataset, or of the fields of a file."""
 
     prompt: str = "prompt"
-    """The text of a problem, or its list of messages."""
+    """The text of a problem, or its list of messages; those may also be in a field `messages` of a JSONL file."""
     answer: str = "answer"
     """The gold answer."""
 
@@ -34,7 +36,7 @@ class SourceConfig(Section):
     """Where the problems of one task are."""
 
     path: Path | None = None
-    """Local file of training problems, JSONL or parquet, in the task's own format."""
+    """Local file of training problems in the task's own format: parquet by its suffix, else JSONL."""
     held_out_path: Path | None = None
     """File of held-out problems. Without it every tenth problem of `path` is held out."""
     dataset: str | None = None
@@ -75,9 +77,9 @@ class DataConfig(SourceConfig):
     prompt_style: Literal["chat", "plain"] = "chat"
     """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
     system_prompt: str | None = None
-    """Put before every prompt that has no system message of its own; a task may have one of its own."""
+    """Put before every prompt that has no system message of its own. The task's when not given; empty for none."""
     assistant_prefill: str | None = None
-    """Put after every prompt as the beginning of the answer; not sampled, not trained on. A task may have its own."""
+    """The beginning of the answer, put after every prompt: not sampled, not trained on. The task's when not given."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Prompts with more tokens are too long."""
     too_long: Literal["drop", "refuse"] = "drop"
@@ -85,7 +87,9 @@ class DataConfig(SourceConfig):
 
 
 def refuse_missing_source(task: TaskName, source: SourceConfig) -> None:
-    """Raises ValueError for a task that does not say where its problems are."""
+    """Raises ValueError for a task that does not say where its problems are, or says it twice."""
+    if task in _OF_EITHER and source.path is not None and source.dataset is not None:
+        raise ValueError("data.path: the problems are in a file or in data.dataset: give one of them")
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs the file of its problems")
     if task == "dataset" and source.dataset is None and source.path is None:
