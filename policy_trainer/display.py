@@ -18,6 +18,12 @@ from policy_trainer.waits import Patience
 _LINE_EVERY = 10
 # A panel that shows every short wait flickers.
 _QUIET_SECONDS = 1.0
+# The panel's width at most, and that of a cell: what is longer is cut.
+_WIDTH = 100
+_CELL = 30
+_GAP = 2
+# Reward parts that are shown; metrics.jsonl has all.
+_PARTS = 3
 # A KL of the policy to itself above this is half precision's, and worth a look; float32's is far below.
 _NO_NOISE = 1e-9
 
@@ -129,11 +135,16 @@ class LiveDisplay:
         self._live.stop()
 
     def _render(self) -> Panel:
-        table = Table.grid(padding=(0, 3))
-        items = list(self._figures.items())
-        for start in range(0, len(items), 3):
-            table.add_row(*(f"[dim]{name}[/] {value}" for name, value in items[start : start + 3]))
-        return Panel(Group(self._bar, table, Text(self._wait, "yellow")), title="tandem", title_align="left")
+        width = min(_WIDTH, self._console.width)
+        columns = max(1, (width - 4 + _GAP) // (_CELL + _GAP))  # 4: the frame
+        table = Table.grid(padding=(0, _GAP))
+        for _ in range(columns):
+            table.add_column(max_width=_CELL, no_wrap=True, overflow="ellipsis")
+        cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in self._figures.items()]
+        for start in range(0, len(cells), columns):
+            table.add_row(*cells[start : start + columns])
+        wait = Text(self._wait, "yellow")
+        return Panel(Group(self._bar, table, wait), title="tandem", title_align="left", width=width)
 
 
 def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
@@ -144,16 +155,23 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         return "-" if value is None or math.isnan(value) else format(value, form)
 
     floor = record.get("kl_noise_floor") or 0.0
-    noise = f" (noise floor {floor:.2g})" if floor > _NO_NOISE else ""
+    noise = f" (noise floor {floor:.1g})" if floor > _NO_NOISE else ""
+    parts = [name for name in record if name.startswith("reward/")][:_PARTS]
     return {
-        "reward": number("reward", ".3f"),
-        "accuracy": number("reward/accuracy", ".3f"),
+        "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
+        **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
         "held out": number("held_out_accuracy", ".3f"),
         "KL": number("kl", ".4f") + noise,
         "entropy": number("entropy", ".3f"),
         "clipped": number("clip_fraction", ".3f"),
-        "staleness": number("staleness", ".1f"),
+        "no variance": number("zero_variance", ".0%"),
+        "tokens": f"{number('completion_tokens', '.0f')}, at most {number('completion_tokens_max', ',')}",
+        "truncated": number("truncated", ".0%"),
+        "tokens/s": f"{number('tokens_per_second', ',.0f')} trained",
+        "a sampler's tokens/s": number("sampler_tokens_per_second", ",.0f"),
+        "trainer waits": number("waiting_share", ".0%"),
+        "sampler waits": number("sampler_waiting_share", ".0%"),
+        "staleness": f"{number('staleness', '.1f')}, at most {number('staleness_max', 'd')}",
         "queue": f"{record.get('queued', 0)} to score, {record.get('ready', 0)} ready",
-        "waits": f"trainer {number('waiting_share', '.0%')}, sampler {number('sampler_waiting_share', '.0%')}",
         "left": "-" if left is None else f"{left:.0f} s",
     }

@@ -12,9 +12,10 @@ from policy_trainer.display import make_display
 STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "entropy": 1.25, "queued": 3, "ready": 2}
 
 
-def shown(record: dict[str, Any], *, terminal: bool) -> str:
+def shown(record: dict[str, Any], *, terminal: bool, width: int = 200) -> str:
     output = io.StringIO()
-    display = make_display(Console(file=output, force_terminal=terminal, width=200), steps=20, first_step=0)
+    console = Console(file=output, force_terminal=terminal, width=width, color_system=None)
+    display = make_display(console, steps=20, first_step=0)
     display.start()
     display.step(record)
     display.stop()
@@ -35,3 +36,61 @@ class TestStep:
     def test_what_is_not_known_is_a_dash(self, terminal: bool) -> None:
         words = shown({"step": 10, "reward": math.nan, "kl": None}, terminal=terminal)
         assert "nan" not in words and "None" not in words
+
+
+# Figures as wide as they come.
+WIDE: dict[str, Any] = {
+    "step": 10,
+    "reward": -12.345,
+    "reward_std": 10.123,
+    "reward/accuracy": 0.1,
+    "reward/format": 0.2,
+    "reward/a_name_that_somebody_gave_it": 0.3,
+    "reward/fourth": 0.4,
+    "held_out_accuracy": 0.977,
+    "kl": 1.0867,
+    "kl_noise_floor": 0.000213,
+    "entropy": 11.932,
+    "clip_fraction": 0.123,
+    "zero_variance": 1.0,
+    "completion_tokens": 12345.6,
+    "completion_tokens_max": 32768,
+    "truncated": 1.0,
+    "tokens_per_second": 123456.7,
+    "sampler_tokens_per_second": 123456.7,
+    "waiting_share": 1.0,
+    "sampler_waiting_share": 1.0,
+    "staleness": 123.4,
+    "staleness_max": 1234,
+    "queued": 123,
+    "ready": 1234,
+}
+FIGURES = (
+    "reward -12.345 ± 10.123", "accuracy 0.100", "format 0.200", "a_name_that_somebody_gave_it ", "held out 0.977",
+    "KL 1.0867 (noise floor 0.0002)", "entropy 11.932", "clipped 0.123", "no variance 100%",
+    "tokens 12346, at most 32,768", "truncated 100%", "tokens/s 123,457 trained", "a sampler's tokens/s 123,457",
+    "trainer waits 100%", "sampler waits 100%", "staleness 123.4, at most 1234", "queue 123 to score, 1234 ready",
+    "left -",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 300])
+def test_the_panel_shows_what_matters_in_a_hundred_columns(width: int) -> None:
+    panel = shown(WIDE, terminal=True, width=width)
+    assert max(len(line) for line in panel.splitlines()) <= 100 + len("\x1b[?25h")
+    assert [figure for figure in FIGURES if figure not in panel] == []
+    assert "fourth" not in panel
+
+
+def test_a_line_shows_them_too() -> None:
+    line = shown(WIDE, terminal=False)
+    assert [figure for figure in FIGURES if figure not in line] == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_note_is_shown_as_it_stands(terminal: bool) -> None:
+    output = io.StringIO()
+    display = make_display(Console(file=output, force_terminal=terminal, width=60), steps=20, first_step=0)
+    text = "step 7: kl is 2, healthy is [below] 1 nat a token: " + "lower optimizer.lr " * 5
+    display.note(text)
+    assert text in output.getvalue()
