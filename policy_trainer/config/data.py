@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 from policy_trainer.config.section import Section
 
 TaskName = Literal["arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "mixture"]
-# Their problems may be in a file or in a dataset.
-_OF_EITHER: tuple[TaskName, ...] = ("countdown", "gsm8k", "math", "dataset")
 
 
 class ColumnsConfig(Section):
@@ -36,7 +34,7 @@ class SourceConfig(Section):
     """Where the problems of one task are."""
 
     path: Path | None = None
-    """Local file of training problems in the task's own format: parquet by its suffix, else JSONL."""
+    """Local file of training problems in the task's own format: parquet by its suffix, else JSONL. Before `dataset`."""
     held_out_path: Path | None = None
     """File of held-out problems. Without it every tenth problem of `path` is held out."""
     dataset: str | None = None
@@ -87,10 +85,8 @@ class DataConfig(SourceConfig):
 
 
 def refuse_missing_source(task: TaskName, source: SourceConfig) -> None:
-    """Raises ValueError for a task that does not say where its problems are, or says it twice."""
-    if task in _OF_EITHER and source.path is not None and source.dataset is not None:
-        raise ValueError("data.path: the problems are in a file or in data.dataset: give one of them")
+    """Raises ValueError for a task that does not say where its problems are."""
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs the file of its problems")
-    if task == "dataset" and source.dataset is None and source.path is None:
+    if task == "dataset" and not source.dataset and source.path is None:
         raise ValueError("data.dataset: task dataset needs the name of a Hugging Face dataset, or data.path a file")
