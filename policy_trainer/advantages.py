@@ -53,7 +53,7 @@ def has_variance(rewards: Tensor) -> Tensor:
 def padded(rows: Sequence[Array]) -> Tensor:
     """Rows of values as float64 (B, n), n the longest: NaN, which takes no part, fills up the others. In float32 a sum
     of squares might overflow."""
-    filled = np.full((len(rows), max(map(len, rows), default=1)), np.nan)
+    filled = np.full((len(rows), max([1, *map(len, rows)])), np.nan)
     for row, own in zip(filled, rows, strict=True):
         row[: len(own)] = own
     return torch.from_numpy(filled)

@@ -1,0 +1,87 @@
+"""The product's formulas, put together in float64 for completions that are written out: no model, no batch.
+
+How the learner puts them together is proved in test_invariance.py.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policy_trainer.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.config import LossConfig
+from policy_trainer.corrections import correction
+from policy_trainer.loss import KL_ESTIMATORS, LossTokens, penalises_rewards, token_loss
+from policy_trainer.means import Totals, token_weights
+from shared.batch import StepRewards
+from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains
+
+
+def loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
+    """The loss of a step, and its gradient to the log-prob of each token of all groups."""
+    taught = [teaches(group, config) for group in groups]
+    kept = [group for group, teaching in zip(groups, taught, strict=True) if teaching]
+    everyone = [one for group in kept for one in group]
+    if not everyone:
+        return 0.0, [0.0] * sum(len(one.logps) for group in groups for one in group)
+    leaf = torch.tensor([float(logp) for one in everyone for logp in one.logps]).requires_grad_()
+    loss = _loss(leaf, kept, everyone, config, max_tokens)
+    loss.backward()
+    assert leaf.grad is not None
+    grads = iter(leaf.grad.split([sum(len(one.logps) for one in group) for group in kept]))
+    return loss.item(), [
+        value
+        for group, teaching in zip(groups, taught, strict=True)
+        for value in (next(grads).tolist() if teaching else [0.0] * sum(len(one.logps) for one in group))
+    ]
+
+
+def token_advantages(groups: Sequence[Group], config: LossConfig) -> list[list[float]]:
+    """Of every token of each group, in float64."""
+    judged = [_judged(group, config) for group in groups]
+    return [values.tolist() for values in ADVANTAGES[config.advantage](judged, config)]
+
+
+def _loss(
+    logps: Tensor, groups: Sequence[Group], everyone: list[Completion], config: LossConfig, max_tokens: int
+) -> Tensor:
+    rows = torch.tensor([row for row, one in enumerate(everyone) for _ in one.logps])
+    part = torch.tensor([trains(one, config) for one in everyone])
+    mask = torch.tensor([trained for one in everyone for trained in one.mask]) & part[rows]
+    sampler, old, reference = (
+        torch.tensor([value for one in everyone for value in getattr(one, name)])
+        for name in ("sampler", "old", "reference")
+    )
+    tokens = LossTokens(
+        rows=rows,
+        mask=mask,
+        advantages=torch.tensor([value for group in token_advantages(groups, config) for value in group]),
+        old_logps={"sampler": sampler, "recomputed": old, "current": None}[config.old_logps],
+        ref_logps=reference,
+        correction=correction(old, sampler, rows, mask, config)[0],
+    )
+    totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_new_tokens=max_tokens)
+    return (token_weights(config.mean, rows, mask, part, totals) * token_loss(logps, tokens, config).loss).sum()
+
+
+def _judged(group: Group, config: LossConfig) -> JudgedGroup:
+    name = {"sampler": "sampler", "recomputed": "old", "current": "logps"}[config.old_logps]
+    x = torch.tensor([ref - old for one in group for ref, old in zip(one.reference, getattr(one, name), strict=True)])
+    estimator = KL_ESTIMATORS["k1" if config.advantage == "reinforce++" else config.kl]
+    return JudgedGroup(
+        rewards=np.array([one.reward if counts(one, config) else math.nan for one in group]),
+        lengths=np.array([len(one.logps) for one in group]),
+        mask=np.array([trained for one in group for trained in one.mask]),
+        penalty=(config.beta * estimator(x)).numpy() if penalises_rewards(config) else None,
+        steps=_steps(group) if config.advantage == "process" else None,
+    )
+
+
+def _steps(group: Group) -> StepRewards:
+    return StepRewards(
+        rewards=np.array([reward for one in group for reward, _ in one.steps], np.float32),
+        ends=np.array([end for one in group for _, end in one.steps], np.int64),
+        counts=np.array([len(one.steps) for one in group], np.int64),
+    )

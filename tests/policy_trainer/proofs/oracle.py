@@ -1,0 +1,267 @@
+"""The mathematics of a step, written as naively as it reads: loops over completions and tokens in float64, plain exp.
+
+It shares nothing with the product but the settings. Numbers are floats, or scalar tensors where a gradient is wanted.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policy_trainer.config import LossConfig
+
+
+@dataclass(frozen=True)
+class Completion:
+    """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: before the first
+    update on the batch. steps: (reward, index of the last token) of process supervision."""
+
+    reward: float
+    logps: Sequence[Any]
+    old: list[float]
+    sampler: list[float]
+    reference: list[float]
+    mask: list[bool]
+    finished: bool = True
+    steps: Sequence[tuple[float, int]] = ()
+
+    @property
+    def trained(self) -> list[int]:
+        return [t for t, trained in enumerate(self.mask) if trained]
+
+
+Group = Sequence[Completion]
+# Of each completion of each group, a number for each token.
+PerToken = list[list[list[float]]]
+
+
+def step_loss(groups: Sequence[Group], config: LossConfig, *, max_tokens: int) -> Tensor:
+    """The one number that a step descends."""
+    groups = [group for group in groups if teaches(group, config)]
+    per_completion: list[tuple[Completion, list[Any]]] = []
+    for group, group_advantages in zip(groups, advantages(groups, config), strict=True):
+        for completion, own in zip(group, group_advantages, strict=True):
+            if trains(completion, config):
+                per_completion.append((completion, token_losses(completion, own, config)))
+    total: Any = torch.zeros(())
+    tokens = sum(len(completion.trained) for completion, _ in per_completion)
+    for completion, losses in per_completion:
+        for t in completion.trained:
+            if config.mean == "sequence_mean":
+                total = total + losses[t] / len(completion.trained) / len(per_completion)
+            elif config.mean == "token_mean":
+                total = total + losses[t] / tokens
+            else:
+                total = total + losses[t] / (len(per_completion) * max_tokens)
+    return total
+
+
+# Who takes part.
+
+
+def counts(completion: Completion, config: LossConfig) -> bool:
+    """In the statistics of its group."""
+    judged = not math.isnan(completion.reward)
+    if config.advantage == "process":
+        judged = judged and not any(math.isnan(reward) for reward, _ in completion.steps)
+    return judged and (completion.finished or config.truncated != "drop")
+
+
+def trains(completion: Completion, config: LossConfig) -> bool:
+    return counts(completion, config) and (completion.finished or config.truncated == "keep")
+
+
+def teaches(group: Group, config: LossConfig) -> bool:
+    """Whether a group takes part in the step. Its raw rewards are looked at, before any KL is taken off."""
+    raw = set()
+    for completion in group:
+        if counts(completion, config):
+            raw |= {reward for reward, _ in completion.steps} if config.advantage == "process" else {completion.reward}
+    return any(trains(one, config) for one in group) and (len(raw) > 1 or not config.drop_zero_variance)
+
+
+# Advantages.
+
+
+def advantages(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    if config.advantage == "process":
+        return process(groups, config)
+    if config.advantage == "reinforce++":
+        return reinforce_plus_plus(groups, config)
+    scale = config.advantage_scale or ("group" if config.advantage == "outcome" else "none")
+    everyone = [reward for group in groups for reward in rewards(group, config) if not math.isnan(reward)]
+    result: PerToken = []
+    for group in groups:
+        own = rewards(group, config)
+        known = [reward for reward in own if not math.isnan(reward)]
+        result.append([])
+        for completion, reward in zip(group, own, strict=True):
+            if math.isnan(reward):
+                value = 0.0
+            elif config.advantage == "rloo":
+                value = reward - (sum(known) - reward) / (len(known) - 1) if len(known) > 1 else 0.0
+            else:
+                value = reward - sum(known) / len(known)
+            if scale == "group":
+                value /= deviation(known, config) + config.advantage_eps
+            if scale == "batch":
+                value /= deviation(everyone, config) + config.advantage_eps
+            result[-1].append([value] * len(completion.logps))
+    return result
+
+
+def rewards(group: Group, config: LossConfig) -> list[float]:
+    """NaN where a completion does not count; less the KL penalty where that is in the reward."""
+    result = []
+    for completion in group:
+        reward = completion.reward if counts(completion, config) else math.nan
+        if config.kl_in in ("reward", "both"):
+            reward -= config.beta * sum(kl_estimate(config, *pair) for pair in frozen(completion, config))
+        result.append(reward)
+    return result
+
+
+def frozen(completion: Completion, config: LossConfig) -> list[tuple[float, float]]:
+    """(reference, old) of trained tokens."""
+    old = [float(value) for value in old_logps(completion, config)]
+    return [(completion.reference[t], old[t]) for t in completion.trained]
+
+
+def process(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    """All step rewards of a group are normalised together; a token gets those of its step and of the later ones."""
+    pools = [[reward for one in group if counts(one, config) for reward, _ in one.steps] for group in groups]
+    scale = config.advantage_scale or "group"
+    everything = [reward for pool in pools for reward in pool]
+    result: PerToken = []
+    for group, pool in zip(groups, pools, strict=True):
+        divisor = {"group": deviation(pool, config), "batch": deviation(everything, config)}.get(scale)
+        result.append([])
+        for completion in group:
+            own = [0.0] * len(completion.logps)
+            if counts(completion, config):
+                for t in range(len(own)):
+                    for reward, end in completion.steps:
+                        if end >= t:
+                            value = reward - sum(pool) / len(pool)
+                            own[t] += value if divisor is None else value / (divisor + config.advantage_eps)
+            result[-1].append(own)
+    return result
+
+
+def reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    """Reward at the last trained token, the KL's k1 at each: what is still to come, standardised over all tokens."""
+    returns: PerToken = []
+    pool = []
+    for group in groups:
+        returns.append([])
+        for completion in group:
+            own = [0.0] * len(completion.logps)
+            if counts(completion, config):
+                old = [float(value) for value in old_logps(completion, config)]
+                for t in completion.trained:
+                    own[t] = completion.reward
+                    for later in completion.trained:
+                        if later >= t and config.kl_in in ("reward", "both"):
+                            own[t] -= config.beta * (old[later] - completion.reference[later])
+                    pool.append(own[t])
+            returns[-1].append(own)
+    for group, group_returns in zip(groups, returns, strict=True):
+        for completion, own in zip(group, group_returns, strict=True):
+            for t in range(len(own)):
+                trained = counts(completion, config) and completion.mask[t]
+                own[t] = own[t] - sum(pool) / len(pool) if trained else 0.0
+                if config.advantage_scale != "none":
+                    own[t] /= deviation(pool, config) + config.advantage_eps
+    return returns
+
+
+def deviation(values: list[float], config: LossConfig) -> float:
+    freedom = len(values) - (1 if config.advantage_std == "unbiased" else 0)
+    mean = sum(values) / len(values) if values else 0.0
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / freedom) if freedom > 0 else 0.0
+
+
+# One completion's tokens.
+
+
+def token_losses(completion: Completion, advantages: list[float], config: LossConfig) -> list[Any]:
+    """Surrogate and KL of each token; of no use where the mask is false."""
+    log_ratios = log_ratio(completion, config)
+    weights = correction(completion, config)
+    result = []
+    for t, logp in enumerate(completion.logps):
+        rho = exp(log_ratios[t])
+        loss = weights[t] * surrogate(rho, logp, advantages[t], config)
+        if config.kl_in in ("loss", "both"):
+            kl = kl_estimate(config, completion.reference[t], logp)
+            loss = loss + config.beta * (kl * rho if config.kl_weight == "ratio" else kl)
+        result.append(loss)
+    return result
+
+
+def old_logps(completion: Completion, config: LossConfig) -> list[Any]:
+    if config.old_logps == "sampler":
+        return completion.sampler
+    if config.old_logps == "recomputed":
+        return completion.old
+    return [stopped(logp) for logp in completion.logps]
+
+
+def log_ratio(completion: Completion, config: LossConfig) -> list[Any]:
+    old = old_logps(completion, config)
+    differences = [logp - before for logp, before in zip(completion.logps, old, strict=True)]
+    if config.ratio == "token":
+        return differences
+    total: Any = 0.0
+    for t in completion.trained:
+        total = total + differences[t]
+    if config.ratio == "sequence":
+        total = total / max(len(completion.trained), 1)
+    return [total] * len(differences)
+
+
+def surrogate(rho: Any, logp: Any, advantage: float, config: LossConfig) -> Any:
+    if config.surrogate == "reinforce":
+        return -advantage * logp
+    if config.surrogate == "cispo":
+        return -min(stopped(rho), config.ratio_max) * advantage * logp
+    if config.surrogate == "sapo":
+        tau = config.sapo_tau_pos if advantage > 0 else config.sapo_tau_neg
+        return -4 / tau / (1 + exp(-tau * (rho - 1))) * advantage
+    high = config.clip if config.clip_high is None else config.clip_high
+    clipped = min(max(rho, 1 - config.clip), 1 + high)
+    bounded = rho if config.dual_clip is None else min(rho, config.dual_clip)
+    return -min(bounded * advantage, clipped * advantage)
+
+
+def kl_estimate(config: LossConfig, reference: Any, logp: Any) -> Any:
+    x = reference - logp
+    if config.kl == "k1":
+        return -x
+    if config.kl == "k2":
+        return x**2 / 2
+    return exp(x) - x - 1
+
+
+def correction(completion: Completion, config: LossConfig) -> list[float]:
+    """The weight of each token's surrogate, for a sampler that is not the learner."""
+    differences = [old - sampler for old, sampler in zip(completion.old, completion.sampler, strict=True)]
+    if config.correction == "none":
+        return [1.0] * len(differences)
+    if config.correction_level == "sequence":
+        differences = [sum(differences[t] for t in completion.trained)] * len(differences)
+    if config.correction == "tis":
+        return [min(math.exp(d), config.correction_max) for d in differences]
+    inside = [config.correction_low <= math.exp(d) <= config.correction_high for d in differences]
+    return [math.exp(d) if ok else 0.0 for d, ok in zip(differences, inside, strict=True)]
+
+
+def exp(value: Any) -> Any:
+    return value.exp() if isinstance(value, Tensor) else math.exp(value)
+
+
+def stopped(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

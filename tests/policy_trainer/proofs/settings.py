@@ -1,0 +1,45 @@
+"""Random settings of the loss, over everything that combines."""
+
+import random
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from policy_trainer.config import LossConfig
+
+
+def choices(name: str) -> tuple[Any, ...]:
+    """The names that a setting knows; of an optional one, None besides."""
+    annotation: Any = LossConfig.model_fields[name].annotation
+    names = [own for part in get_args(annotation) for own in (get_args(part) or (part,))]
+    return tuple(None if own is type(None) else own for own in names)
+
+
+def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
+    """fixed: settings that are given. What is refused is drawn again."""
+    while True:
+        drawn: dict[str, Any] = {
+            name: rng.choice(choices(name))
+            for name in (
+                "advantage", "advantage_std", "advantage_scale", "truncated", "old_logps", "surrogate", "ratio", "mean",
+                "kl", "kl_in", "kl_weight", "correction", "correction_level",
+            )
+        }  # fmt: skip
+        drawn |= {
+            "drop_zero_variance": rng.random() < 0.5,
+            "advantage_eps": rng.choice((1e-4, 1e-8, 0.1)),
+            "clip": rng.uniform(0.05, 0.4),
+            "clip_high": rng.choice((None, rng.uniform(0.05, 0.6))),
+            "dual_clip": rng.choice((None, rng.uniform(1.65, 2))),
+            "ratio_max": rng.uniform(0.8, 2),
+            "sapo_tau_pos": rng.uniform(0.5, 2),
+            "sapo_tau_neg": rng.uniform(0.5, 2),
+            "beta": rng.choice((0.0, rng.uniform(0.01, 1))),
+            "correction_max": rng.uniform(1.05, 2),
+            "correction_low": rng.uniform(0.2, 0.95),
+            "correction_high": rng.uniform(1.05, 2),
+        }
+        try:
+            return LossConfig(**(drawn | fixed))
+        except ValidationError:
+            continue

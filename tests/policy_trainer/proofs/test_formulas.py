@@ -1,0 +1,60 @@
+"""All formulas, in all combinations that are not refused, against loops in float64 that are written as they read."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from policy_trainer.config import LossConfig
+from tests.policy_trainer.proofs.cases import random_groups
+from tests.policy_trainer.proofs.formulas import loss_and_gradient, token_advantages
+from tests.policy_trainer.proofs.oracle import Group, advantages, step_loss, teaches
+from tests.policy_trainer.proofs.settings import choices, random_settings
+
+CASES = 60
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def naive_loss_and_gradient(groups: list[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
+    leaf = torch.tensor([float(logp) for group in groups for one in group for logp in one.logps]).requires_grad_()
+    scalars = iter(leaf.unbind())
+    told = [[replace(one, logps=[next(scalars) for _ in one.logps]) for one in group] for group in groups]
+    loss: Tensor = step_loss(told, config, max_tokens=max_tokens)
+    if loss.requires_grad:  # it does not where nothing trains
+        loss.backward()
+    grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    return loss.item(), grad.tolist()
+
+
+@pytest.mark.parametrize("ratio", choices("ratio"))
+@pytest.mark.parametrize("surrogate", choices("surrogate"))
+def test_loss_and_gradient(surrogate: str, ratio: str) -> None:
+    rng = random.Random(surrogate + ratio)
+    for _ in range(CASES):
+        config = random_settings(rng, surrogate=surrogate, ratio=ratio)
+        groups = random_groups(rng, count=3, unjudged=0.1, unfinished=0.2)
+        got, want = (f(groups, config, 8) for f in (loss_and_gradient, naive_loss_and_gradient))
+        size = max(abs(value) for value in (want[0], *want[1]))
+        for own, exact in zip((got[0], *got[1]), (want[0], *want[1]), strict=True):
+            assert abs(own - exact) <= 1e-9 * size, config
+
+
+@pytest.mark.parametrize("advantage", choices("advantage"))
+def test_advantages(advantage: str) -> None:
+    rng = random.Random(advantage)
+    for _ in range(3 * CASES):
+        config = random_settings(rng, advantage=advantage)
+        groups = random_groups(rng, count=4, unjudged=0.2, unfinished=0.2)
+        groups = [group for group in groups if teaches(group, config)]
+        if not groups:
+            continue
+        for own, exact in zip(token_advantages(groups, config), advantages(groups, config), strict=True):
+            assert own == pytest.approx([value for one in exact for value in one], rel=1e-9, abs=1e-9), config

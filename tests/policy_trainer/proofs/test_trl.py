@@ -1,0 +1,226 @@
+"""The formulas beside TRL's own trainers, from rewards to gradient, over random settings in float64.
+
+Where TRL defines something otherwise the difference is converted here by name; docs/mathematics.md lists them all.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from policy_trainer.config import LossConfig
+from tests.policy_trainer.proofs.cases import random_groups, without_tokens
+from tests.policy_trainer.proofs.formulas import loss_and_gradient
+from tests.policy_trainer.proofs.oracle import Completion, Group, teaches, trains
+
+pytest.importorskip("trl", reason="TRL is installed for the benchmarks only: pip install trl")
+
+from tests.policy_trainer.proofs.trl_trainers import Trl
+
+CASES = 200
+# TRL's loss types in our words. luspo, a sum over tokens, is a constant mean over one token.
+LOSS_TYPES: dict[str, dict[str, Any]] = {
+    "grpo": {"surrogate": "clip", "mean": "sequence_mean"},
+    "bnpo": {"surrogate": "clip", "mean": "token_mean"},  # the same as dapo while a step is one micro-batch
+    "dapo": {"surrogate": "clip", "mean": "token_mean"},
+    "dr_grpo": {"surrogate": "clip", "mean": "constant"},
+    "luspo": {"surrogate": "clip", "mean": "constant"},
+    "cispo": {"surrogate": "cispo", "mean": "token_mean"},
+    "sapo": {"surrogate": "sapo", "mean": "sequence_mean"},
+}
+# TRL's modes for what the sampler's log-probs correct.
+CORRECTIONS = {
+    "token_truncate": {"correction": "tis", "correction_level": "token"},
+    "sequence_truncate": {"correction": "tis", "correction_level": "sequence"},
+    "token_mask": {"correction": "mask", "correction_level": "token"},
+    "sequence_mask": {"correction": "mask", "correction_level": "sequence"},
+}
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@dataclass
+class Case:
+    """One setting in both languages. max_tokens: our L_max."""
+
+    ours: dict[str, Any] = field(default_factory=lambda: {"old_logps": "recomputed"})
+    theirs: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 8
+
+    def set(self, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+        self.ours.update(ours)
+        self.theirs.update(theirs)
+
+
+def random_case(rng: random.Random, loss_type: str) -> Case:
+    case = Case(max_tokens=1 if loss_type == "luspo" else rng.randint(4, 12))
+    case.set(LOSS_TYPES[loss_type], {"loss_type": loss_type, "max_completion_length": case.max_tokens})
+    _choose_surrogate(rng, case)
+    _choose_kl(rng, case)
+    _choose_advantages(rng, case)
+    _choose_policies(rng, case)
+    return case
+
+
+def _choose_surrogate(rng: random.Random, case: Case) -> None:
+    level = rng.choice(("token", "sequence"))
+    case.set({"ratio": level}, {"importance_sampling_level": level})
+    if case.ours["surrogate"] == "cispo":
+        ratio_max = rng.uniform(0.8, 1.5)  # TRL's epsilon_high is absolute here, as our ratio_max
+        case.set({"ratio_max": ratio_max}, {"epsilon_high": ratio_max})
+    elif case.ours["surrogate"] == "sapo":
+        pos, neg = rng.uniform(0.5, 2), rng.uniform(0.5, 2)
+        case.set({"sapo_tau_pos": pos, "sapo_tau_neg": neg}, {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg})
+    else:
+        low, high = rng.uniform(0.05, 0.4), rng.choice((None, rng.uniform(0.05, 0.6)))
+        case.set({"clip": low, "clip_high": high}, {"epsilon_low": low, "epsilon_high": low if high is None else high})
+        dual = rng.choice((None, 1 + (high or low) + rng.uniform(0.01, 0.5)))
+        case.set({"dual_clip": dual}, {"delta": dual})
+
+
+def _choose_kl(rng: random.Random, case: Case) -> None:
+    beta = rng.choice((0.0, rng.uniform(0.01, 1)))
+    weighted = rng.random() < 0.5
+    case.set(
+        {"beta": beta, "kl_weight": "ratio" if weighted else "one"}, {"beta": beta, "use_bias_correction_kl": weighted}
+    )
+
+
+def _choose_advantages(rng: random.Random, case: Case) -> None:
+    """TRL's eps is 1e-4 and its deviation the unbiased one, always; it drops no group by its variance."""
+    scale = rng.choice(("group", "batch", "none"))
+    advantage = "dr_grpo" if scale == "none" and rng.random() < 0.5 else "outcome"
+    case.set({"advantage": advantage, "advantage_scale": scale, "drop_zero_variance": False}, {"scale_rewards": scale})
+    truncated = rng.choice(("keep", "mask"))
+    case.set({"truncated": truncated}, {"mask_truncated_completions": truncated == "mask"})
+
+
+def _choose_policies(rng: random.Random, case: Case) -> None:
+    """What the ratio is against, and the correction for the sampler, which wants the learner's own log-probs."""
+    mode = rng.choice((None, *CORRECTIONS))
+    if mode is not None:
+        high, low = rng.uniform(1.05, 3), rng.uniform(0.2, 0.95)
+        bounds = {"correction_max": high, "correction_low": low, "correction_high": high}
+        theirs = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": high}
+        if "mask" in mode:  # TRL could truncate from below too, which we cannot
+            theirs["vllm_importance_sampling_clip_min"] = low
+        case.set({**CORRECTIONS[mode], **bounds}, {"use_vllm": True, **theirs})
+    elif rng.random() < 0.4:
+        case.set({"old_logps": "current"}, {"has_old": False})
+
+
+def on_terms_of_trl(groups: Sequence[Group], config: LossConfig) -> tuple[list[list[Completion]], float]:
+    """What TRL is given, and the factor from its loss to ours.
+
+    TRL divides by all completions of a batch; we by those that train. A completion without a reward feels KL in TRL and
+    nothing in ours: TRL is told that it has no tokens.
+    """
+    told = [[without_tokens(one) if math.isnan(one.reward) else one for one in group] for group in groups]
+    everyone = [one for group in groups for one in group]
+    training = sum(trains(one, config) for one in everyone)
+    return told, 1.0 if config.mean == "token_mean" else len(everyone) / training
+
+
+def assert_same(ours: tuple[float, list[float]], theirs: tuple[float, list[float]], factor: float = 1.0) -> None:
+    """To 1e-9 of the largest number there."""
+    size = factor * max(abs(value) for value in (theirs[0], *theirs[1]))
+    assert size > 0 or not any((ours[0], *ours[1]))
+    for own, other in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
+        assert abs(own - factor * other) <= 1e-9 * size
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_grpo_trainer(loss_type: str) -> None:
+    rng = random.Random(loss_type)
+    compared = 0
+    while compared < CASES:
+        case = random_case(rng, loss_type)
+        config = LossConfig(**case.ours)
+        groups = random_groups(rng, size=4, unjudged=rng.choice((0.0, 0.3)), unfinished=rng.choice((0.0, 0.3)))
+        groups = [group for group in groups if teaches(group, config)]
+        if groups:
+            told, factor = on_terms_of_trl(groups, config)
+            assert_same(loss_and_gradient(groups, config, case.max_tokens), Trl(**case.theirs).loss(told), factor)
+            compared += 1
+
+
+def test_groups_without_variance_are_dropped() -> None:
+    """Ours without them is TRL on the others alone."""
+    rng = random.Random(1)
+    for _ in range(30):
+        case = random_case(rng, "grpo")
+        config = LossConfig(**{**case.ours, "drop_zero_variance": True})
+        groups = random_groups(rng, count=5, size=2)
+        varied = [group for group in groups if group[0].reward != group[1].reward]
+        if not varied or not any(trains(one, config) for one in varied[0]):
+            continue
+        varied = [group for group in varied if teaches(group, config)]
+        told, factor = on_terms_of_trl(varied, config)
+        of_varied = loss_and_gradient(varied, config, case.max_tokens)
+        assert_same(of_varied, Trl(**case.theirs).loss(told), factor)
+        assert loss_and_gradient(groups, config, case.max_tokens)[0] == pytest.approx(of_varied[0], rel=1e-12)
+
+
+def test_several_rewards_are_summed_by_weight() -> None:
+    """TRL's sum_then_normalize. A part that is missing is 0 to TRL; here the completion has no reward then."""
+    rng = random.Random(2)
+    config = LossConfig(old_logps="recomputed", beta=0.1, drop_zero_variance=False)
+    for _ in range(50):
+        weights = [rng.uniform(-1, 2) for _ in range(3)]
+        groups, parts = [], []
+        for group in random_groups(rng, size=4):
+            parts += [[rng.uniform(-1, 1) for _ in weights] for _ in group]
+            totals = [sum(w * part for w, part in zip(weights, row, strict=True)) for row in parts[-len(group) :]]
+            groups.append([replace(one, reward=total) for one, total in zip(group, totals, strict=True)])
+        theirs = Trl(loss_type="grpo", beta=0.1).loss(groups, parts=torch.tensor(parts), weights=weights)
+        assert_same(loss_and_gradient(groups, config, 8), theirs)
+
+
+@pytest.mark.parametrize(("loss_type", "same"), [("grpo", True), ("dapo", True), ("dr_grpo", True), ("bnpo", False)])
+def test_gradient_accumulation(loss_type: str, same: bool) -> None:
+    """TRL in three micro-batches is ours, but for bnpo: it averages token means of parts of unequal size."""
+    rng = random.Random(3)
+    config = LossConfig(**LOSS_TYPES[loss_type], old_logps="recomputed", beta=0.1, drop_zero_variance=False)
+    for _ in range(20):
+        groups = random_groups(rng, size=4)
+        ours = loss_and_gradient(groups, config, 8)
+        trainer = Trl(loss_type=loss_type, beta=0.1, max_completion_length=8)
+        assert_same(ours, trainer.loss(groups))
+        in_parts = trainer.loss(groups, micro_batches=3)
+        if same:
+            assert_same(ours, in_parts)
+        else:
+            assert abs(in_parts[0] / ours[0] - 1) > 1e-3
+
+
+def test_rloo_trainer() -> None:
+    """TRL's RLOOTrainer: whole completions as one action, and k1 in the reward.
+
+    It divides by all completions, we by those that train; where a completion has no reward it adds 0 to the loss there.
+    """
+    rng = random.Random(4)
+    for _ in range(CASES):
+        clip, high, beta = rng.uniform(0.05, 0.4), rng.uniform(0.05, 0.6), rng.choice((0.0, rng.uniform(0.01, 1)))
+        config = LossConfig(
+            advantage="rloo", ratio="sequence_sum", clip=clip, clip_high=high, beta=beta,
+            kl="k1", kl_in="reward" if beta else "loss",
+            old_logps="recomputed", drop_zero_variance=False,
+        )  # fmt: skip
+        groups = [
+            [replace(one, mask=[True] * len(one.mask)) for one in group]
+            for group in random_groups(rng, size=4, unjudged=rng.choice((0.0, 0.2)), noise=0.2)
+        ]
+        groups = [group for group in groups if teaches(group, config)]
+        everyone = [one for group in groups for one in group]
+        factor = len(everyone) / sum(trains(one, config) for one in everyone)
+        theirs = Trl("RLOOTrainer", epsilon_low=clip, epsilon_high=high, beta=beta).loss(groups)
+        assert_same(loss_and_gradient(groups, config, 8), theirs, factor)
