@@ -1,0 +1,59 @@
+"""docs/metrics.md names what a run writes, no less and no more; and TensorBoard has the numbers of it."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from policy_trainer.health import Trouble
+from policy_trainer.metrics import read_metrics
+from tests.integration.processes import Server
+from tests.integration.runs import QUICK, train
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| (step|evaluation|health|all) \| `([^`]+)` \| ", re.MULTILINE)
+
+
+def documented(kind: str) -> set[str]:
+    return {name for of, name in ROW.findall(PAGE.read_text()) if of in (kind, "all")}
+
+
+def written(records: list[dict[str, Any]], kind: str) -> set[str]:
+    """Names of a kind of record; those of a reward as `<name>`."""
+    names = {name for record in records if record["kind"] == kind for name in record}
+    return {re.sub("/.*", "/<name>", name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("metrics")
+    server = Server(random_model, directory)
+    trainer = train(random_model, server, directory / "run", *QUICK, "--steps", "3", "--track", "tensorboard")
+    try:
+        assert trainer.wait() == 0, trainer.output()
+    finally:
+        trainer.kill()
+        server.kill()
+    return directory / "run"
+
+
+@pytest.mark.parametrize("kind", ["step", "evaluation"])
+def test_the_table_is_what_a_run_writes(run_dir: Path, kind: str) -> None:
+    assert written(read_metrics(run_dir / "metrics.jsonl"), kind) == documented(kind)
+
+
+def test_the_table_is_what_a_warning_is() -> None:
+    assert {field.name for field in fields(Trouble)} | {"kind", "step"} == documented("health")
+
+
+def test_tensorboard_has_every_number(run_dir: Path) -> None:
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    steps = [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "step"]
+    for name in ("kl", "entropy", "tokens_per_second", "reward/tags"):
+        shown = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert shown == [(record["step"], pytest.approx(record[name])) for record in steps]
+    assert events.Scalars("evaluation/accuracy")[0].step == 0
