@@ -8,8 +8,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
-from policy_trainer.rewards import accuracy
+from policy_trainer.judging import Judge
+from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_room
+from policy_trainer.rewards import Sample
 from policy_trainer.sampling.interface import Sampler, SamplingParams
 from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.registry import make_task
@@ -59,7 +60,6 @@ class Evaluator:
         self._encoder = encoder
         self._judge = judge
         self._task = task
-        self._right = accuracy(task.compare)
         self._batch_size = batch_size
 
     def evaluate(
@@ -78,14 +78,18 @@ class Evaluator:
         for start in range(0, len(asked), self._batch_size):
             chunk = asked[start : start + self._batch_size]
             completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
-            for (problem, _), (completion,) in zip(chunk, completions, strict=True):
-                judged = self._judge.judge(problem, [completion])
-                text = self._judge.text(completion)
-                parts = {name: float(part[0]) for name, part in judged.parts.items()}
-                right = self._right(text, problem.answer)
-                answered.append(_Answered(problem, text, right, parts, completion.finished, len(completion.ids)))
+            samples = [self._judge.sample(problem, *own) for (problem, _), own in zip(chunk, completions, strict=True)]
+            answered.extend(self._judged(samples))
             on_progress(len(answered), len(asked))
         return _summarise(answered, params, left_out=min(problems, len(self._task.held_out())) - len(asked))
+
+    def _judged(self, samples: Sequence[Sample]) -> "list[_Answered]":
+        parts = self._judge.score(samples).parts
+        right = self._judge.right(samples) if "accuracy" not in parts else parts["accuracy"]
+        return [
+            _Answered(sample, float(right[i]), {name: float(part[i]) for name, part in parts.items()})
+            for i, sample in enumerate(samples)
+        ]
 
     def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
         asked = []
@@ -116,12 +120,9 @@ def make_evaluator(
 
 @dataclass(frozen=True)
 class _Answered:
-    problem: Problem
-    text: str
+    sample: Sample
     right: float
     parts: dict[str, float]
-    finished: bool
-    tokens: int
 
 
 def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_out: int) -> Evaluation:
@@ -138,16 +139,17 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_ou
         low=low,
         high=high,
         rewards={name: sum(item.parts[name] for item in judged) / count for name in judged[0].parts},
-        finished=sum(item.finished for item in judged) / count,
-        mean_tokens=sum(item.tokens for item in judged) / count,
+        finished=sum(item.sample.finished for item in judged) / count,
+        mean_tokens=sum(item.sample.tokens for item in judged) / count,
         left_out=left_out + len(answered) - count,
         transcripts=tuple(_transcript(item) for item in judged),
     )
 
 
 def _transcript(item: _Answered) -> Transcript:
-    prompt = item.problem.prompt or "\n".join(message["content"] for message in item.problem.messages)
-    return Transcript(prompt, item.text, item.problem.answer, item.right == 1)
+    problem = item.sample.problem
+    prompt = problem.prompt or "\n".join(message["content"] for message in problem.messages)
+    return Transcript(prompt, item.sample.completion, problem.answer, item.right == 1)
 
 
 def wilson_interval(successes: float, count: int) -> tuple[float, float]:

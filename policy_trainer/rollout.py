@@ -9,9 +9,10 @@ from uuid6 import uuid7
 
 from policy_trainer.config import RolloutConfig
 from policy_trainer.delivery import Delivery
+from policy_trainer.judging import Judge
 from policy_trainer.matching import check_models_match
 from policy_trainer.outbox import Outbox, hold
-from policy_trainer.prompts import Judge, PromptEncoder, prompt_room
+from policy_trainer.prompts import PromptEncoder, prompt_room
 from policy_trainer.publish import Publication, latest
 from policy_trainer.rounds import Judged, Rounds
 from policy_trainer.sampling.hf import HFSampler

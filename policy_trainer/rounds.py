@@ -12,7 +12,8 @@ import torch
 
 from policy_trainer.advantages import has_variance
 from policy_trainer.config import RolloutConfig
-from policy_trainer.prompts import Judge, Judgement, PromptEncoder, PromptTooLong
+from policy_trainer.judging import Judge, Judgement
+from policy_trainer.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.sampling.interface import Completion, Sampler
 from policy_trainer.steps import JudgesSteps, step_rewards
 from policy_trainer.tasks.interface import Problem, Task

@@ -39,7 +39,9 @@ class JudgingConfig(Section):
     """How completions are judged."""
 
     seconds: float = Field(default=5.0, gt=0)
-    """Time limit for judging one completion by one reward; what exceeds it is killed and counts as not judged."""
+    """Time limit for judging one completion by one reward that may hang; what exceeds it is killed."""
+    memory_gib: float = Field(default=4.0, ge=0)
+    """Memory of the process that judges by such rewards, in GiB; 0 is no limit, as CUDA in one's own reward wants."""
     steps: bool = False
     """Have the task judge the steps of completions too, as loss.advantage = process wants it."""
     model: RewardModelConfig = RewardModelConfig()

@@ -19,8 +19,10 @@ from policy_trainer.base_model import cached_base_model
 from policy_trainer.config import EvalConfig, EvalEvaluationConfig
 from policy_trainer.demo import SAMPLING
 from policy_trainer.eval import evaluate_model
-from policy_trainer.rewards import accuracy, tags_reward
+from policy_trainer.rewards import Sample, accuracy, equal_text
+from policy_trainer.rewards.tags import tags_reward
 from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.interface import Problem
 
 STEPS = 160
 SEED = 0
@@ -37,7 +39,7 @@ def train_with_trl(base: Path, directory: Path) -> float:
     trl: Any = import_module("trl")
     torch.set_num_threads(2)
     task = Arithmetic(SEED)
-    right = accuracy(task.compare)
+    right = accuracy(equal_text)
     problems = [task.problem(i) for i in range(STEPS * 16)]
     data = datasets.Dataset.from_list(
         [{"prompt": [dict(m) for m in problem.messages], "answer": problem.answer} for problem in problems]
@@ -50,7 +52,7 @@ def train_with_trl(base: Path, directory: Path) -> float:
         return [right(text, gold) for text, gold in zip(texts(completions), answer, strict=True)]
 
     def format_reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        return [tags_reward(text, gold) for text, gold in zip(texts(completions), answer, strict=True)]
+        return [tags_reward(Sample(Problem(gold), text)) for text, gold in zip(texts(completions), answer, strict=True)]
 
     settings = trl.GRPOConfig(
         output_dir=str(directory), use_cpu=True, bf16=False, seed=SEED, max_steps=STEPS, gradient_checkpointing=False,

@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, TrainConfig
 from policy_trainer.evaluation import Evaluator, wilson_interval
-from policy_trainer.prompts import Judge, PromptEncoder
+from policy_trainer.judging import Judge
+from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import equal_number
+from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.interface import Problem
 from shared.refusal import Refused
@@ -47,7 +49,7 @@ def test_wilson_holds_the_share_within_0_and_1(count: int, data: st.DataObject) 
 
 class FakeTask:
     name = "fake"
-    compare = staticmethod(equal_number)
+    correct = ByAnswer(equal_number)
     default_rewards = ("accuracy", "format")
 
     def __init__(self, *problems: tuple[str, str]) -> None:

@@ -9,8 +9,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, SamplingConfig
-from policy_trainer.prompts import Judge, PromptEncoder
+from policy_trainer.judging import Judge
+from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import equal_text
+from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.rounds import Round, Rounds
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
@@ -22,11 +24,8 @@ class Counting:
     """Problem i is the text of i; its answer is i."""
 
     name = "counting"
-    compare = staticmethod(equal_text)
+    correct = ByAnswer(equal_text)
     default_rewards = ("accuracy",)
-
-    def correct(self, problem: Problem, completion: str) -> float:
-        raise AssertionError
 
     def problem(self, index: int) -> Problem:
         return Problem(answer=str(index), prompt=str(index))

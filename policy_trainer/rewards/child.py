@@ -1,0 +1,80 @@
+"""The process in which rewards are judged that may hang or crash. It is killed when one does.
+
+Requests come as pickles from the process that started this one, over a socket that nobody else has; answers go back as
+lines of JSON.
+"""
+
+import faulthandler
+import json
+import pickle
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from io import BufferedRWPair
+from typing import Any
+
+from policy_trainer.rewards.sample import Reward, Sample
+from shared.lifetime import end_with_parent
+from shared.refusal import Refused
+
+# The end of a traceback says most.
+_MAX_CHARACTERS = 4000
+# Whoever started this process kills it when judging takes too long. Should that one be gone while a function holds the
+# interpreter's lock, this ends it: many times the limit, so that it never comes first.
+_PATIENCE = 10
+
+
+def main(descriptor: int, memory: int, seconds: float) -> None:
+    """Judges until the socket is closed. memory: bytes of address space, 0 for any number."""
+    end_with_parent()
+    if memory:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
+        rewards = _prepare(stream)
+        while rewards and (request := _receive(stream)):
+            name, samples = request
+            for sample in samples:
+                faulthandler.dump_traceback_later(_PATIENCE * seconds, exit=True)
+                _send(stream, _judge(rewards[name], sample))
+                faulthandler.cancel_dump_traceback_later()
+
+
+def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
+    """Rewards by name, ready to judge; none when one of them cannot be used, which is told."""
+    try:
+        rewards, preparations = pickle.load(stream)
+        for prepare in preparations:
+            prepare()
+    except Refused as error:
+        _send(stream, {"refused": str(error)})
+    except BaseException:  # SystemExit of a module too
+        _send(stream, {"refused": f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"})
+    else:
+        _send(stream, {"ready": True})
+        return rewards
+    return {}
+
+
+def _judge(reward: Reward, sample: Sample) -> dict[str, Any]:
+    try:
+        return {"score": float(reward(sample))}
+    except BaseException:  # whatever a reward of the user's raises, SystemExit too
+        return {"error": traceback.format_exc()[-_MAX_CHARACTERS:]}
+
+
+def _receive(stream: BufferedRWPair) -> tuple[str, list[Sample]] | None:
+    try:
+        return pickle.load(stream)
+    except EOFError:
+        return None
+
+
+def _send(stream: BufferedRWPair, message: dict[str, Any]) -> None:
+    stream.write(json.dumps(message).encode() + b"\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

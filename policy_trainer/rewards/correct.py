@@ -1,0 +1,46 @@
+"""What accuracy means in a task: whether a completion answers its problem."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policy_trainer.rewards.answers import Comparison, accuracy
+from policy_trainer.rewards.mathematics import equal_math
+from policy_trainer.rewards.sample import Sample
+from policy_trainer.tasks.interface import Correct, Problem
+
+
+@dataclass(frozen=True)
+class ByAnswer:
+    """Right is a completion whose last answer in tags equals the gold answer."""
+
+    compare: Comparison
+
+    def __call__(self, problem: Problem, completion: str) -> float:
+        return accuracy(self.compare)(completion, problem.answer)
+
+
+@dataclass(frozen=True)
+class ByTask:
+    """What the task says that a problem of a mixture came from, by its label."""
+
+    tasks: Mapping[str, Correct]
+
+    def __call__(self, problem: Problem, completion: str) -> float:
+        return self.tasks[problem.task](problem, completion)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The reward of a task's own judgement."""
+
+    correct: Correct
+
+    def __call__(self, sample: Sample) -> float:
+        return self.correct(sample.problem, sample.completion)
+
+
+def may_hang(correct: Correct) -> bool:
+    """Whether it must be judged apart: math-verify is asked."""
+    if isinstance(correct, ByTask):
+        return any(may_hang(part) for part in correct.tasks.values())
+    return isinstance(correct, ByAnswer) and correct.compare is equal_math

@@ -1,0 +1,96 @@
+"""A reward model: a sequence classifier with one output that scores prompt and completion."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from policy_trainer.config import RewardModelConfig
+from policy_trainer.rewards.sample import Sample
+from shared.models import context_length, load_tokenizer
+from shared.refusal import Refused
+
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
+
+
+class RewardModel:
+    """Scores samples in this process. Texts go through the model's own chat template where it has one."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        """Raises Refused for a model that cannot be loaded, or is none that gives one score."""
+        if config.path is None:
+            raise Refused("judging.model.path: reward `model` needs the directory or hub id of a reward model")
+        try:
+            self._tokenizer = load_tokenizer(config.path, revision=config.revision)
+            self._model = _load(config, config.path)
+        except _LOADING_ERRORS as error:
+            raise Refused(f"judging.model.path: {config.path} cannot be used: {error}") from error
+        self._batch_size = config.batch_size
+        self._limit = min(config.max_tokens, context_length(self._model) or config.max_tokens)
+
+    def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """One for each, in float32; NaN where the model's own is not finite."""
+        rows = [self._encode(sample) for sample in samples]
+        scores = [math.nan] * len(rows)
+        # Rows of like lengths together: nothing is computed for padding.
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        for start in range(0, len(order), self._batch_size):
+            places = order[start : start + self._batch_size]
+            for place, score in zip(places, self._forward([rows[place] for place in places]).tolist(), strict=True):
+                scores[place] = score if math.isfinite(score) else math.nan
+        return scores
+
+    def _encode(self, sample: Sample) -> list[int]:
+        """The end of the text: without its beginning it can be judged still, without its end not at all."""
+        messages = [dict(message) for message in sample.problem.messages]
+        if messages and self._tokenizer.chat_template is not None:
+            messages.append({"role": "assistant", "content": sample.completion})
+            # The template writes the special tokens itself.
+            ids = self._tokenizer.encode(self._render(messages), add_special_tokens=False)
+        else:
+            asked = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
+            ids = self._tokenizer.encode(asked + sample.completion)
+        return ids[-self._limit :]
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except TemplateError as error:
+            raise Refused(f"judging.model: its chat template does not take {messages}: {error}") from error
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Token ids of each row -> float32 (rows,) scores."""
+        config = self._model.config.get_text_config()
+        known = config.pad_token_id
+        # The model takes the last token that is no padding; where it has none, whatever no row ends with can be.
+        pad = _other_than({row[-1] for row in rows}) if known is None else known
+        ids = torch.full((len(rows), max(map(len, rows))), pad)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
+        config.pad_token_id = pad
+        try:
+            output = self._model(input_ids=ids.to(self._model.device), attention_mask=mask.to(self._model.device))
+        finally:
+            config.pad_token_id = known
+        return output.logits[:, 0].float().cpu()
+
+
+def _other_than(ids: set[int]) -> int:
+    return next(i for i in range(len(ids) + 1) if i not in ids)
+
+
+def _load(config: RewardModelConfig, path: str) -> PreTrainedModel:
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        path, revision=config.revision, dtype=config.dtype, trust_remote_code=False, output_loading_info=True
+    )
+    if info["missing_keys"]:  # they would be random, and the scores noise
+        raise Refused(f"it has no {', '.join(sorted(info['missing_keys']))}: take a model trained to score texts")
+    if model.config.num_labels != 1:
+        raise Refused(f"it has {model.config.num_labels} labels: take a reward model, which has one")
+    return model.to(torch.device(config.device)).eval()

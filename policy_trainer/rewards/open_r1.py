@@ -1,0 +1,36 @@
+"""Rewards of Open-R1 on mathematics."""
+
+import math
+import re
+
+from policy_trainer.rewards.mathematics import read_math, read_solution, same
+from policy_trainer.rewards.sample import Sample
+
+_START = "<think>\n"
+_SEAM = "\n</think>\n<answer>\n"
+_END = re.compile(r"\n</answer>$", re.MULTILINE)
+_COUNTED = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+
+
+def open_r1_accuracy(sample: Sample) -> float:
+    """1 where math-verify finds the answer anywhere in the completion equal to the gold answer, else 0."""
+    expected = read_math(sample.problem.answer)
+    if not expected:
+        return math.nan
+    return float(same(expected, read_solution(sample.completion)))
+
+
+def open_r1_format(sample: Sample) -> float:
+    r"""1 for `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$` (DOTALL, MULTILINE), else 0.
+
+    In linear time: the first seam leaves most room for the end.
+    """
+    text = sample.completion
+    seam = text.find(_SEAM, len(_START))
+    whole = text.startswith(_START) and seam >= 0 and _END.search(text, seam + len(_SEAM))
+    return 1.0 if whole else 0.0
+
+
+def open_r1_tag_count(sample: Sample) -> float:
+    """0.25 for each of the four tags, with its line ends, that stands exactly once."""
+    return 0.25 * sum(sample.completion.count(tag) == 1 for tag in _COUNTED)

@@ -1,0 +1,27 @@
+"""Penalties: negative, and the larger the worse. They look at no gold answer."""
+
+from policy_trainer.rewards.sample import Reward, Sample
+
+
+def length_penalty(tokens: int) -> Reward:
+    """-1 at so many tokens and beyond, in proportion below."""
+    return lambda sample: -min(1.0, sample.tokens / tokens)
+
+
+def repetition_penalty(ngram: int, most: float) -> Reward:
+    """-most times the share of runs of `ngram` words that stood before (arXiv 2502.03373, C.2); 0 for fewer words."""
+
+    def penalty(sample: Sample) -> float:
+        words = sample.completion.lower().split()
+        total = len(words) - ngram + 1
+        if total < 1:
+            return 0.0
+        different = len(set(zip(*(words[i:] for i in range(ngram)), strict=False)))
+        return -most * (1 - different / total)
+
+    return penalty
+
+
+def soft_overlong_penalty(longest: int, margin: int) -> Reward:
+    """0 up to longest - margin tokens, then in proportion down to -1 at `longest` (DAPO, arXiv 2503.14476, eq. 13)."""
+    return lambda sample: -min(1.0, max(0.0, (sample.tokens - (longest - margin)) / margin))

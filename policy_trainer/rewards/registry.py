@@ -1,0 +1,108 @@
+"""Rewards by name, as the configuration gives them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.rewards.apart import Apart
+from policy_trainer.rewards.correct import Accuracy, may_hang
+from policy_trainer.rewards.countdown import grpo_zero_equation, grpo_zero_format, nano_aha_equation, nano_aha_format
+from policy_trainer.rewards.gsm8k import lm_book_correct, lm_book_tags, simple_grpo_accuracy, simple_grpo_format
+from policy_trainer.rewards.mathematics import library
+from policy_trainer.rewards.model import RewardModel
+from policy_trainer.rewards.open_r1 import open_r1_accuracy, open_r1_format, open_r1_tag_count
+from policy_trainer.rewards.own import OwnReward
+from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
+from policy_trainer.rewards.sample import Reward
+from policy_trainer.rewards.tags import format_reward, tags_reward
+from policy_trainer.tasks.interface import Task
+from shared.refusal import Refused
+
+# A function is judged in this process: its time is in proportion to the completion's length, whatever that holds.
+Rule = Reward | Apart | RewardModel
+
+RULES: Mapping[str, Reward | Apart] = {
+    "format": format_reward,
+    "tags": tags_reward,
+    "simple_grpo/accuracy": Apart(simple_grpo_accuracy, library, cut_off=-1.0),
+    "simple_grpo/format": simple_grpo_format,
+    "lm_book/correct": lm_book_correct,
+    "lm_book/tags": lm_book_tags,
+    "open_r1/accuracy": Apart(open_r1_accuracy, library, cut_off=0.0),
+    "open_r1/format": open_r1_format,
+    "open_r1/tag_count": open_r1_tag_count,
+    "nano_aha/format": nano_aha_format,
+    "nano_aha/equation": nano_aha_equation,
+    "grpo_zero/format": grpo_zero_format,
+    "grpo_zero/equation": grpo_zero_equation,
+}
+
+# The whole of a recipe: its parts and their weights.
+SUMS: Mapping[str, Mapping[str, float]] = {
+    "gsm8k/simple_grpo": {"simple_grpo/accuracy": 1.0, "simple_grpo/format": 1.0},
+    "gsm8k/lm_book": {"lm_book/correct": 1.0, "lm_book/tags": 1.0},
+    "math/open_r1": {"open_r1/accuracy": 1.0, "open_r1/format": 1.0, "open_r1/tag_count": 1.0},
+    "countdown/nano_aha": {"nano_aha/format": 1.0, "nano_aha/equation": 1.0},
+    "countdown/grpo_zero": {"grpo_zero/format": 0.1, "grpo_zero/equation": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Weighted:
+    rule: Rule
+    weight: float
+
+
+def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
+    """Those of config.rewards, or the task's own, by name and in order; a recipe's name stands for its parts.
+
+    Raises Refused for a name that is none, for one that stands twice, and for what a reward wants and is not there.
+    """
+    names = config.rewards or list(task.default_rewards)
+    weights = config.reward_weights or [1.0] * len(names)
+    chosen: dict[str, Weighted] = {}
+    for name, weight in zip(names, weights, strict=True):
+        for part, share in SUMS.get(name, {name: 1.0}).items():
+            if part in chosen:  # one of the weights would be lost
+                raise Refused(f"rewards: {part!r} stands twice")
+            chosen[part] = Weighted(_rule(part, config, task), weight * share)
+    return chosen
+
+
+def accuracy_rule(task: Task) -> Reward | Apart:
+    score = Accuracy(task.correct)
+    return Apart(score, library, cut_off=0.0) if may_hang(task.correct) else score
+
+
+def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
+    if name in RULES:
+        return RULES[name]
+    if name in _CONFIGURED:
+        return _CONFIGURED[name](config, task)
+    if ":" in name:
+        own = OwnReward(name)
+        return Apart(own, own.load)
+    known = sorted([*RULES, *_CONFIGURED, *SUMS])
+    raise Refused(f"rewards: {name!r} is none of {', '.join(known)}, nor module:function of your own")
+
+
+def _soft_overlong(config: CommonConfig, task: Task) -> Reward:
+    longest, margin = config.sampling.max_new_tokens, config.judging.penalty.overlong_tokens
+    if margin > longest:
+        raise Refused(
+            f"judging.penalty.overlong_tokens: must be at most sampling.max_new_tokens ({longest}), got {margin}"
+        )
+    return soft_overlong_penalty(longest, margin)
+
+
+def _repetition(config: CommonConfig, task: Task) -> Reward:
+    return repetition_penalty(config.judging.penalty.repetition_ngram, config.judging.penalty.repetition_max)
+
+
+_CONFIGURED: Mapping[str, Callable[[CommonConfig, Task], Rule]] = {
+    "accuracy": lambda config, task: accuracy_rule(task),
+    "length": lambda config, task: length_penalty(config.judging.penalty.length_tokens),
+    "repetition": _repetition,
+    "soft_overlong": _soft_overlong,
+    "model": lambda config, task: RewardModel(config.judging.model),
+}

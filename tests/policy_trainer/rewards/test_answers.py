@@ -1,0 +1,135 @@
+"""Answers in tags, compared as text and as numbers."""
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy_trainer.rewards import accuracy, equal_math, equal_number, equal_text, parse_answer
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("<answer>5</answer>", "5"),
+        ("<answer>\n 5 \t</answer>", "5"),
+        ("<answer>5\r\n</answer>", "5"),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("<answer>a\nb</answer>", "a\nb"),
+        ("<answer></answer>", ""),
+        ("5", None),
+        ("", None),
+        ("<answer>5", None),
+        ("5</answer>", None),
+        ("</answer>5<answer>", None),
+        ("<Answer>5</Answer>", None),
+        ("<answer>1<answer>2</answer>", "1<answer>2"),
+        ("<answer>1</answer>2</answer>", "1"),
+        ("<answer>1</answer><answer>2", "1"),
+    ],
+)
+def test_parse_answer(completion: str, answer: str | None) -> None:
+    assert parse_answer(completion) == answer
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n"]), max_size=14))
+def test_parse_answer_is_the_last_match_of_the_plain_pattern(pieces: list[str]) -> None:
+    completion = "".join(pieces)
+    answers = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
+    assert parse_answer(completion) == (answers[-1].strip() if answers else None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("5", "5", 1),
+        (" 5 ", "5", 1),
+        ("5\r\n", "5", 1),
+        ("5.0", "5", 1),
+        ("5.", "5", 1),
+        ("05", "5", 1),
+        ("+5", "5", 1),
+        ("-5", "5", 0),
+        ("-5", "-5", 1),
+        ("$5", "5", 1),
+        ("$1,234.50", "1234.5", 1),
+        ("1,234,567", "1234567", 1),
+        ("1,23", "123", 0),
+        ("12,34", "1234", 0),
+        ("0.1", "0.10", 1),
+        ("6", "5", 0),
+        ("", "5", 0),
+        ("five", "5", 0),
+        ("5 apples", "5", 0),
+        ("5 6", "5", 0),
+        ("5e0", "5", 0),
+        (".5", "0.5", 0),
+        ("0x5", "5", 0),
+        ("1_0", "10", 0),
+        ("5%", "5", 0),
+        ("nan", "5", 0),
+        ("inf", "5", 0),
+        ("Infinity", "5", 0),
+        # Digits of other alphabets are none here.
+        ("\u0665", "5", 0),
+        ("\uff15", "5", 0),
+        ("5\u00b2", "25", 0),
+        # As floats these would be equal.
+        ("9007199254740993", "9007199254740992", 0),
+        ("1" + ",000" * 120, "2" + ",000" * 120, 0),
+        ("1" + "0" * 400, "1" + "0" * 400, NAN),
+        ("1" + "0" * 400, "5", 0),
+        ("5", "nan", NAN),
+        ("5", "inf", NAN),
+        ("5", "five", NAN),
+        ("5", "", NAN),
+        ("5", "\u0665", NAN),
+    ],
+)
+def test_numbers(answer: str, gold: str, expected: float) -> None:
+    assert equal_number(answer, gold) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [("a", "a", 1), (" a\n", "a", 1), ("a", "A", 0), ("1.0", "1", 0), ("", "a", 0), ("a b", "a  b", 0)],
+)
+def test_text(answer: str, gold: str, expected: float) -> None:
+    assert equal_text(answer, gold) == expected
+
+
+@given(st.text(max_size=60), st.sampled_from(["5", "-1.5", "1,000"]))
+def test_any_answer_is_right_or_wrong(answer: str, gold: str) -> None:
+    for compare in (equal_text, equal_number):
+        assert accuracy(compare)(f"<answer>{answer}</answer>", gold) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("<think>1+1</think><answer>2</answer>", 1),
+        ("<answer>2</answer>", 1),
+        ("<answer>3</answer>", 0),
+        ("2", 0),
+        ("", 0),
+        ("<answer>2</answer><answer>3</answer>", 0),
+        ("<answer>" + " " * 2000 + "2</answer>", 1),
+        ("<answer>" + "0" * 2000 + "2</answer>", 0),
+    ],
+)
+@pytest.mark.parametrize("compare", [equal_text, equal_number, equal_math])
+def test_accuracy(completion: str, expected: float, compare: Callable[[str, str], float]) -> None:
+    assert accuracy(compare)(completion, "2") == expected
+
+
+@pytest.mark.parametrize("completion", ["no tags", "<answer>5</answer>", "<answer>" + "5" * 2000 + "</answer>"])
+@pytest.mark.parametrize("compare", [equal_number, equal_math])
+def test_an_unparsable_gold_answer_shows_whatever_the_completion(
+    completion: str, compare: Callable[[str, str], float]
+) -> None:
+    assert math.isnan(accuracy(compare)(completion, "hello"))
