@@ -8,9 +8,10 @@ from pathlib import Path
 
 import structlog
 
+from policy_trainer.config import LossConfig
 from policy_trainer.ledger import Ledger
 from policy_trainer.server import LeaseTerms
-from shared.batch import ScoredBatch
+from policy_trainer.step_groups import lack
 from shared.client import Leased, RefServerClient
 from shared.states import Outcome
 
@@ -23,7 +24,7 @@ _POLL_SECONDS = 2.0
 class LeaseFeed:
     """Leases batches on a thread of its own, up to `ahead` before they are asked for, and sends heartbeats on another.
 
-    allowance: batches that the server lets be leased and not yet acked.
+    allowance: batches that the server lets be leased and not yet acked. loss: what a batch must have is told by it.
 
     A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped. One
     that was trained in this life comes again when its lease was lost, as by a suspended machine: it waits for the next
@@ -31,11 +32,20 @@ class LeaseFeed:
     """
 
     def __init__(
-        self, client: RefServerClient, terms: LeaseTerms, ledger: Ledger, *, ahead: int, allowance: int, version: int
+        self,
+        client: RefServerClient,
+        terms: LeaseTerms,
+        ledger: Ledger,
+        loss: LossConfig,
+        *,
+        ahead: int,
+        allowance: int,
+        version: int,
     ) -> None:
         self._client = client
         self._terms = terms
         self._ledger = ledger
+        self._loss = loss
         self._allowance = allowance
         self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
         self._version = version
@@ -73,9 +83,9 @@ class LeaseFeed:
                 if self._too_old(leased):
                     self._give_back([leased])
                     continue
-                lack = _lack(leased)
-                if lack:
-                    self._give_back([leased], error=lack)
+                lacking = lack(leased.batch, self._loss)
+                if lacking:
+                    self._give_back([leased], error=lacking)
                     continue
                 taken.append(leased)
                 if len(taken) == count:
@@ -227,12 +237,3 @@ class LeaseFeed:
                 for lease in lost:
                     if self._held.get(lease.id) is lease:
                         del self._held[lease.id]
-
-
-def _lack(leased: Leased) -> str | None:
-    """Why a batch cannot be trained on, whenever it comes."""
-    if leased.rollout.sampler_logps is None:
-        return "it has no sampler_logps, which the ratio is taken against"
-    if not isinstance(leased.batch, ScoredBatch):
-        return "it has no ref_logps: it was uploaded to a server without a reference model"
-    return None

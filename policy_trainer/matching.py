@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.config import LossConfig
 from policy_trainer.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
 from shared.logprobs import embedding_rows
@@ -9,15 +10,24 @@ from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused
 
 
+def check_reference(reference: ModelInfo, loss: LossConfig, name: str) -> None:
+    """Raises Refused for a KL penalty to a reference that the server does not have."""
+    if reference.name is None and loss.beta > 0:
+        raise Refused(
+            "server: it has no reference model (--no-model), which the KL penalty is taken to; start it with: "
+            f"ref-server serve --model {name}, or train without the penalty: --loss.beta 0"
+        )
+
+
 def check_models_match(
     reference: ModelInfo, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
-    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens."""
+    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens.
+
+    A server without a model has nothing to compare with.
+    """
     if reference.name is None:
-        raise Refused(
-            "server: it has no reference model (--no-model), and training without one, even with loss.beta = 0, is not "
-            f"possible yet; start it with: ref-server serve --model {name}"
-        )
+        return
     rows = embedding_rows(model)
     if rows != reference.vocabulary_size:
         raise Refused(

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from policy_trainer.cautions import cautions
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
@@ -18,7 +19,7 @@ from policy_trainer.health import Health
 from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
-from policy_trainer.matching import check_models_match, check_room
+from policy_trainer.matching import check_models_match, check_reference, check_room
 from policy_trainer.metrics import MetricsFile, read_metrics, truncate_metrics
 from policy_trainer.publish import latest
 from policy_trainer.recomputation import recompute_layers
@@ -101,7 +102,9 @@ def _run(
     trackers = start_trackers(config, state.step, display.note)  # which may ask for a login: before the display
     display.start()
     client = connect(config, outage)
-    check_models_match(client.model(), model, tokenizer, config.model)
+    reference = client.model()
+    check_reference(reference, config.loss, config.model)
+    check_models_match(reference, model, tokenizer, config.model)
     allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
     renewal = choose_renewal(
         config.reference, config.run, state, learner, tokenizer, client, checkpoints, on_wait=outage, note=display.note
@@ -119,7 +122,7 @@ def _run(
     metrics = Trackers([MetricsFile(directory.metrics), *trackers])
     # Half of the allowance may wait for a checkpoint; of the other, what is leased ahead must not be all.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
-    feed = LeaseFeed(client, terms, ledger, ahead=ahead, allowance=allowance, version=state.step)
+    feed = LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=state.step)
     try:
         Trainer(
             Parts(
@@ -169,6 +172,8 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
     )
     if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)
+    for caution in cautions(config):
+        display.note(caution)
     if checkpoint:
         restore(checkpoint, learner.weights)
     return learner

@@ -26,7 +26,6 @@ from policy_trainer.server import batches_by_state, leases_are_full
 from policy_trainer.tracking import Tracker
 from policy_trainer.workers import Workers
 from shared import wire
-from shared.batch import ScoredBatch
 from shared.client import Leased, RefServerClient
 from shared.models import save_model
 from shared.states import State
@@ -89,7 +88,7 @@ class Trainer:
                 asked = time.monotonic()
                 leased = parts.feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 taken = time.monotonic()
-                batches = _scored(leased)
+                batches = [lease.batch for lease in leased]
                 if self._noise_floor is None:  # in every life: the packing is a matter of settings and devices
                     self._noise_floor = parts.learner.noise_floor(batches)
                 kl_at_step_0 = parts.learner.kl(batches) if state.step == 0 else None
@@ -252,9 +251,3 @@ class Trainer:
             self._depth = {state: states[state] for state in _DEPTH_STATES}
             self._leases_full = leases_are_full(queue, self._config.run)
         self._depth_at = time.monotonic()
-
-
-def _scored(leased: Sequence[Leased]) -> list[ScoredBatch]:
-    batches = [lease.batch for lease in leased]
-    assert all(isinstance(batch, ScoredBatch) for batch in batches), "the feed gives others back"
-    return [batch for batch in batches if isinstance(batch, ScoredBatch)]

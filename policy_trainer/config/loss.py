@@ -15,7 +15,8 @@ class LossConfig(Section):
     advantage_std: Literal["unbiased", "population"] = "unbiased"
     """Which standard deviation advantages are scaled by."""
     advantage_scale: Literal["group", "batch", "none"] | None = None
-    """What is standardised: the group, the whole step, or nothing; the advantage's own when not given."""
+    """Over what the standard deviation is taken that rewards are divided by: the group, the whole step, or none; when
+    not given, the advantage's own: group for outcome and process, batch for reinforce++, none for the others."""
     advantage_eps: float = Field(default=1e-4, gt=0)
     """Added to the standard deviation."""
     drop_zero_variance: bool = True
@@ -54,7 +55,7 @@ class LossConfig(Section):
     correction: Literal["none", "tis", "mask"] = "none"
     """For a sampler that is not the learner: weights exp(old - sampler), truncated, or 0 outside of bounds (IcePop)."""
     correction_level: Literal["token", "sequence"] = "token"
-    """tis: a weight for each token, or one for its completion."""
+    """A weight for each token, or one for its completion."""
     correction_max: float = Field(default=2.0, gt=0)
     """tis: weights are truncated there."""
     correction_low: float = Field(default=0.5, ge=0)
@@ -64,9 +65,44 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "LossConfig":
+        for nonsense in (self._scale_nonsense, self._clip_nonsense, self._kl_nonsense, self._correction_nonsense):
+            if words := nonsense():
+                raise ValueError(words)
+        return self
+
+    def _scale_nonsense(self) -> str | None:
+        if self.advantage == "dr_grpo" and self.advantage_scale not in (None, "none"):
+            return "loss.advantage_scale: dr_grpo is outcome without a scale: take loss.advantage = outcome for one"
+        if self.advantage == "reinforce++" and self.advantage_scale == "group":
+            return "loss.advantage_scale: reinforce++ is standardised over the whole step: take batch, or none"
+        return None
+
+    def _clip_nonsense(self) -> str | None:
+        high = 1 + (self.clip if self.clip_high is None else self.clip_high)
+        if self.dual_clip is not None and self.dual_clip <= high:
+            return f"loss.dual_clip: must be above the upper bound of the ratio, {high:g}, which it would replace"
+        return None
+
+    def _kl_nonsense(self) -> str | None:
+        if self.beta == 0 and self.kl_in != "loss":
+            return f"loss.kl_in: with loss.beta = 0 there is no KL to be in {self.kl_in}: raise beta, or leave it out"
+        if self.kl_in == "reward" and self.kl_weight == "ratio":
+            return "loss.kl_weight: weights the KL in the loss, and loss.kl_in = reward leaves none there: take both"
+        if self.beta > 0 and self.kl_in == "loss" and self.advantage == "reinforce++":
+            return (
+                "loss.kl_in: reinforce++ takes the KL off the reward of each token: take reward (or both), or "
+                "loss.beta = 0"
+            )
+        if self.kl_in != "loss" and self.advantage == "process":
+            return "loss.kl_in: process supervision has rewards of steps, which no KL is taken off: take loss"
+        return None
+
+    def _correction_nonsense(self) -> str | None:
         if self.correction != "none" and self.old_logps != "recomputed":
-            raise ValueError(
+            return (
                 "loss.correction: wants loss.old_logps = recomputed; with sampler the ratio carries the staleness "
                 "already, with current there is no ratio to correct"
             )
-        return self
+        if self.correction_low > self.correction_high:
+            return "loss.correction_low: must not be above loss.correction_high: no weight would be kept"
+        return None

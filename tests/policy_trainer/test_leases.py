@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from policy_trainer.config import LossConfig
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
 from policy_trainer.server import LeaseTerms
 from shared import wire
+from shared.batch import RolloutBatch, StepRewards
 from shared.client import RefServerClient, RefServerError
 
 CHECKPOINT = Path("checkpoints/step-00000008")
+LOSS = LossConfig()
 
 
 class RefServer:
@@ -108,11 +112,12 @@ def open_feed(server: RefServer) -> Iterator[Callable[..., LeaseFeed]]:
         lease_seconds: float = 60,
         allowance: int = 100,
         version: int = 0,
+        loss: LossConfig = LOSS,
     ) -> LeaseFeed:
         client = RefServerClient(server.site.url, patience=None)
         terms = LeaseTerms("trainer", "test", epoch=0, max_lag=max_lag, lease_seconds=lease_seconds)
         ledger = Ledger() if ledger is None else ledger
-        feed = LeaseFeed(client, terms, ledger, ahead=ahead, allowance=allowance, version=version)
+        feed = LeaseFeed(client, terms, ledger, loss, ahead=ahead, allowance=allowance, version=version)
         opened.append((feed, client))
         return feed
 
@@ -213,19 +218,44 @@ class TestTake:
         assert ids(taken(feed, 2, version=9)) == young
         assert server.asked("release") == old
 
-    @pytest.mark.parametrize("lack", ["sampler_logps", "ref_logps"])
+    @pytest.mark.parametrize(
+        ("lack", "loss"),
+        [
+            ("sampler_logps", {}),
+            ("sampler_logps", {"old_logps": "recomputed", "correction": "tis"}),
+            ("ref_logps", {}),
+            ("ref_logps", {"kl_in": "reward"}),
+            ("step_rewards", {"advantage": "process"}),
+        ],
+    )
     def test_what_cannot_be_trained_on_is_given_back_with_the_reason(
-        self, server: RefServer, open_feed: Any, batches: Any, lack: str
+        self, server: RefServer, open_feed: Any, batches: Any, lack: str, loss: dict[str, Any]
     ) -> None:
         """So that the server does not bring it again for ever."""
         good, bad = batches(2)
-        object.__setattr__(bad.rollout, "sampler_logps", None if lack == "sampler_logps" else bad.rollout.sampler_logps)
+        if lack == "sampler_logps":
+            object.__setattr__(bad.rollout, "sampler_logps", None)
+        if lack == "step_rewards":
+            steps = StepRewards(rewards=np.zeros(1, np.float32), ends=np.array([0]), counts=np.array([1, 0]))
+            object.__setattr__(good.rollout, "steps", steps)
         server.put(bad, good)
         if lack == "ref_logps":
             server.bodies[bad.rollout.id] = wire.encode(bad.rollout)
-        assert ids(taken(open_feed(), 1)) == [good.rollout.id]
+        assert ids(taken(open_feed(loss=LossConfig.model_validate(loss)), 1)) == [good.rollout.id]
         (body,) = [body for verb, body, _ in server.calls if verb == "release"]
         assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and lack in body["error"]
+
+    @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
+    def test_what_the_loss_does_not_need_may_be_lacking(
+        self, server: RefServer, open_feed: Any, batches: Any, old_logps: str
+    ) -> None:
+        (batch,) = batches(1)
+        object.__setattr__(batch.rollout, "sampler_logps", None)
+        server.put(batch)
+        server.bodies[batch.rollout.id] = wire.encode(batch.rollout)
+        loss = LossConfig.model_validate({"beta": 0, "old_logps": old_logps})
+        (leased,) = taken(open_feed(loss=loss), 1)
+        assert isinstance(leased.batch, RolloutBatch)
 
     def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         known = server.put(*batches(1, version=0))

@@ -133,9 +133,7 @@ class TestCispo:
     def test_hand_computed(self, ratio: float, weight: float, cut: bool, advantage: float) -> None:
         """-sg[min(rho, 5)] A l at l = -1; also where it is truncated there is a gradient."""
         logps = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-        loss = loss_of(
-            logps, logps.detach() - math.log(ratio), advantages=torch.tensor([advantage]), surrogate="cispo"
-        )
+        loss = loss_of(logps, logps.detach() - math.log(ratio), advantages=torch.tensor([advantage]), surrogate="cispo")
         assert loss.surrogate.item() == pytest.approx(weight * advantage, rel=1e-12)
         assert gradient(loss.loss.sum(), logps) == pytest.approx([-weight * advantage])
         assert (bool(loss.clipped_low), bool(loss.clipped_high)) == (False, cut)
@@ -342,7 +340,7 @@ class TestK3:
         assert log_ratio.grad.item() == pytest.approx(math.expm1(x), rel=1e-12)
 
 
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"surrogate": surrogate, "ratio": ratio, "kl": kl, "kl_weight": weight}
     for surrogate, ratio, kl, weight in itertools.product(SURROGATES, RATIOS, KL_ESTIMATORS, ["one", "ratio"])
 ]
@@ -356,10 +354,10 @@ class TestMask:
         inputs = {name: torch.tensor([-1.0, -2.0, -1.5]) for name in names}
         mask, rows = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
 
-        def run(settings: dict[str, str]) -> tuple[Tensor, Tensor, TokenLoss]:
+        def run(settings: dict[str, Any]) -> tuple[Tensor, Tensor, TokenLoss]:
             logps = inputs["logps"].clone().requires_grad_()
-            others = [inputs[name] for name in names[1:4]]
-            loss = loss_of(logps, *others, mask, rows=rows, correction=inputs["correction"], beta=0.1, **settings)
+            old, ref, advantages, weights = (inputs[name] for name in names[1:])
+            loss = loss_of(logps, old, ref, advantages, mask, rows=rows, correction=weights, beta=0.1, **settings)
             total = loss.loss.sum()
             (grad,) = torch.autograd.grad(total, logps)
             return total.detach(), grad, loss
@@ -374,7 +372,7 @@ class TestMask:
             assert not loss.clipped_low[1] and not loss.clipped_high[1]
 
     @pytest.mark.parametrize("settings", SETTINGS)
-    def test_nothing_trained_at_all(self, settings: dict[str, str]) -> None:
+    def test_nothing_trained_at_all(self, settings: dict[str, Any]) -> None:
         logps = torch.tensor([-1.0, -2.0], requires_grad=True)
         none = torch.zeros(2, dtype=torch.bool)
         loss = loss_of(logps, torch.tensor([NAN, INF]), torch.zeros(2), torch.ones(2), none, beta=0.04, **settings)
@@ -409,15 +407,20 @@ def test_an_overflowing_k3_is_finite(x: float, weight: str) -> None:
 
 
 @given(
-    st.sampled_from(list(SURROGATES)), st.sampled_from(list(RATIOS)), st.lists(st.floats(-5, 5), min_size=1, max_size=6),
+    st.sampled_from(list(SURROGATES)),
+    st.sampled_from(list(RATIOS)),
+    st.lists(st.floats(-5, 5), min_size=1, max_size=6),
     st.floats(-3, 3),
-)  # fmt: skip
+)
 def test_a_ratio_of_one_is_the_policy_gradient_for_every_surrogate(
     surrogate: str, ratio: str, logps: list[float], advantage: float
 ) -> None:
     """In one completion whose loss is the mean over its tokens, but for the product, which counts it once a token."""
     leaf = torch.tensor(logps, dtype=torch.float64, requires_grad=True)
-    rows, advantages = torch.zeros(len(logps), dtype=torch.int64), torch.full((len(logps),), advantage, dtype=torch.float64)
+    rows, advantages = (
+        torch.zeros(len(logps), dtype=torch.int64),
+        torch.full((len(logps),), advantage, dtype=torch.float64),
+    )
     loss = loss_of(leaf, None, advantages=advantages, rows=rows, surrogate=surrogate, ratio=ratio)
     slope = -advantage * (len(logps) if ratio == "sequence_sum" and surrogate in ("clip", "sapo") else 1)
     assert gradient(loss.loss.sum(), leaf) == pytest.approx([slope] * len(logps), abs=1e-12)

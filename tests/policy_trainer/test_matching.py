@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.matching import check_models_match, check_room
+from policy_trainer.config import LossConfig
+from policy_trainer.matching import check_models_match, check_reference, check_room
 from shared.api import LimitsView, ModelInfo, QueueView, ScoringView
 from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused
@@ -28,10 +29,17 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
         check_models_match(reference.model_copy(update={"tokenizer_fingerprint": "other"}), model, tokenizer, "mine")
 
 
-def test_a_server_without_a_model_is_refused(make_tiny: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    reference = described()
-    with pytest.raises(Refused, match=r"^server: it has no reference model .*even with loss.beta = 0.* --model mine$"):
-        check_models_match(reference, make_tiny(), tokenizer, "mine")
+@pytest.mark.parametrize("loss", [{}, {"kl_in": "reward"}])
+def test_a_penalty_wants_a_reference(loss: dict[str, str]) -> None:
+    config = LossConfig.model_validate(loss)
+    with pytest.raises(Refused, match=r"^server: it has no reference model .*serve --model mine,.*--loss.beta 0$"):
+        check_reference(described(), config, "mine")
+    check_reference(described(name="ref"), config, "mine")
+    check_reference(described(), LossConfig(beta=0), "mine")
+
+
+def test_a_server_without_a_model_has_nothing_to_compare_with(make_tiny: Any, tokenizer: Any) -> None:
+    check_models_match(described(), make_tiny(), tokenizer, "mine")
 
 
 def queue_of(**limits: int) -> QueueView:
