@@ -108,7 +108,8 @@ _BANDS = (
     ),
     _Band(
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
-        "sampler and learner disagree: publish more often (publish_every), set max_lag, or loss.correction = tis",
+        "sampler and learner disagree: lower publish_every, set max_lag, or take loss.correction = tis "
+        "with loss.old_logps = recomputed",
     ),
     _Band(
         "staleness", 0, 16, "at most 16 steps",
