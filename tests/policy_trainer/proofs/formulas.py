@@ -67,7 +67,7 @@ def _loss(
 
 
 def _judged(group: Group, config: LossConfig) -> JudgedGroup:
-    name = {"sampler": "sampler", "recomputed": "old", "current": "logps"}[config.old_logps]
+    name = "sampler" if config.old_logps == "sampler" else "old"
     x = torch.tensor([ref - old for one in group for ref, old in zip(one.reference, getattr(one, name), strict=True)])
     estimator = KL_ESTIMATORS["k1" if config.advantage == "reinforce++" else config.kl]
     return JudgedGroup(

@@ -16,8 +16,8 @@ from policy_trainer.config import LossConfig
 
 @dataclass(frozen=True)
 class Completion:
-    """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: before the first
-    update on the batch. steps: (reward, index of the last token) of process supervision."""
+    """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: under the one before
+    the first update on the batch. steps: (reward, index of the last token) of process supervision."""
 
     reward: float
     logps: Sequence[Any]
@@ -38,11 +38,15 @@ Group = Sequence[Completion]
 PerToken = list[list[list[float]]]
 
 
-def step_loss(groups: Sequence[Group], config: LossConfig, *, max_tokens: int) -> Tensor:
-    """The one number that a step descends."""
+def step_loss(
+    groups: Sequence[Group], config: LossConfig, *, max_tokens: int, minibatch: int = 0, minibatches: int = 1
+) -> Tensor:
+    """The one number that an update descends: of the whole step, or of one minibatch of it."""
     groups = [group for group in groups if teaches(group, config)]
+    everything = list(zip(groups, advantages(groups, config), strict=True))
+    start, end = (len(groups) * part // minibatches for part in (minibatch, minibatch + 1))
     per_completion: list[tuple[Completion, list[Any]]] = []
-    for group, group_advantages in zip(groups, advantages(groups, config), strict=True):
+    for group, group_advantages in everything[start:end]:
         for completion, own in zip(group, group_advantages, strict=True):
             if trains(completion, config):
                 per_completion.append((completion, token_losses(completion, own, config)))
@@ -125,8 +129,8 @@ def rewards(group: Group, config: LossConfig) -> list[float]:
 
 
 def frozen(completion: Completion, config: LossConfig) -> list[tuple[float, float]]:
-    """(reference, old) of trained tokens."""
-    old = [float(value) for value in old_logps(completion, config)]
+    """(reference, old) of trained tokens. Rewards do not change with the updates that are made on them."""
+    old = completion.sampler if config.old_logps == "sampler" else completion.old
     return [(completion.reference[t], old[t]) for t in completion.trained]
 
 
@@ -160,12 +164,12 @@ def reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> PerToken
         for completion in group:
             own = [0.0] * len(completion.logps)
             if counts(completion, config):
-                old = [float(value) for value in old_logps(completion, config)]
+                penalties = dict(zip(completion.trained, frozen(completion, config), strict=True))
                 for t in completion.trained:
                     own[t] = completion.reward
-                    for later in completion.trained:
+                    for later, (reference, old) in penalties.items():
                         if later >= t and config.kl_in in ("reward", "both"):
-                            own[t] -= config.beta * (old[later] - completion.reference[later])
+                            own[t] -= config.beta * (old - reference)
                     pool.append(own[t])
             returns[-1].append(own)
     for group, group_returns in zip(groups, returns, strict=True):

@@ -1,6 +1,7 @@
 """All formulas, in all combinations that are not refused, against loops in float64 that are written as they read."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,7 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def naive_loss_and_gradient(groups: list[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
+def naive_loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
     leaf = torch.tensor([float(logp) for group in groups for one in group for logp in one.logps]).requires_grad_()
     scalars = iter(leaf.unbind())
     told = [[replace(one, logps=[next(scalars) for _ in one.logps]) for one in group] for group in groups]

@@ -1,0 +1,127 @@
+"""Random batches for a tiny model, the same in another order, and the same as the naive loops take them."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from uuid import UUID
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.step_groups import rollout_of
+from shared.batch import Array, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+from tests.policy_trainer.proofs.cases import REWARDS
+from tests.policy_trainer.proofs.oracle import Completion
+
+
+def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+    """Log-probs of one completion, its row alone."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
+    logps = torch.log_softmax(logits / temperature, dim=-1)
+    return torch.stack([logps[len(prompt) - 1 + t, token] for t, token in enumerate(completion)])
+
+
+def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3) -> list[ScoredBatch]:
+    """Ragged, of unlike sizes and temperatures, with everything that a completion may lack."""
+    return [_random_batch(rng, model, number) for number in range(count)]
+
+
+def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> ScoredBatch:
+    size, words = rng.randint(2, 4), range(2, model.config.vocab_size)
+    prompt = rng.choices(words, k=rng.randint(1, 4))
+    rows = [rng.choices(words, k=rng.randint(1, 6)) for _ in range(size)]
+    temperature = rng.choice((0.75, 1.0, 1.25))  # which float32 holds exactly, as forwards may do
+    with torch.no_grad():
+        own = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()
+    sampler, reference = (np.array([logp + rng.gauss(0, 0.3) for logp in own], np.float32) for _ in range(2))
+    rollout = RolloutBatch(
+        id=str(UUID(int=(7 << 76) | (2 << 62) | number)),
+        run="test",
+        epoch=0,
+        policy_version=0,
+        temperature=temperature,
+        group=TokenGroup(np.array(prompt), np.concatenate(rows), np.array([len(row) for row in rows])),
+        rewards=np.array([math.nan if rng.random() < 0.1 else rng.choice(REWARDS) for _ in rows], np.float32),
+        finished=np.array([rng.random() < 0.8 for _ in rows]),
+        sampler_logps=sampler,
+        loss_mask=np.array([rng.random() < 0.8 for _ in own]) if rng.random() < 0.7 else None,
+        steps=_random_steps(rng, rows),
+    )
+    return ScoredBatch(rollout, reference, "0")
+
+
+def _random_steps(rng: random.Random, rows: Sequence[Sequence[int]]) -> StepRewards:
+    ends = [sorted(rng.sample(range(len(row)), rng.randint(0, min(3, len(row))))) for row in rows]
+    return StepRewards(
+        rewards=np.array([math.nan if rng.random() < 0.05 else rng.choice(REWARDS) for row in ends for _ in row], "f4"),
+        ends=np.array([end for row in ends for end in row], np.int64),
+        counts=np.array([len(row) for row in ends]),
+    )
+
+
+def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
+    """The same completions in another order."""
+    rollout = batch.rollout
+    group, steps = rollout.group, rollout.steps
+    assert rollout.sampler_logps is not None and steps is not None
+    order = rng.sample(range(group.size), group.size)
+
+    def moved(values: Array, lengths: Array) -> Array:
+        parts = np.split(values, np.cumsum(lengths)[:-1])
+        return np.concatenate([parts[place] for place in order])
+
+    def tokens(values: Array) -> Array:
+        return moved(values, group.completion_lengths)
+
+    changed = replace(
+        rollout,
+        group=TokenGroup(group.prompt_ids, tokens(group.completion_ids), group.completion_lengths[order]),
+        rewards=rollout.rewards[order],
+        finished=rollout.finished[order],
+        sampler_logps=tokens(rollout.sampler_logps),
+        loss_mask=None if rollout.loss_mask is None else tokens(rollout.loss_mask),
+        steps=StepRewards(
+            rewards=moved(steps.rewards, steps.counts),
+            ends=moved(steps.ends, steps.counts),
+            counts=steps.counts[order],
+        ),
+    )
+    return ScoredBatch(changed, tokens(batch.ref_logps), batch.reference_version)
+
+
+def completions_of(model: PreTrainedModel, batches: Sequence[ScoredBatch]) -> list[list[Completion]]:
+    """As the naive loops take them, with the log-probs of this model; `old` is left out."""
+    return [_completions(model, batch) for batch in batches]
+
+
+def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]:
+    rollout = rollout_of(batch)
+    assert rollout.sampler_logps is not None and rollout.steps is not None
+    lengths, counts = rollout.group.completion_lengths, rollout.steps.counts
+    tokens = list(pairwise([0, *np.cumsum(lengths).tolist()]))
+    steps = list(pairwise([0, *np.cumsum(counts).tolist()]))
+    mask = np.ones(lengths.sum(), bool) if rollout.loss_mask is None else rollout.loss_mask
+    prompt = rollout.group.prompt_ids.tolist()
+    return [
+        Completion(
+            reward=float(rollout.rewards[row]),
+            logps=list(row_logps(model, prompt, ids.tolist(), rollout.temperature).unbind()),
+            old=[],
+            sampler=rollout.sampler_logps[slice(*tokens[row])].tolist(),
+            reference=batch.ref_logps[slice(*tokens[row])].tolist(),
+            mask=mask[slice(*tokens[row])].tolist(),
+            finished=bool(rollout.finished[row]),
+            steps=list(
+                zip(
+                    rollout.steps.rewards[slice(*steps[row])].tolist(),
+                    rollout.steps.ends[slice(*steps[row])].tolist(),
+                    strict=True,
+                )
+            ),
+        )
+        for row, ids in enumerate(rollout.group.completions())
+    ]

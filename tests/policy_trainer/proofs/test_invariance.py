@@ -1,0 +1,148 @@
+"""A step of the real learner on a tiny model in float64: what it does not depend on, and what it has to be."""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from itertools import cycle, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.config import LossConfig, OptimizerConfig
+from policy_trainer.learner import Learner
+from policy_trainer.step_stats import StepStats
+from shared.batch import ScoredBatch
+from shared.logprobs import PackedForward, PaddedForward, PlainForward
+from tests.policy_trainer.proofs.batches import completions_of, permuted, random_batches
+from tests.policy_trainer.proofs.oracle import step_loss
+from tests.policy_trainer.proofs.settings import choices, random_settings
+
+MAX_NEW_TOKENS = 8
+LR = 0.05
+WHOLE = 1_000_000
+# All that meets where a step is put together.
+COMBINATIONS = list(product(*map(choices, ("advantage", "mean", "surrogate", "ratio", "kl_in"))))
+
+
+@pytest.fixture
+def model(make_tiny: Callable[..., Any]) -> PreTrainedModel:
+    return make_tiny(vocabulary=32, layers=1).double()
+
+
+def stepped(
+    model: PreTrainedModel,
+    batches: list[ScoredBatch],
+    loss: LossConfig,
+    *,
+    forward: Callable[[PreTrainedModel], Any] = PlainForward,
+    micro_batch_tokens: int = WHOLE,
+    passes: int = 1,
+    minibatches: int = 1,
+) -> tuple[StepStats, Tensor]:
+    """Of a copy of the model: the statistics of a step, and how far its weights went along plain gradients."""
+    model = copy.deepcopy(model)
+    before = weights(model)
+    learner = Learner(
+        model,
+        forward(model),
+        loss=loss,
+        optimizer=OptimizerConfig(lr=LR, clip_norm=0),
+        steps=10,
+        micro_batch_tokens=micro_batch_tokens,
+        max_new_tokens=MAX_NEW_TOKENS,
+        passes=passes,
+        minibatches=minibatches,
+    )
+    # Adam divides by the gradient's own size, which would magnify what is rounded in weights that hardly have one.
+    learner.weights.optimizer = torch.optim.SGD(model.parameters(), LR)  # type: ignore[assignment]
+    return learner.step(batches, step=0), weights(model) - before
+
+
+def weights(model: PreTrainedModel) -> Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def assert_same(got: tuple[StepStats, Tensor], want: tuple[StepStats, Tensor], config: LossConfig) -> None:
+    assert asdict(got[0]) == pytest.approx(asdict(want[0]), rel=1e-6, abs=1e-7, nan_ok=True), config
+    assert_close(got[1], want[1], config)
+
+
+def assert_close(got: Tensor, want: Tensor, config: LossConfig) -> None:
+    """Relative to the largest element."""
+    assert (got - want).abs().max() <= 1e-6 * want.abs().max(), config
+
+
+def combined(rng: random.Random, combination: tuple[Any, ...]) -> LossConfig | None:
+    """Random settings of such a combination; None where it is refused."""
+    names = ("advantage", "mean", "surrogate", "ratio", "kl_in")
+    fixed = dict(zip(names, combination, strict=True))
+    if fixed["advantage"] == "process" and fixed["kl_in"] != "loss":
+        return None
+    return random_settings(rng, **fixed)
+
+
+@pytest.mark.parametrize("advantage", choices("advantage"))
+def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str, model: PreTrainedModel) -> None:
+    """Beside the plain forward of everything at once: other forwards, micro-batches, orders of groups and rows."""
+    rng = random.Random(advantage)
+    forwards = cycle((PackedForward, PaddedForward, PlainForward))
+    sizes = cycle((1, 25, 40, WHOLE))
+    moved = 0
+    for combination in COMBINATIONS:
+        config = combined(rng, combination) if combination[0] == advantage else None
+        if config is None:
+            continue
+        batches = random_batches(rng, model)
+        want = stepped(model, batches, config)
+        other = rng.sample([permuted(rng, batch) for batch in batches], len(batches))
+        got = stepped(model, other, config, forward=next(forwards), micro_batch_tokens=next(sizes))
+        assert_same(got, want, config)
+        moved += bool(want[1].abs().max() > 0)
+    assert moved > 20
+
+
+def naive_step(
+    model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, passes: int, minibatches: int
+) -> tuple[list[float], Tensor]:
+    """The loss of each update, and how far the weights of a copy of the model went."""
+    model = copy.deepcopy(model)
+    before, losses = weights(model), []
+    with torch.no_grad():
+        old = [[one.logps for one in group] for group in completions_of(model, batches)]
+    for _, minibatch in product(range(passes), range(minibatches)):
+        groups = [
+            [replace(one, old=[float(value) for value in before]) for one, before in zip(*pair, strict=True)]
+            for pair in zip(completions_of(model, batches), old, strict=True)
+        ]
+        loss = step_loss(groups, config, max_tokens=MAX_NEW_TOKENS, minibatch=minibatch, minibatches=minibatches)
+        if not loss.requires_grad:  # nothing trains
+            continue
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= LR * parameter.grad
+        losses.append(loss.item())
+    return losses, weights(model) - before
+
+
+@pytest.mark.parametrize(("passes", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_step_is_what_the_naive_loop_says(passes: int, minibatches: int, model: PreTrainedModel) -> None:
+    rng = random.Random(f"{passes} {minibatches}")
+    for number in range(12):
+        config = random_settings(rng, old_logps=choices("old_logps")[number % 3])
+        batches = random_batches(rng, model)
+        stats, way = stepped(
+            model, batches, config, forward=PackedForward, micro_batch_tokens=25, passes=passes, minibatches=minibatches
+        )
+        losses, naive_way = naive_step(model, batches, config, passes, minibatches)
+        assert_close(way, naive_way, config)
+        assert stats.updates == len(losses)
+        if losses:
+            assert stats.loss == pytest.approx(np.mean(losses), rel=1e-6, abs=1e-7), config
