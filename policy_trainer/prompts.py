@@ -1,18 +1,17 @@
-"""Problems as token ids, and completions as rewards: where text and tokens meet."""
+"""Problems as token ids: where text and tokens meet."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
 
-import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import CommonConfig, DataConfig
-from policy_trainer.rewards import choose_rewards
-from policy_trainer.sampling.interface import Completion
-from policy_trainer.tasks.interface import Problem, Task
+from policy_trainer.config import DataConfig
+from policy_trainer.tasks.interface import Problem
 from shared.models import context_length
 from shared.refusal import Refused
+
+_SYSTEM = "system"
+_TAG = re.compile(r"<\w+>")
 
 
 class PromptTooLong(Refused):
@@ -20,7 +19,11 @@ class PromptTooLong(Refused):
 
 
 class PromptEncoder:
-    """Problem -> token ids, through the chat template for messages and as it stands for a plain prompt."""
+    """Problem -> token ids of everything before the first sampled token, tokenised once.
+
+    Messages go through the chat template, or are joined by blank lines where data.prompt_style is plain; a plain prompt
+    is taken as it stands.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, *, room: int | None = None) -> None:
         """room: tokens that a prompt may have besides, see `prompt_room`."""
@@ -30,29 +33,70 @@ class PromptEncoder:
 
     def encode(self, problem: Problem) -> list[int]:
         """Raises PromptTooLong, or Refused where the model and the data do not go together."""
-        ids = self._encode_messages(problem) if problem.messages else self._encode_text(problem.prompt)
+        if problem.messages and self._data.prompt_style == "chat":
+            # The template writes the special tokens itself, so none are added.
+            ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
+        else:
+            ids = self._tokenizer.encode(self._plain_text(problem))
         if len(ids) > self._limit:
             why = "data.max_prompt_tokens, or what the model's context leaves"
             raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
         return ids
 
-    def _encode_messages(self, problem: Problem) -> list[int]:
-        if self._tokenizer.chat_template is None:
-            raise Refused("the model has no chat template: give problems with a plain prompt instead of messages")
-        messages = [dict(message) for message in problem.messages]
-        if self._data.system_prompt and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self._data.system_prompt})
-        # As text first: the template writes the special tokens itself, so none are added.
-        try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:  # some take no system message, or want roles to alternate
-            raise Refused(f"the model's chat template does not take {messages}: {error}") from error
-        return self._tokenizer.encode(str(text), add_special_tokens=False)
+    def prefill(self, problem: Problem) -> str:
+        """The beginning of the answer that the prompt ends with: part of the text that is judged, but never sampled."""
+        given = self._data.assistant_prefill
+        return problem.assistant_prefill if given is None else given
 
-    def _encode_text(self, prompt: str) -> list[int]:
-        if self._data.system_prompt:
-            raise Refused("data.system_prompt needs problems with messages: a plain prompt is taken as it stands")
-        return self._tokenizer.encode(prompt)
+    def _chat_text(self, problem: Problem) -> str:
+        if self._tokenizer.chat_template is None:
+            raise Refused(
+                "the model has no chat template: give problems with a plain prompt, or --data.prompt-style plain"
+            )
+        messages = self._messages(problem)
+        text = self._rendered(messages, add_generation_prompt=True)
+        opening = text.removeprefix(self._rendered(messages, add_generation_prompt=False))
+        return text + _continuation(opening, self.prefill(problem))
+
+    def _rendered(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=add_generation_prompt, tokenize=False
+                )
+            )
+        except TemplateError as error:  # some take no system message, or want roles to alternate
+            remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
+            raise Refused(f"the model's chat template does not take {messages}: {error}; {remedy}") from error
+
+    def _plain_text(self, problem: Problem) -> str:
+        if problem.messages:
+            texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
+            return "\n\n".join(text for text in texts if text)
+        system = self._system_prompt(problem)
+        if system and self._data.prompt_style == "chat":
+            raise Refused("data.system_prompt needs problems with messages, or --data.prompt-style plain")
+        return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
+
+    def _messages(self, problem: Problem) -> list[dict[str, str]]:
+        messages = [dict(message) for message in problem.messages]
+        system = self._system_prompt(problem)
+        if system and messages[0]["role"] != _SYSTEM:
+            messages.insert(0, {"role": _SYSTEM, "content": system})
+        return messages
+
+    def _system_prompt(self, problem: Problem) -> str:
+        given = self._data.system_prompt
+        return problem.system_prompt if given is None else given
+
+
+def _continuation(opening: str, prefill: str) -> str:
+    """The prefill without the tag that it begins with, where the template's opening of an answer ends with that tag."""
+    tag = _TAG.match(prefill)
+    written = opening.rstrip()
+    if tag is None or not written.endswith(tag[0]):
+        return prefill
+    return prefill[tag.end() :].removeprefix(opening[len(written) :])
 
 
 def prompt_room(model: PreTrainedModel, max_new_tokens: int) -> int | None:
@@ -63,36 +107,3 @@ def prompt_room(model: PreTrainedModel, max_new_tokens: int) -> int | None:
     if context <= max_new_tokens:
         raise Refused(f"sampling.max_new_tokens: {max_new_tokens} leave no room in the model's context of {context}")
     return context - max_new_tokens
-
-
-@dataclass(frozen=True, eq=False)
-class Judgement:
-    """rewards: float32 (G,) weighted totals, NaN where a part could not be judged. parts: float32 (G,) each."""
-
-    rewards: np.ndarray
-    parts: dict[str, np.ndarray]
-
-
-class Judge:
-    """Completions -> rewards by name and their weighted sum."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
-        self._tokenizer = tokenizer
-        self._rewards = choose_rewards(config.rewards or list(task.default_rewards), task.compare)
-        self._weights = config.reward_weights or [1.0] * len(self._rewards)
-
-    def judge(self, problem: Problem, completions: Sequence[Completion]) -> Judgement:
-        texts = [self.text(completion) for completion in completions]
-        parts = {
-            name: np.array([reward(text, problem.answer) for text in texts], dtype=np.float32)
-            for name, reward in self._rewards.items()
-        }
-        total = sum(weight * part for weight, part in zip(self._weights, parts.values(), strict=True))
-        return Judgement(np.asarray(total, dtype=np.float32), parts)
-
-    def text(self, completion: Completion) -> str:
-        """For judging and reading only: nothing is ever tokenised again."""
-        return self.decode(completion.ids.tolist())
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))

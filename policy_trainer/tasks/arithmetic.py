@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policy_trainer.rewards import equal_text, parse_answer
+from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.steps import Step
 from policy_trainer.tasks.interface import Problem
 from policy_trainer.tasks.shuffle import Shuffle
@@ -22,7 +23,7 @@ _MAX_STEPS = 16
 
 class Arithmetic:
     name = "arithmetic"
-    compare = staticmethod(equal_text)
+    correct = ByAnswer(equal_text)
     default_rewards = ("accuracy", "tags")
 
     def __init__(self, seed: int) -> None:

@@ -1,10 +1,8 @@
 """What a task is: problems by index, a set that is never trained on, and a judge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-from policy_trainer.rewards import Comparison
 
 Message = Mapping[str, str]
 
@@ -18,6 +16,16 @@ class Problem:
     prompt: str = ""
     # What judging wants besides the gold answer, such as the numbers of a countdown.
     extras: Mapping[str, Any] = field(default_factory=dict)
+    # The task's own words before the messages and at the beginning of the answer; data.* may say others.
+    system_prompt: str = ""
+    assistant_prefill: str = ""
+    # Which task of a mixture it came from.
+    task: str = ""
+
+
+# (problem, completion) -> 1 when the completion answers the problem rightly, else 0; NaN when the gold answer cannot be
+# judged.
+Correct = Callable[[Problem, str], float]
 
 
 class Task(Protocol):
@@ -25,8 +33,8 @@ class Task(Protocol):
     def name(self) -> str: ...
 
     @property
-    def compare(self) -> Comparison:
-        """Whether an answer is right, 1 or 0; NaN when the gold answer cannot be judged."""
+    def correct(self) -> Correct:
+        """What accuracy means here, in rewards and in evaluations."""
         ...
 
     @property

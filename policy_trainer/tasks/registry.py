@@ -2,24 +2,30 @@
 
 from collections.abc import Callable, Mapping
 
-from policy_trainer.config import CommonConfig
-from policy_trainer.rewards import COMPARISONS
+from policy_trainer.config import CommonConfig, SourceConfig
 from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.countdown import countdown
+from policy_trainer.tasks.dataset import dataset
+from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.interface import Task
-from policy_trainer.tasks.jsonl import Jsonl
+from policy_trainer.tasks.jsonl import jsonl
+from policy_trainer.tasks.math import math
+from policy_trainer.tasks.mixture import Mixture
 
-
-def _jsonl(config: CommonConfig) -> Task:
-    assert config.data.path is not None, "the configuration refuses jsonl without a path"
-    return Jsonl(config.data.path, config.data.held_out_path, COMPARISONS[config.data.answer_rule], config.seed)
-
-
-TASKS: Mapping[str, Callable[[CommonConfig], Task]] = {
-    "arithmetic": lambda config: Arithmetic(config.seed),
-    "jsonl": _jsonl,
+TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
+    "arithmetic": lambda source, seed: Arithmetic(seed),
+    "countdown": countdown,
+    "dataset": dataset,
+    "gsm8k": gsm8k,
+    "jsonl": jsonl,
+    "math": math,
 }
 
 
 def make_task(config: CommonConfig) -> Task:
     """The task that the configuration names. Raises Refused for data that cannot be used."""
-    return TASKS[config.task](config)
+    if config.task != "mixture":
+        return TASKS[config.task](config.data, config.seed)
+    sources = config.data.mixture
+    tasks = [TASKS[source.task](source, config.seed) for source in sources]
+    return Mixture(tasks, [source.weight for source in sources], config.seed)

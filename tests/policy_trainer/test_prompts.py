@@ -1,19 +1,14 @@
-"""Problems to tokens, and completions to rewards."""
+"""Problems to tokens."""
 
-import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.base_model import make_model, make_tokenizer
-from policy_trainer.config import DataConfig, TrainConfig
-from policy_trainer.prompts import Judge, PromptEncoder, PromptTooLong, prompt_room
-from policy_trainer.rewards import Comparison, equal_number, equal_text
-from policy_trainer.sampling.interface import Completion
+from policy_trainer.config import DataConfig
+from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_room
 from policy_trainer.tasks.interface import Problem
 from shared.refusal import Refused
 
@@ -67,73 +62,109 @@ class TestEncoder:
         bare = Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]"))
         bare.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare)
-        with pytest.raises(Refused, match="no chat template: give problems with a plain prompt"):
+        with pytest.raises(Refused, match=r"no chat template: .* or --data\.prompt-style plain"):
             encoded(tokenizer, ASKED)
+        said = Problem(answer="", messages=({"role": "user", "content": "one one"},))
+        assert PromptEncoder(tokenizer, DataConfig(prompt_style="plain")).encode(said) == [0, 0]
         assert PromptEncoder(tokenizer, DataConfig()).encode(Problem(answer="", prompt="one one")) == [0, 0]
 
 
-class FakeTask:
-    name = "fake"
-    default_rewards = ("accuracy", "tags")
-
-    def __init__(self, compare: Comparison = equal_text) -> None:
-        self.compare = compare
-
-    def problem(self, index: int) -> Problem:
-        raise NotImplementedError
-
-    def held_out(self) -> list[Problem]:
-        return []
+WORDED = Problem(answer="2", messages=(USER,), system_prompt="Think.", assistant_prefill="Well.\n<think>")
+OWN_SYSTEM = Problem(answer="2", messages=({"role": "system", "content": "Own."}, USER), system_prompt="Think.")
 
 
-def said(tokenizer: PreTrainedTokenizerFast, text: str) -> Completion:
-    ids = [*tokenizer.encode(text), 1]
-    return Completion(np.array(ids), np.zeros(len(ids), np.float32), True)
+class TestWords:
+    """What a task says besides its problem, and what the settings say instead."""
 
-
-RIGHT = "<think></think><answer>2</answer>"
-TEXTS = (RIGHT, "<answer>2</answer>", "<think></think><answer>3</answer>", "well", RIGHT + RIGHT)
-
-
-class TestJudge:
     @pytest.mark.parametrize(
-        ("config", "expected"),
+        ("problem", "data", "text"),
         [
-            ({}, [2, 1, 1, 0, 1]),
-            ({"rewards": ["accuracy"]}, [1, 1, 0, 0, 1]),
-            ({"rewards": ["accuracy", "format"]}, [2, 1, 1, 0, 2]),
-            ({"rewards": ["accuracy", "tags"], "reward_weights": [2.0, 0.25]}, [2.25, 2, 0.25, 0, 2]),
-            ({"rewards": ["tags", "accuracy"], "reward_weights": [2.0, 0.25]}, [2.25, 0.25, 2, 0, 0.25]),
-            ({"rewards": ["accuracy", "tags"], "reward_weights": [-1.0, 0.0]}, [-1, -1, 0, 0, -1]),
+            (WORDED, {}, "<|system|>Think.<|end|><|user|>1+1=?<|end|><|assistant|>Well.\n<think>"),
+            (WORDED, {"system_prompt": "Say."}, "<|system|>Say.<|end|><|user|>1+1=?<|end|><|assistant|>Well.\n<think>"),
+            (WORDED, {"system_prompt": ""}, "<|user|>1+1=?<|end|><|assistant|>Well.\n<think>"),
+            (WORDED, {"assistant_prefill": " So"}, "<|system|>Think.<|end|><|user|>1+1=?<|end|><|assistant|> So"),
+            (WORDED, {"assistant_prefill": ""}, "<|system|>Think.<|end|><|user|>1+1=?<|end|><|assistant|>"),
+            (OWN_SYSTEM, {}, "<|system|>Own.<|end|><|user|>1+1=?<|end|><|assistant|>"),
+            (ASKED, {"assistant_prefill": "<think>"}, "<|user|>1+1=?<|end|><|assistant|><think>"),
         ],
     )
-    def test_totals(self, tokenizer: PreTrainedTokenizerFast, config: dict[str, Any], expected: list[float]) -> None:
-        judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m", **config))
-        judged = judge.judge(ASKED, [said(tokenizer, text) for text in TEXTS])
-        assert judged.rewards.dtype == np.float32
-        assert judged.rewards.tolist() == expected
+    def test_in_the_chat_template(
+        self, tokenizer: PreTrainedTokenizerFast, problem: Problem, data: dict[str, Any], text: str
+    ) -> None:
+        assert encoded(tokenizer, problem, **data) == text
 
-    def test_parts(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
-        parts = judge.judge(ASKED, [said(tokenizer, text) for text in TEXTS]).parts
-        assert {name: part.tolist() for name, part in parts.items()} == {
-            "accuracy": [1, 1, 0, 0, 1],
-            "tags": [1, 0, 1, 0, 0],
-        }
-        assert all(part.dtype == np.float32 for part in parts.values())
+    @pytest.mark.parametrize(
+        ("problem", "data", "text"),
+        [
+            (ASKED, {}, "1+1=?"),
+            (WORDED, {}, "Think.\n\n1+1=?\n\nWell.\n<think>"),
+            (WORDED, {"system_prompt": "Say.", "assistant_prefill": ""}, "Say.\n\n1+1=?"),
+            (WORDED, {"system_prompt": "", "assistant_prefill": "A:"}, "1+1=?\n\nA:"),
+            (OWN_SYSTEM, {"system_prompt": "Say."}, "Own.\n\n1+1=?"),
+            (Problem(answer="2", prompt="1+1 = "), {"assistant_prefill": "<think>"}, "1+1 = <think>"),
+            (Problem(answer="2", prompt="1+1 = "), {"system_prompt": "Say."}, "Say.\n\n1+1 = "),
+        ],
+    )
+    def test_in_plain_text(
+        self, tokenizer: PreTrainedTokenizerFast, problem: Problem, data: dict[str, Any], text: str
+    ) -> None:
+        assert encoded(tokenizer, problem, prompt_style="plain", **data) == text
 
-    def test_an_unjudged_part_leaves_the_total_unjudged(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        judge = Judge(tokenizer, FakeTask(equal_number), TrainConfig(model="m"))
-        judged = judge.judge(Problem(answer="two", messages=(USER,)), [said(tokenizer, RIGHT)])
-        assert math.isnan(judged.rewards[0]) and judged.parts["tags"].tolist() == [1]
+    @pytest.mark.parametrize(
+        ("opening", "prefill", "text"),
+        [
+            ("<think>", "<think>", "<think>"),
+            ("<think>\n", "<think>", "<think>\n"),
+            ("<think>\n", "<think>\n", "<think>\n"),
+            ("<think>\n", "<think>\nWell", "<think>\nWell"),
+            ("<think>\n", "<think>\n\nWell", "<think>\n\nWell"),
+            ("<think>\n", "<think>Well", "<think>\nWell"),
+            ("<think>\n", "Well", "<think>\nWell"),
+            ("<think>\n\n</think>\n\n", "<think>", "<think>\n\n</think>\n\n<think>"),
+            ("t", "the", "tthe"),
+            ("\n", "\n<think>", "\n\n<think>"),
+        ],
+    )
+    def test_a_template_that_opens_the_answer_itself(self, opening: str, prefill: str, text: str) -> None:
+        """A user's `<think>` is no opening of an answer."""
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = (
+            "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '" + opening.replace("\n", "\\n") + "' }}{% endif %}"
+        )
+        problem = Problem(answer="", messages=({"role": "user", "content": "Use <think>"},))
+        assert encoded(tokenizer, problem, assistant_prefill=prefill) == "Use <think>" + text
 
-    def test_text_is_without_special_tokens_but_with_tags(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
-        assert judge.text(said(tokenizer, RIGHT + " é日")) == RIGHT + " é日"
+    def test_the_prefill_is_told_to_whoever_judges(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        assert PromptEncoder(tokenizer, DataConfig()).prefill(WORDED) == "Well.\n<think>"
+        assert PromptEncoder(tokenizer, DataConfig(assistant_prefill="So")).prefill(WORDED) == "So"
+        assert PromptEncoder(tokenizer, DataConfig(assistant_prefill="")).prefill(WORDED) == ""
 
-    def test_an_unknown_reward_is_refused(self, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match="rewards: 'speed'"):
-            Judge(tokenizer, FakeTask(), TrainConfig(model="m", rewards=["speed"]))
+    def test_tokens_do_not_stop_at_the_prefill(self) -> None:
+        """The whole prompt is tokenised at once: what it and the prefill make together is one token."""
+        words = Tokenizer(models.WordLevel({"ab": 0, "[UNK]": 1}, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+        data = DataConfig(assistant_prefill="b")
+        assert PromptEncoder(tokenizer, data).encode(Problem(answer="", prompt="a")) == [0]
+
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[model]{% endif %}"
+)
+
+
+def test_a_template_without_system_messages_is_refused_with_two_remedies() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = NO_SYSTEM
+    with pytest.raises(
+        Refused, match=r"System role not supported; --data.system-prompt '' .* --data.prompt-style plain"
+    ):
+        encoded(tokenizer, WORDED)
+    assert encoded(tokenizer, WORDED, system_prompt="") == "[user]1+1=?[model]Well.\n<think>"
+    assert encoded(tokenizer, WORDED, prompt_style="plain") == "Think.\n\n1+1=?\n\nWell.\n<think>"
 
 
 def test_a_prompt_leaves_room_for_its_completion(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,57 +1,67 @@
-"""Problems from a file: what is read, what is held out, and what is refused with its place."""
+"""Problems from a file: what is read, and what is refused with its place."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from policy_trainer.config import DataConfig, TrainConfig
-from policy_trainer.rewards import equal_number, equal_text
+from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.tasks.interface import Problem
-from policy_trainer.tasks.jsonl import Jsonl, read_problems
-from policy_trainer.tasks.registry import make_task
+from policy_trainer.tasks.jsonl import jsonl
 from shared.refusal import Refused
+from tests.policy_trainer.tasks.formats import write, write_parquet
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
 
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def numbered(path: Path, count: int) -> Path:
-    return write(path, *(json.dumps({"prompt": f"problem {i}", "answer": i}) for i in range(count)))
+def read(path: Path, **data: Any) -> list[Problem]:
+    """All problems of a file, as held-out ones: those keep their order."""
+    return list(jsonl(DataConfig(path=path, held_out_path=path, **data), 0).held_out())
 
 
 class TestReading:
     def test_prompts_and_messages(self, tmp_path: Path) -> None:
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1", "name": "ann"}]
-        file = write(
-            tmp_path / "p.jsonl", GOOD, "", "  ", json.dumps({"messages": messages, "answer": 2, "source": "x"})
-        )
-        assert read_problems(file, "data.path") == [
+        record = {"messages": messages, "answer": 2, "source": "x"}
+        assert read(write(tmp_path / "p.jsonl", GOOD, "", "  ", record)) == [
             Problem(answer="2", prompt="1+1="),
             Problem(answer="2", messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"})),
         ]
 
     @pytest.mark.parametrize(("answer", "text"), [("a b", "a b"), (5, "5"), (-0.5, "-0.5"), (0, "0"), (" ", " ")])
     def test_answers_are_texts_or_numbers(self, tmp_path: Path, answer: object, text: str) -> None:
-        (problem,) = read_problems(write(tmp_path / "p", json.dumps({"prompt": "x", "answer": answer})), "data.path")
+        (problem,) = read(write(tmp_path / "p", {"prompt": "x", "answer": answer}))
         assert problem.answer == text
 
     @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0c", "\x1c", "é", "😀"])
     def test_a_line_ends_at_a_newline_only(self, tmp_path: Path, character: str) -> None:
         """JSON may hold other separators as they are."""
-        line = json.dumps({"prompt": f"a{character}b", "answer": "1"}, ensure_ascii=ord(character) < 32)
-        (problem,) = read_problems(write(tmp_path / "p", line), "data.path")
+        record = {"prompt": f"a{character}b", "answer": "1"}
+        (problem,) = read(write(tmp_path / "p", json.dumps(record, ensure_ascii=ord(character) < 32)))
         assert problem.prompt == f"a{character}b"
 
     def test_windows_line_ends_and_no_last_newline(self, tmp_path: Path) -> None:
         file = tmp_path / "p"
         file.write_bytes(f"{GOOD}\r\n{GOOD}".encode())
-        assert len(read_problems(file, "data.path")) == 2
+        assert len(read(file)) == 2
+
+    def test_columns_of_other_names(self, tmp_path: Path) -> None:
+        spoken = [{"role": "user", "content": "2+2"}]
+        file = write(
+            tmp_path / "p",
+            {"question": "1+1=", "gold": 2, "answer": "not this", "prompt": "nor this"},
+            {"question": spoken, "gold": "4"},
+            {"messages": spoken, "gold": "4"},
+        )
+        columns = ColumnsConfig(prompt="question", answer="gold")
+        asked = Problem(answer="4", messages=({"role": "user", "content": "2+2"},))
+        assert read(file, columns=columns) == [Problem(answer="2", prompt="1+1="), asked, asked]
+
+    def test_a_parquet_file(self, tmp_path: Path) -> None:
+        file = write_parquet(tmp_path / "p.parquet", {"prompt": "1+1=", "answer": 2, "note": [1.5]})
+        assert read(file) == [Problem(answer="2", prompt="1+1=")]
 
 
 class TestRefusals:
@@ -93,58 +103,38 @@ class TestRefusals:
     def test_a_malformed_line_is_named_with_its_file(self, tmp_path: Path, line: str, reason: str) -> None:
         file = write(tmp_path / "p.jsonl", GOOD, "", line, GOOD)
         with pytest.raises(Refused, match=f"^{re.escape(str(file))}:3: {reason}"):
-            read_problems(file, "data.path")
+            read(file)
+        with pytest.raises(Refused, match=f"^{re.escape(str(file))}:3: {reason}"):
+            jsonl(DataConfig(path=file), 0)
+
+    def test_columns_of_other_names_are_named(self, tmp_path: Path) -> None:
+        file = write(tmp_path / "p", GOOD)
+        with pytest.raises(Refused, match=r'must be {"question": …, "gold": …} or {"messages": '):
+            read(file, columns=ColumnsConfig(prompt="question", answer="gold"))
 
     @pytest.mark.parametrize("setting", ["data.path", "data.held_out_path"])
     def test_a_file_that_cannot_be_read(self, tmp_path: Path, setting: str) -> None:
+        good = write(tmp_path / "good", GOOD)
         (tmp_path / "latin").write_bytes(b'{"prompt": "caf\xe9", "answer": "1"}')
         write(tmp_path / "empty", "", " ")
+        write(tmp_path / "no.parquet", GOOD)
         for name, reason in (
             ("missing", "cannot be read"),
             ("latin", "UTF-8"),
             ("empty", "no problems"),
             (".", "cannot"),
+            ("no.parquet", "cannot be read as parquet"),
+            ("missing.parquet", "cannot be read as parquet"),
         ):
+            files = {"path": good, "held_out_path": good, setting.removeprefix("data."): tmp_path / name}
             with pytest.raises(Refused, match=f"^{setting}: .*{reason}"):
-                read_problems(tmp_path / name, setting)
-
-    def test_the_held_out_file_is_named_by_its_own_setting(self, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match=r"^data\.held_out_path: "):
-            Jsonl(numbered(tmp_path / "p", 3), tmp_path / "missing", equal_text, 0)
-
-    def test_a_file_of_one_problem_leaves_none_to_train_on(self, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match=r"^data\.path: .* too few"):
-            Jsonl(numbered(tmp_path / "p", 1), None, equal_text, 0)
+                jsonl(DataConfig.model_validate(files), 0)
 
 
-class TestSplit:
-    def test_every_tenth_line_is_held_out(self, tmp_path: Path) -> None:
-        task = Jsonl(numbered(tmp_path / "p", 25), None, equal_text, 0)
-        assert [problem.answer for problem in task.held_out()] == ["0", "10", "20"]
-        drawn = [task.problem(index).answer for index in range(22)]
-        assert sorted(map(int, drawn)) == [i for i in range(25) if i % 10]
-
-    def test_a_file_of_held_out_problems(self, tmp_path: Path) -> None:
-        held_out = write(tmp_path / "held", GOOD)
-        task = Jsonl(numbered(tmp_path / "p", 5), held_out, equal_text, 0)
-        assert [problem.prompt for problem in task.held_out()] == ["1+1="]
-        assert sorted(task.problem(index).answer for index in range(5)) == list("01234")
-
-    def test_every_pass_covers_every_place(self, tmp_path: Path) -> None:
-        task = Jsonl(numbered(tmp_path / "p", 12), write(tmp_path / "held", GOOD), equal_text, 7)
-        passes = [[task.problem(12 * k + i).answer for i in range(12)] for k in range(4)]
-        assert all(sorted(one, key=int) == [str(i) for i in range(12)] for one in passes)
-        assert len({tuple(one) for one in passes}) == 4
-
-    def test_is_a_pure_function_of_seed_and_index(self, tmp_path: Path) -> None:
-        file = numbered(tmp_path / "p", 12)
-        one, other = (Jsonl(file, None, equal_text, 7) for _ in range(2))
-        indexes = [30, 2, 11, 2, 0]
-        assert [one.problem(i) for i in indexes] == [other.problem(i) for i in indexes[::-1]][::-1]
-
-
-def test_the_registry_builds_it_from_the_configuration(tmp_path: Path) -> None:
-    data = DataConfig(path=numbered(tmp_path / "p", 12), answer_rule="number")
-    task = make_task(TrainConfig(model="m", task="jsonl", data=data))
-    assert task.name == "jsonl" and task.compare is equal_number
-    assert make_task(TrainConfig(model="m")).name == "arithmetic"
+@pytest.mark.parametrize(("rule", "right"), [("exact", 0), ("number", 1), ("math", 1)])
+def test_the_rule_of_answers_is_chosen(tmp_path: Path, rule: Any, right: float) -> None:
+    file = write(tmp_path / "p", GOOD, {"prompt": "x", "answer": 3})
+    task = jsonl(DataConfig(path=file, answer_rule=rule), 0)
+    assert task.correct(task.held_out()[0], "<answer>2.0</answer>") == right
+    assert task.correct(task.held_out()[0], "<answer>2</answer>") == 1
+    assert task.correct(task.held_out()[0], "2") == 0

@@ -1,0 +1,27 @@
+"""Any dataset of Hugging Face's, of the Hub or on this disk, with a column of prompts and one of answers."""
+
+from functools import partial
+
+from policy_trainer.config import ColumnsConfig, SourceConfig
+from policy_trainer.rewards import COMPARISONS
+from policy_trainer.rewards.correct import ByAnswer
+from policy_trainer.tasks.interface import Problem
+from policy_trainer.tasks.problem_set import ProblemSet, read_split
+from policy_trainer.tasks.rows import Row, answer_of, messages_of, text_of
+from policy_trainer.tasks.words import asked_by_user
+
+
+def dataset(source: SourceConfig, seed: int) -> ProblemSet:
+    """Problems of data.dataset, or of a file. Raises Refused, naming the row, for one that is no problem."""
+    names = (source.columns.prompt, source.columns.answer)
+    split = read_split(source, partial(_problem, columns=source.columns), names)
+    return ProblemSet("dataset", split, ByAnswer(COMPARISONS[source.answer_rule]), seed)
+
+
+def _problem(row: Row, where: str, columns: ColumnsConfig) -> Problem:
+    """A text is what a user says; a list is a conversation."""
+    prompt = columns.prompt
+    gold = answer_of(row, columns.answer, where)
+    spoken = isinstance(row.get(prompt), list)
+    messages = messages_of(row, prompt, where) if spoken else asked_by_user(text_of(row, prompt, where))
+    return Problem(gold, messages)

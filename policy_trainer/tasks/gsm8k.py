@@ -1,0 +1,30 @@
+"""Grade-school mathematics: GSM8K (Cobbe et al. 2021, arXiv 2110.14168), or a file in its format."""
+
+import re
+
+from policy_trainer.config import SourceConfig
+from policy_trainer.rewards import equal_math
+from policy_trainer.rewards.correct import ByAnswer
+from policy_trainer.tasks.interface import Problem
+from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
+from policy_trainer.tasks.rows import Row, text_of
+from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
+from shared.refusal import Refused
+
+QUESTION, ANSWER = "question", "answer"
+# The number after the mark that ends every worked answer, as the dataset's own evaluation finds it.
+_GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
+
+
+def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
+    """openai/gsm8k with its test split held out, where the source says nothing else."""
+    source = or_hub(source, "openai/gsm8k", "main", held_out_split="test")
+    return ProblemSet("gsm8k", read_split(source, _problem, (QUESTION, ANSWER)), ByAnswer(equal_math), seed)
+
+
+def _problem(row: Row, where: str) -> Problem:
+    golds = _GOLD.findall(text_of(row, ANSWER, where))
+    gold = golds[-1].replace(",", "") if golds else ""
+    if not gold:
+        raise Refused(f"{where}: {ANSWER} must end with #### and a number")
+    return Problem(gold, asked_by_user(text_of(row, QUESTION, where)), system_prompt=THINK_THEN_ANSWER)

@@ -1,0 +1,61 @@
+"""Mathematics with answers in LaTeX: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874), files like them."""
+
+import re
+from collections.abc import Iterator
+
+from policy_trainer.config import SourceConfig
+from policy_trainer.rewards import equal_math
+from policy_trainer.rewards.correct import ByAnswer
+from policy_trainer.tasks.interface import Problem
+from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
+from policy_trainer.tasks.rows import Row, answer_of, text_of
+from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
+from shared.refusal import Refused
+
+PROBLEM, ANSWER, SOLUTION = "problem", "answer", "solution"
+# MATH has a few boxes without braces, around one sign or number.
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(\{)|([^\s$.,{]+))")
+_SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def math(source: SourceConfig, seed: int) -> ProblemSet:
+    """open-r1/OpenR1-Math-220k with every tenth problem held out, where the source says nothing else."""
+    source = or_hub(source, "open-r1/OpenR1-Math-220k", "default")
+    return ProblemSet("math", read_split(source, _problem, (PROBLEM, ANSWER, SOLUTION)), ByAnswer(equal_math), seed)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last \boxed{…} with balanced braces holds, or None."""
+    boxes = [box.strip() for box in _boxes(text)]
+    return boxes[-1] if boxes else None
+
+
+def _problem(row: Row, where: str) -> Problem:
+    return Problem(_gold(row, where), asked_by_user(text_of(row, PROBLEM, where)), system_prompt=THINK_THEN_ANSWER)
+
+
+def _gold(row: Row, where: str) -> str:
+    if row.get(ANSWER) not in (None, ""):
+        return answer_of(row, ANSWER, where)
+    gold = last_boxed(text_of(row, SOLUTION, where)) if row.get(SOLUTION) else None
+    if not gold:
+        raise Refused(f"{where}: must have an {ANSWER}, or a {SOLUTION} with a \\boxed{{…}}")
+    return gold
+
+
+def _boxes(text: str) -> Iterator[str]:
+    for box in _BOX.finditer(text):
+        if box[2]:
+            yield box[2]
+        elif (end := _closing(text, box.end())) is not None:
+            yield text[box.end() : end]
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace closes that was opened before `start`. A brace after a backslash is a sign like any other."""
+    depth = 1
+    for sign in _SIGN.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(sign[0], 0)
+        if not depth:
+            return sign.start()
+    return None

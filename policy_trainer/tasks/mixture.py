@@ -1,0 +1,59 @@
+"""Several tasks in one: problems are drawn from each in proportion to its weight."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from policy_trainer.rewards.correct import ByTask
+from policy_trainer.tasks.interface import Problem, Task
+from policy_trainer.tasks.lazy import LazyProblems
+from policy_trainer.tasks.schedule import Schedule
+
+
+class Mixture:
+    """A problem is right when the task that it came from says so.
+
+    The rewards are the same for all, so one form must do for all: the prefills of single tasks are left out.
+    """
+
+    name = "mixture"
+    default_rewards = ("accuracy", "format")
+
+    def __init__(self, tasks: Sequence[Task], weights: Sequence[float], seed: int) -> None:
+        self._labels = _labels([task.name for task in tasks])
+        self._tasks = list(tasks)
+        self.correct = ByTask({label: task.correct for label, task in zip(self._labels, tasks, strict=True)})
+        self._schedule = Schedule(weights, seed)
+        self._held_out_order = _interleaved([len(task.held_out()) for task in tasks], weights)
+
+    def problem(self, index: int) -> Problem:
+        source, own_index = self._schedule.place(index)
+        return self._labelled(source, self._tasks[source].problem(own_index))
+
+    def held_out(self) -> Sequence[Problem]:
+        """All held-out problems, mixed by weight: the first of them are as mixed as those in training."""
+        sets = [task.held_out() for task in self._tasks]
+
+        def make(place: int) -> Problem:
+            source, own_place = self._held_out_order[place]
+            return self._labelled(source, sets[source][own_place])
+
+        return LazyProblems(len(self._held_out_order), make)
+
+    def _labelled(self, source: int, problem: Problem) -> Problem:
+        return replace(problem, task=self._labels[source], assistant_prefill="")
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Names of the tasks; the second of the same name is `name-2`."""
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
+
+
+def _interleaved(lengths: Sequence[int], weights: Sequence[float]) -> list[tuple[int, int]]:
+    """(source, place) of everything in several lists, each spread evenly in proportion to its weight until it ends."""
+    turns = (
+        ((place + 0.5) / weight, source, place)
+        for source, (length, weight) in enumerate(zip(lengths, weights, strict=True))
+        for place in range(length)
+    )
+    return [(source, place) for _, source, place in sorted(turns)]

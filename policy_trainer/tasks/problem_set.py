@@ -1,0 +1,106 @@
+"""Tasks whose problems are all at hand, as rows of a file or of a dataset."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from policy_trainer.config import SourceConfig
+from policy_trainer.tasks.interface import Correct, Problem
+from policy_trainer.tasks.lazy import LazyProblems
+from policy_trainer.tasks.rows import Row, Rows, read_dataset, read_file
+from policy_trainer.tasks.shuffle import Shuffle
+from shared.refusal import Refused
+
+# Without held-out problems of its own, every tenth of a source is held out.
+HELD_OUT_EVERY = 10
+
+# A row and its place -> its problem. Raises Refused, naming the place, for one that is none.
+Parse = Callable[[Row, str], Problem]
+
+
+@dataclass(frozen=True)
+class Split:
+    train: Sequence[Problem]
+    held_out: Sequence[Problem]
+
+
+class ProblemSet:
+    """Passes over the training problems, each in an order of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        split: Split,
+        correct: Correct,
+        seed: int,
+        default_rewards: tuple[str, ...] = ("accuracy", "format"),
+    ) -> None:
+        self.name = name
+        self.correct = correct
+        self.default_rewards = default_rewards
+        self._split = split
+        self._shuffle = Shuffle(len(split.train), seed)
+
+    def problem(self, index: int) -> Problem:
+        return self._split.train[self._shuffle.place(index)]
+
+    def held_out(self) -> Sequence[Problem]:
+        return self._split.held_out
+
+
+def or_hub(source: SourceConfig, dataset: str, subset: str, held_out_split: str | None = None) -> SourceConfig:
+    """The source, or, where it says nothing of where its problems are, this dataset of the Hub."""
+    if source.path or source.dataset:
+        return source
+    split = source.held_out_split or held_out_split
+    return source.model_copy(update={"dataset": dataset, "subset": subset, "held_out_split": split})
+
+
+def read_split(source: SourceConfig, parse: Parse, columns: Sequence[str]) -> Split:
+    """The problems of a source. Every row is looked at once, so that a malformed one stops nobody in mid-run.
+
+    columns: those that `parse` wants. Raises Refused for a source that cannot be used.
+    """
+    problems = _checked(_read(source, columns), parse)
+    own = _read_held_out(source, columns)
+    return Split(problems, _checked(own, parse)) if own else _every_tenth(problems, source)
+
+
+def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
+    held_out = range(0, len(problems), HELD_OUT_EVERY)
+    asked = {_asked(problems[place]) for place in held_out}
+    # A problem that stands twice must not be on both sides.
+    train = [place for place, problem in enumerate(problems) if place not in held_out and _asked(problem) not in asked]
+    if not train:
+        where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
+        raise Refused(f"{where} has too few problems: one of every {HELD_OUT_EVERY} is held out")
+    return Split(_chosen(problems, train), _chosen(problems, held_out))
+
+
+def _read(source: SourceConfig, columns: Sequence[str]) -> Rows:
+    if source.path:
+        return read_file(source.path, columns, "data.path")
+    assert source.dataset, "the configuration refuses a task without a source"
+    return read_dataset(source.dataset, source.subset, source.split, columns)
+
+
+def _read_held_out(source: SourceConfig, columns: Sequence[str]) -> Rows | None:
+    if source.held_out_path:
+        return read_file(source.held_out_path, columns, "data.held_out_path")
+    if source.held_out_split and source.dataset and not source.path:
+        return read_dataset(source.dataset, source.subset, source.held_out_split, columns)
+    return None
+
+
+def _checked(rows: Rows, parse: Parse) -> Sequence[Problem]:
+    problems = LazyProblems(len(rows), lambda place: parse(rows.row(place), rows.where(place)))
+    for _ in problems:  # raises for the first that is no problem
+        pass
+    return problems
+
+
+def _chosen(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Problem]:
+    return LazyProblems(len(places), lambda place: problems[places[place]])
+
+
+def _asked(problem: Problem) -> tuple[str, ...]:
+    return (problem.prompt, *(message["content"] for message in problem.messages))

@@ -1,0 +1,171 @@
+"""Rows of files and of Hugging Face datasets, each with the place to name in an error."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from policy_trainer.tasks.interface import Message
+from shared.refusal import Refused
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Row = Mapping[str, Any]
+
+# What `save_to_disk` leaves beside the data of one split, or of several.
+_SAVED_FILES = ("state.json", "dataset_dict.json")
+
+
+class Rows(Protocol):
+    def __len__(self) -> int: ...
+
+    def row(self, number: int) -> Row:
+        """The values of the columns that were asked for and that it has."""
+        ...
+
+    def where(self, number: int) -> str:
+        """What a person would look for to find this row."""
+        ...
+
+
+class JsonLines:
+    """The lines of a file, without blank ones. Raises Refused, naming file and line, for one that is no object."""
+
+    def __init__(self, path: Path, columns: Sequence[str], setting: str) -> None:
+        try:
+            # Not splitlines: it also splits at characters that JSON allows within a text, such as U+2028.
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(f"{setting}: {path} cannot be read as UTF-8 text: {error}") from None
+        self._path = path
+        self._numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
+        self._rows = [_record(lines[number - 1], f"{path}:{number}", columns) for number in self._numbers]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, number: int) -> Row:
+        return self._rows[number]
+
+    def where(self, number: int) -> str:
+        return f"{self._path}:{self._numbers[number]}"
+
+
+class ArrowRows:
+    """The rows of a table, which may lie on disk: none is kept as Python objects."""
+
+    def __init__(self, table: "pyarrow.Table", columns: Sequence[str], source: str) -> None:
+        self._columns = {name: table.column(name) for name in columns if name in table.column_names}
+        self._length = table.num_rows
+        self._source = source
+
+    def __len__(self) -> int:
+        return self._length
+
+    def row(self, number: int) -> Row:
+        return {name: column[number].as_py() for name, column in self._columns.items()}
+
+    def where(self, number: int) -> str:
+        return f"{self._source}, row {number + 1}"
+
+
+def read_file(path: Path, columns: Sequence[str], setting: str) -> Rows:
+    """Rows of a parquet file, by its suffix, or of a JSONL file by any other. setting: the field to name in errors."""
+    rows = _read_parquet(path, columns, setting) if path.suffix == ".parquet" else JsonLines(path, columns, setting)
+    if not len(rows):
+        raise Refused(f"{setting}: {path} has no problems")
+    return rows
+
+
+def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[str]) -> Rows:
+    """Rows of one split of a dataset: of the Hub, or of a directory. No code of a dataset is ever run.
+
+    Raises Refused, saying what was tried, where it cannot be loaded.
+    """
+    from datasets import Dataset, load_dataset  # slow, and of no use to most tasks
+    from datasets.exceptions import DatasetsError
+
+    tried = f"{name}, {f'subset {subset}, ' if subset else ''}split {split}"
+    try:
+        saved = _is_saved(Path(name))
+        loaded = _load_saved(Path(name), split) if saved else load_dataset(name, subset, split=split)
+    except (OSError, ValueError, DatasetsError) as error:
+        reason = str(error).partition("\n")[0]
+        remedy = "without a network, give a local file as data.path, or a directory as data.dataset"
+        raise Refused(f"data.dataset: {tried} cannot be loaded: {reason}; {remedy}") from error
+    assert isinstance(loaded, Dataset)
+    if not len(loaded):
+        raise Refused(f"data.dataset: {tried} has no rows")
+    return ArrowRows(_table(loaded), columns, tried)
+
+
+def text_of(row: Row, column: str, where: str) -> str:
+    """The text in this column. Raises Refused for one that is missing, empty, or no text."""
+    value = row.get(column)
+    if not isinstance(value, str) or not value:
+        raise Refused(f"{where}: {column} must be a text that is not empty")
+    return value
+
+
+def answer_of(row: Row, column: str, where: str) -> str:
+    """The gold answer in this column, a number or a text."""
+    value = row.get(column)
+    if value == "" or isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise Refused(f"{where}: {column} must be a number or a text that is not empty")
+    return str(value)
+
+
+def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
+    """The conversation in this column."""
+    messages = row.get(column)
+    if not isinstance(messages, list) or not messages:
+        raise Refused(f"{where}: {column} must be a list that is not empty")
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise Refused(f'{where}: {column} must each be {{"role": …, "content": …}}')
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+
+
+def _record(line: str, where: str, columns: Sequence[str]) -> Row:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{where}: is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise Refused(f"{where}: must be an object with {', '.join(columns)}")
+    return {name: record[name] for name in columns if name in record}
+
+
+def _read_parquet(path: Path, columns: Sequence[str], setting: str) -> Rows:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        known = [name for name in parquet.read_schema(path).names if name in columns]
+        return ArrowRows(parquet.read_table(path, columns=known), columns, str(path))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise Refused(f"{setting}: {path} cannot be read as parquet: {error}") from None
+
+
+def _table(dataset: Any) -> "pyarrow.Table":
+    """Without a copy of what lies on disk."""
+    return dataset.with_format("arrow")[:]
+
+
+def _is_saved(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _SAVED_FILES)
+
+
+def _load_saved(directory: Path, split: str) -> Any:
+    """A split of what `save_to_disk` left. One that was saved alone has no name: it is the one to train on."""
+    from datasets import DatasetDict, load_from_disk
+
+    saved = load_from_disk(str(directory))
+    if isinstance(saved, DatasetDict):
+        if split not in saved:
+            raise ValueError(f"it has the splits {', '.join(map(str, saved))}")
+        return saved[split]
+    if split != "train":
+        raise ValueError("it was saved without splits, so that it has train alone")
+    return saved

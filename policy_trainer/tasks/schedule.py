@@ -1,0 +1,46 @@
+"""Whose turn it is, where problems come from several sources."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.refusal import Refused
+
+# Indexes of one round. Weights count to a thousandth.
+ROUND = 1000
+
+
+class Schedule:
+    """Rounds of 1,000 indexes hold each source as often as its weight says, in an order of the round's own.
+
+    The k-th index of a source, counted from 0 on, is its own index k: so none is skipped or comes twice, however
+    indexes are shared out among workers. A pure function of (seed, index).
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        self.counts = _counts(weights)
+        self._slots = np.repeat(np.arange(len(weights)), self.counts)
+        self._seed = seed
+        self._round, self._order = -1, self._slots
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Which source, and which of the source's own indexes."""
+        number, offset = divmod(index, ROUND)
+        if number != self._round:  # only the newest order is kept: drawing is nearly always in sequence
+            self._order = np.random.default_rng((self._seed, number, ROUND)).permutation(self._slots)
+            self._round = number
+        source = int(self._order[offset])
+        earlier = int(np.count_nonzero(self._order[:offset] == source))
+        return source, number * self.counts[source] + earlier
+
+
+def _counts(weights: Sequence[float]) -> list[int]:
+    """How often each source stands in a round: whole numbers nearest to the weights' shares, by largest remainders."""
+    shares = [weight / sum(weights) * ROUND for weight in weights]
+    counts = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])
+    for i in by_remainder[: ROUND - sum(counts)]:
+        counts[i] += 1
+    if 0 in counts:
+        raise Refused(f"data.mixture: a weight of {weights[counts.index(0)]:g} is less than one of {ROUND} problems")
+    return counts

@@ -1,0 +1,140 @@
+"""Countdown: generated problems have solutions and are never those held out; files have columns nums and target."""
+
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy_trainer.config import CountdownConfig, DataConfig
+from policy_trainer.tasks.countdown import countdown
+from policy_trainer.tasks.countdown_draws import CountdownDraws
+from policy_trainer.tasks.interface import Problem, Task
+from shared.refusal import Refused
+from tests.policy_trainer.tasks.formats import DATA, write
+
+FEW = CountdownConfig(numbers=2, largest=9, operators="+*")
+MANY = CountdownConfig(numbers=4, largest=30, operators="+-*/")
+
+
+def generated(config: CountdownConfig, seed: int = 0) -> Task:
+    return countdown(DataConfig(countdown=config), seed)
+
+
+def key(problem: Problem) -> tuple[tuple[int, ...], int]:
+    return tuple(sorted(problem.extras["numbers"])), problem.extras["target"]
+
+
+def can_be_solved(numbers: Sequence[int], target: int) -> bool:
+    return Fraction(target) in values([Fraction(number) for number in numbers])
+
+
+def values(numbers: Sequence[Fraction]) -> Iterator[Fraction]:
+    """The value of every expression that uses each number once."""
+    if len(numbers) == 1:
+        yield numbers[0]
+    for i, a in enumerate(numbers):
+        for j, b in enumerate(numbers):
+            if i != j:
+                rest = [number for k, number in enumerate(numbers) if k not in (i, j)]
+                for value in (a + b, a - b, a * b, *([a / b] if b else [])):
+                    yield from values([*rest, value])
+
+
+class TestGenerated:
+    @settings(max_examples=25, deadline=None)
+    @given(
+        st.builds(
+            CountdownConfig,
+            numbers=st.integers(3, 4),
+            largest=st.integers(5, 99),
+            operators=st.sets(st.sampled_from("+-*/"), min_size=2).map("".join),
+        ),
+        st.integers(0, 2**62),
+        st.integers(0, 2**62),
+    )
+    def test_every_problem_can_be_solved(self, config: CountdownConfig, seed: int, index: int) -> None:
+        numbers, target = CountdownDraws(config, seed).training(index)
+        assert len(numbers) == config.numbers and all(1 <= number <= config.largest for number in numbers)
+        assert target >= 1 and can_be_solved(numbers, target)
+
+    @pytest.mark.parametrize("config", [FEW, MANY])
+    def test_what_is_held_out_is_never_drawn(self, config: CountdownConfig) -> None:
+        for seed in (0, 12345):
+            task = generated(config, seed)
+            held_out = {key(problem) for problem in task.held_out()}
+            assert len(held_out) == len(task.held_out()) > 5
+            assert held_out.isdisjoint(key(task.problem(index)) for index in [*range(3000), 2**62])
+
+    def test_held_out_is_the_same_for_every_seed_and_can_be_solved(self) -> None:
+        held_out = generated(MANY).held_out()
+        assert held_out == generated(MANY, 1).held_out() and len(held_out) > 500
+        for problem in held_out[:50]:
+            assert can_be_solved(problem.extras["numbers"], problem.extras["target"])
+
+    def test_a_problem_depends_on_seed_and_index_alone(self) -> None:
+        indexes = [5, 0, 9000, 5, 2**62]
+        task, same, another = generated(MANY, 3), generated(MANY, 3), generated(MANY, 4)
+        assert [task.problem(i) for i in indexes] == [same.problem(i) for i in indexes[::-1]][::-1]
+        assert [task.problem(i) for i in range(9)] != [another.problem(i) for i in range(9)]
+        assert len({key(task.problem(i)) for i in range(500)}) > 450, "hardly any comes twice"
+
+    @pytest.mark.parametrize("operators", ["+", "-", "*", "/"])
+    def test_operators_make_the_targets(self, operators: str) -> None:
+        draws = CountdownDraws(CountdownConfig(numbers=2, largest=30, operators=operators), 0)
+        for (a, b), target in (draws.training(index) for index in range(50)):
+            small, large = sorted((a, b))
+            assert target == {"+": a + b, "-": large - small, "*": a * b, "/": Fraction(large, small)}[operators]
+
+    @pytest.mark.parametrize("settings", [{"numbers": 2, "largest": 1}, {"numbers": 2, "largest": 2, "operators": "+"}])
+    def test_too_few_problems_are_refused(self, settings: dict[str, Any]) -> None:
+        with pytest.raises(Refused, match=r"^data\.countdown: makes too few problems: take more"):
+            generated(CountdownConfig(**settings))
+
+
+class TestFile:
+    FILE = DATA / "countdown.jsonl"
+
+    def test_problems(self) -> None:
+        task = countdown(DataConfig(path=self.FILE, held_out_path=self.FILE), 0)
+        problem = task.held_out()[3]
+        assert problem.extras == {"numbers": (44, 19, 35), "target": 98} and problem.answer == "98"
+        (message,) = problem.messages
+        assert message["content"].startswith("Using the numbers [44, 19, 35], create an equation that equals 98. ")
+        assert "<think>" in message["content"] and "<answer>" in message["content"] and problem.system_prompt
+        assert problem.assistant_prefill == "Let me solve this step by step.\n<think>"
+        assert task.default_rewards == ("nano_aha/format", "nano_aha/equation")
+
+    def test_every_tenth_is_held_out(self) -> None:
+        task = countdown(DataConfig(path=self.FILE), 0)
+        assert [problem.answer for problem in task.held_out()] == ["24", "1"]
+
+    @pytest.mark.parametrize(
+        ("row", "reason"),
+        [
+            ({"nums": [], "target": 5}, "nums must be a list of whole numbers"),
+            ({"nums": 5, "target": 5}, "nums must be a list of whole numbers"),
+            ({"nums": [1, "2"], "target": 5}, "nums must be a list of whole numbers"),
+            ({"nums": [1, True], "target": 5}, "nums must be a list of whole numbers"),
+            ({"target": 5}, "nums must be a list of whole numbers"),
+            ({"nums": [1, 2]}, "target must be a whole number"),
+            ({"nums": [1, 2], "target": 2.5}, "target must be a whole number"),
+        ],
+    )
+    def test_a_malformed_row_is_named(self, tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+        file = write(tmp_path / "c.jsonl", {"nums": [1, 2], "target": 3}, row)
+        with pytest.raises(Refused, match=f"^{re.escape(str(file))}:2: {reason}"):
+            countdown(DataConfig(path=file), 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("19 + 35 + 44", 1), ("(44+19)+35", 1), ("98", 0), ("44+19+34", 0), ("44+19+35+0", 0), ("44+44+10", 0), ("", 0)],
+)
+def test_an_answer_uses_each_number_once(answer: str, right: float) -> None:
+    task = countdown(DataConfig(path=TestFile.FILE, held_out_path=TestFile.FILE), 0)
+    assert task.correct(task.held_out()[3], f"add them</think>\n<answer>{answer}</answer>") == right

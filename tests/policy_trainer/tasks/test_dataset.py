@@ -1,0 +1,165 @@
+"""Datasets of Hugging Face's in every form that lies on a disk, and what is said of those that are not there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from policy_trainer.config import ColumnsConfig, DataConfig
+from policy_trainer.tasks.dataset import dataset
+from policy_trainer.tasks.problem_set import ProblemSet
+from shared.refusal import Refused
+from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
+
+COLUMNS = ColumnsConfig(prompt="question", answer="gold")
+QUESTIONS = rows("questions")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def made(**data: Any) -> ProblemSet:
+    return dataset(DataConfig(columns=COLUMNS, **data), 0)
+
+
+def saved(path: Path) -> str:
+    Dataset.from_list(QUESTIONS).save_to_disk(path)
+    return str(path)
+
+
+def saved_splits(path: Path) -> str:
+    splits = {"train": Dataset.from_list(QUESTIONS[:-2]), "test": Dataset.from_list(QUESTIONS[-2:])}
+    DatasetDict(**splits).save_to_disk(path)
+    return str(path)
+
+
+def parquet_splits(path: Path) -> str:
+    write_parquet(path / "data" / "train-00000-of-00001.parquet", *QUESTIONS[:-2])
+    write_parquet(path / "data" / "test-00000-of-00001.parquet", *QUESTIONS[-2:])
+    return str(path)
+
+
+class TestForms:
+    def test_a_jsonl_file(self) -> None:
+        self.check_tenths(made(path=DATA / "questions.jsonl"))
+
+    def test_a_parquet_file(self, tmp_path: Path) -> None:
+        self.check_tenths(made(path=write_parquet(tmp_path / "q.parquet", *QUESTIONS)))
+
+    def test_a_saved_directory(self, tmp_path: Path) -> None:
+        self.check_tenths(made(dataset=saved(tmp_path / "d")))
+
+    @pytest.mark.parametrize("make", [saved_splits, parquet_splits])
+    def test_a_split_may_be_held_out(self, tmp_path: Path, make: Any) -> None:
+        task = made(dataset=make(tmp_path / "d"), held_out_split="test")
+        assert [problem.answer for problem in task.held_out()] == ["11", "12"]
+        assert sorted(int(task.problem(i).answer) for i in range(10)) == list(range(1, 11))
+
+    def test_another_split_may_be_trained_on(self, tmp_path: Path) -> None:
+        task = made(dataset=saved_splits(tmp_path / "d"), split="test", held_out_split="train")
+        assert sorted(task.problem(i).answer for i in range(2)) == ["11", "12"]
+
+    def test_a_file_may_be_held_out_of_a_dataset(self, tmp_path: Path) -> None:
+        task = made(dataset=saved(tmp_path / "d"), held_out_path=DATA / "questions.jsonl", held_out_split="no such")
+        assert len(task.held_out()) == 12
+
+    def test_a_file_goes_before_a_dataset(self) -> None:
+        self.check_tenths(made(path=DATA / "questions.jsonl", dataset="no/such", held_out_split="no such"))
+
+    def test_subsets(self, tmp_path: Path) -> None:
+        for name, answer in (("easy", 1), ("hard", 2)):
+            records = [{"question": f"{name} {i}", "gold": answer} for i in range(3)]
+            (tmp_path / name).mkdir()
+            write(tmp_path / name / "train.jsonl", *records)
+        yaml = "".join(f"- config_name: {n}\n  data_files: {n}/train.jsonl\n" for n in ("easy", "hard"))
+        (tmp_path / "README.md").write_text(f"---\nconfigs:\n{yaml}---\n")
+        assert made(dataset=str(tmp_path), subset="hard").problem(0).answer == "2"
+        with pytest.raises(Refused, match=r"data.dataset: .*, split train cannot be loaded: Config name is missing"):
+            made(dataset=str(tmp_path))
+
+    def check_tenths(self, task: ProblemSet) -> None:
+        assert [problem.answer for problem in task.held_out()] == ["1", "11"]
+        problems = [task.problem(i) for i in range(10)]
+        assert sorted(int(problem.answer) for problem in problems) == [n + 1 for n in range(12) if n % 10]
+        for problem in problems:
+            question = f"Which number follows {int(problem.answer) - 1}?"
+            assert problem.messages == ({"role": "user", "content": question},) and problem.prompt == ""
+
+
+class TestPrompts:
+    def test_a_conversation(self, tmp_path: Path) -> None:
+        spoken = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+        file = write_parquet(tmp_path / "q.parquet", *({"question": spoken, "gold": i} for i in range(2)))
+        assert made(path=file, held_out_path=file).problem(0).messages == tuple(spoken)
+
+    def test_it_has_no_words_of_its_own(self) -> None:
+        problem = made(path=DATA / "questions.jsonl").problem(0)
+        assert (problem.system_prompt, problem.assistant_prefill) == ("", "")
+
+    def test_the_rule_of_answers(self) -> None:
+        task = made(path=DATA / "questions.jsonl", answer_rule="math")
+        problem = task.held_out()[0]
+        assert task.correct(problem, r"<answer>\frac{2}{2}</answer>") == 1
+        assert made(path=DATA / "questions.jsonl").correct(problem, r"<answer>\frac{2}{2}</answer>") == 0
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("row", "reason"),
+        [
+            ({"question": None, "gold": "1"}, "question must be a text"),
+            ({"question": "", "gold": "1"}, "question must be a text"),
+            ({"question": "x", "gold": None}, "gold must be a number or a text"),
+            ({"gold": "1"}, "question must be a text"),
+            ({"question": "x"}, "gold must be a number or a text"),
+        ],
+    )
+    def test_a_malformed_row_is_named(self, tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+        good = {"question": "x", "gold": "1"}
+        file = write(tmp_path / "q.jsonl", good, row)
+        with pytest.raises(Refused, match=rf"q\.jsonl:2: {reason}"):
+            made(path=file)
+        file = write_parquet(tmp_path / "q.parquet", good, row)
+        with pytest.raises(Refused, match=rf"q\.parquet, row 2: {reason}"):
+            made(path=file)
+        Dataset.from_list([good, row]).save_to_disk(tmp_path / "d")
+        with pytest.raises(Refused, match=rf"d, split train, row 2: {reason}"):
+            made(dataset=str(tmp_path / "d"))
+
+    def test_a_split_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(Refused, match="split dev cannot be loaded: it has the splits train, test"):
+            made(dataset=saved_splits(tmp_path / "splits"), held_out_split="dev")
+        with pytest.raises(Refused, match="split test cannot be loaded: it was saved without splits"):
+            made(dataset=saved(tmp_path / "one"), held_out_split="test")
+        with pytest.raises(Refused, match='split dev cannot be loaded: Unknown split "dev"'):
+            made(dataset=parquet_splits(tmp_path / "parquet"), split="dev")
+
+    def test_a_directory_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(Refused, match=r"data.dataset: .*/none, split train cannot be loaded: .*data\.path"):
+            made(dataset=str(tmp_path / "none"))
+
+    def test_without_a_network(self, tmp_path: Path) -> None:
+        """In a process of its own: the library reads its settings when it is imported."""
+        code = (
+            "from policy_trainer.tasks.rows import read_dataset\n"
+            "try: read_dataset('some/questions', 'main', 'train', ('question',))\n"
+            "except ValueError as error: print(type(error).__name__, error)\n"
+        )
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+        said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.startswith(
+            "Refused data.dataset: some/questions, subset main, split train cannot be loaded: "
+        )
+        assert "give a local file as data.path, or a directory as data.dataset" in said.stdout
+
+
+def test_the_library_is_not_imported_without_need() -> None:
+    """It takes most of a second, and every worker starts with the registry."""
+    code = "import policy_trainer.tasks.registry, sys; print([m for m in ('datasets', 'pyarrow') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

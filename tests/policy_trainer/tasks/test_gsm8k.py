@@ -1,0 +1,73 @@
+"""The format of GSM8K: where the gold answer is, and what is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.config import DataConfig
+from policy_trainer.tasks.gsm8k import gsm8k
+from policy_trainer.tasks.words import THINK_THEN_ANSWER
+from shared.refusal import Refused
+from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
+
+FILE = DATA / "gsm8k.jsonl"
+GOLD = ["24", "1250", "-5", "3.5", "1000000", "5", *map(str, range(19, 25))]
+
+
+def test_gold_answers() -> None:
+    problems = gsm8k(DataConfig(path=FILE, held_out_path=FILE), 0).held_out()
+    assert [problem.answer for problem in problems] == GOLD
+    assert problems[3].messages == (
+        {"role": "user", "content": "A rope of 7 metres is cut in half. How long is a half?"},
+    )
+    assert {problem.system_prompt for problem in problems} == {THINK_THEN_ANSWER}
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "test.parquet", *rows("gsm8k"))
+    assert [problem.answer for problem in gsm8k(DataConfig(path=file), 0).held_out()] == [GOLD[0], GOLD[10]]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "x", "answer": "5"}, "answer must end with #### and a number"),
+        ({"question": "x", "answer": "#### five"}, "answer must end with #### and a number"),
+        ({"question": "x", "answer": "#### ,"}, "answer must end with #### and a number"),
+        ({"question": "x", "answer": 5}, "answer must be a text"),
+        ({"question": "x"}, "answer must be a text"),
+        ({"question": "", "answer": "#### 5"}, "question must be a text"),
+        ({"prompt": "x", "answer": "#### 5"}, "question must be a text"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    file = write(tmp_path / "g.jsonl", rows("gsm8k")[0], row)
+    with pytest.raises(Refused, match=f"^{re.escape(str(file))}:2: {reason}"):
+        gsm8k(DataConfig(path=file), 0)
+
+
+def test_answers_are_compared_as_mathematics() -> None:
+    task = gsm8k(DataConfig(path=FILE, held_out_path=FILE), 0)
+    half = task.held_out()[3]
+    scores = [task.correct(half, f"<answer>{text}</answer>") for text in ("3.5", "7/2", "$3.50$", "3", "")]
+    assert scores == [1, 1, 1, 0, 0]
+    assert (task.name, task.default_rewards) == ("gsm8k", ("accuracy", "format"))
+
+
+def test_its_own_dataset_is_that_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        asked.append((*arguments, options))
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(
+        Refused, match=r"data\.dataset: openai/gsm8k, subset main, split train cannot be loaded: no net"
+    ):
+        gsm8k(DataConfig(), 0)
+    with pytest.raises(Refused, match=r"data\.dataset: a/copy, split train cannot be loaded"):
+        gsm8k(DataConfig(dataset="a/copy"), 0)
+    assert asked == [("openai/gsm8k", "main", {"split": "train"}), ("a/copy", None, {"split": "train"})]

@@ -1,0 +1,37 @@
+"""Tasks by name, as the configuration gives them."""
+
+from typing import get_args
+
+import pytest
+from pydantic import TypeAdapter
+
+from policy_trainer.config import DataConfig, TrainConfig
+from policy_trainer.config.data import TaskName
+from policy_trainer.tasks.registry import TASKS, make_task
+from tests.policy_trainer.tasks.formats import DATA
+
+FILES = {
+    "countdown": "countdown",
+    "dataset": "questions",
+    "gsm8k": "gsm8k",
+    "jsonl": "questions",
+    "math": "math_like_math",
+}
+
+
+def test_every_name_has_a_task() -> None:
+    assert {*TASKS, "mixture"} == set(get_args(TaskName))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_tasks_of_files(name: str) -> None:
+    columns = {"prompt": "question", "answer": "gold"}
+    path = DATA / f"{FILES[name]}.jsonl"
+    data = DataConfig.model_validate({"path": path, "columns": columns, "answer_rule": "number"})
+    task = make_task(TrainConfig(model="m", task=TypeAdapter(TaskName).validate_python(name), data=data))
+    assert task.name == name and task.held_out() and task.problem(0).answer
+
+
+def test_tasks_that_need_nothing() -> None:
+    assert make_task(TrainConfig(model="m")).name == "arithmetic"
+    assert make_task(TrainConfig(model="m", task="countdown")).name == "countdown"
