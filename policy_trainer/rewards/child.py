@@ -22,8 +22,8 @@ from shared.refusal import Refused
 # The end of a traceback says most.
 _MAX_CHARACTERS = 4000
 # Whoever started this process kills it when judging takes too long. Should that one be gone while a function holds the
-# interpreter's lock, this ends it: many times the limit, so that it never comes first.
-_PATIENCE = 10
+# interpreter's lock, this ends it, later than that one would have.
+_PATIENCE = 3
 
 
 def main(descriptor: int, memory: int, seconds: float) -> None:

@@ -1,0 +1,77 @@
+"""Rewards of a user's own, each with a fault of its own. Imported by name, as a user's are."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+
+def hanging(completion: str) -> float:
+    """Only a kill ends it: it holds the interpreter's lock."""
+    if completion == "hang":
+        sum(range(10**15))
+    return len(completion)
+
+
+def sleeping(completion: str) -> float:
+    while completion == "hang":
+        time.sleep(0.001)
+    return len(completion)
+
+
+def leaving(completion: str) -> float:
+    if completion == "leave":
+        os._exit(3)
+    if completion == "exit":
+        sys.exit(3)
+    if completion == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(completion)
+
+
+def greedy(completion: str) -> float:
+    hoard = []
+    while completion == "hoard":
+        hoard.append(bytearray(2**24))
+    return len(completion)
+
+
+def raising(completion: str) -> float:
+    if completion.startswith("raise"):
+        raise RuntimeError("it was asked to")
+    return len(completion)
+
+
+def always_raising(**known: Any) -> float:
+    raise RuntimeError("there is nothing to be had")
+
+
+def unanswering(completion: str) -> Any:
+    return {"none": None, "nan": float("nan"), "inf": float("inf"), "text": "1", "list": [1]}.get(completion, 1)
+
+
+def talking(completion: str) -> float:
+    print("on standard output:", completion)
+    return len(completion)
+
+
+def seeing(**known: Any) -> float:
+    """Whether it is told everything, and is in a process without PyTorch."""
+    expected = {
+        "completion": "said",
+        "answer": "2",
+        "prompt": "",
+        "messages": [{"role": "user", "content": "1+1=?"}],
+        "tokens": 7,
+        "finished": False,
+        "numbers": (1, 1),
+    }
+    return float(known == expected and "torch" not in sys.modules)
+
+
+def choosing(numbers: Any, answer: str, beyond: int = 5) -> float:
+    return len(numbers) + int(answer) + beyond
+
+
+not_a_function = 5

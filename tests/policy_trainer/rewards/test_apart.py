@@ -1,0 +1,226 @@
+"""Rewards that hang, crash and raise: each costs the completion that it fails on, and nothing else."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.apart import Apart, ApartRewards
+from policy_trainer.rewards.own import OwnReward
+from policy_trainer.tasks.interface import Problem
+from shared.refusal import Refused
+
+HERE = "tests.policy_trainer.rewards.faulty"
+ASKED = Problem("2", ({"role": "user", "content": "1+1=?"},), extras={"numbers": (1, 1)})
+NAN = pytest.approx(math.nan, nan_ok=True)
+
+
+def own(name: str, *, cut_off: float = math.nan) -> Apart:
+    reward = OwnReward(f"{HERE}:{name}")
+    return Apart(reward, reward.load, cut_off)
+
+
+def apart(*names: str, seconds: float = 1.0, memory: int = 0) -> ApartRewards:
+    return ApartRewards({name: own(name) for name in names}, seconds=seconds, memory=memory)
+
+
+def samples(*texts: str) -> list[Sample]:
+    return [Sample(ASKED, text) for text in texts]
+
+
+@pytest.mark.parametrize("name", ["hanging", "sleeping"])
+def test_one_stuck_reward_costs_one_completion(name: str) -> None:
+    rewards = apart(name)
+    with capture_logs() as logs:
+        scores = rewards.scores(name, samples("a", "hang", "ccc", "hang", "hang", "ffffff"))
+    assert scores == [1, NAN, 3, NAN, NAN, 6]
+    assert rewards.failures == {name: 3}
+    assert [(log["reward"], log["reason"]) for log in logs] == [(name, "took more than 1 s")] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("leave", "ended the process, with status 3"),
+        ("kill", "ended the process, killed by SIGKILL"),
+        ("exit", "SystemExit: 3"),
+    ],
+)
+def test_a_crash_costs_one_completion(text: str, reason: str) -> None:
+    rewards = apart("leaving", seconds=30)
+    with capture_logs() as logs:
+        assert rewards.scores("leaving", samples("a", text, "ccc")) == [1, NAN, 3]
+    assert rewards.failures == {"leaving": 1}
+    assert reason in (logs[0].get("reason") or logs[0]["exception"])
+
+
+def test_an_allocation_without_end_costs_one_completion() -> None:
+    rewards = apart("greedy", seconds=30, memory=2**30)
+    with capture_logs() as logs:
+        assert rewards.scores("greedy", samples("a", "hoard", "ccc")) == [1, NAN, 3]
+    assert "MemoryError" in logs[0]["exception"]
+
+
+def test_an_exception_is_not_a_reward_of_0() -> None:
+    """It is told with its traceback once, and counted."""
+    rewards = apart("raising")
+    with capture_logs() as logs:
+        scores = rewards.scores("raising", samples("raise", "bb", "raise again", "dddd"))
+    assert scores == [NAN, 2, NAN, 4]
+    assert rewards.failures == {"raising": 2}
+    assert len(logs) == 1 and "faulty.py" in logs[0]["exception"] and "it was asked to" in logs[0]["exception"]
+
+
+@pytest.mark.parametrize(("text", "failures"), [("none", 0), ("nan", 0), ("inf", 1), ("text", 1), ("list", 1)])
+def test_no_number_is_no_reward(text: str, failures: int) -> None:
+    rewards = apart("unanswering")
+    assert rewards.scores("unanswering", samples("a", text, "c")) == [1, NAN, 1]
+    assert rewards.failures == {"unanswering": failures}
+
+
+def test_what_a_rule_gives_where_it_is_cut_off() -> None:
+    """A policy must not escape its failing score by keeping a rule busy."""
+    rewards = ApartRewards({"rule": own("leaving", cut_off=-1.0)}, seconds=30, memory=0)
+    assert rewards.scores("rule", samples("a", "leave")) == [1, -1]
+    assert rewards.failures == {"rule": 1}
+
+
+def test_a_reward_that_does_nothing_but_fail_stops_the_run() -> None:
+    rewards = apart("always_raising", "raising")
+    assert rewards.scores("raising", samples("a", *["raise"] * 100))[1:] == [NAN] * 100
+    assert rewards.scores("always_raising", samples(*"a" * 63)) == [NAN] * 63
+    with pytest.raises(Refused, match=r"always_raising failed on each of the first 64 (.|\n)*nothing to be had"):
+        rewards.scores("always_raising", samples("a"))
+
+
+def test_it_sees_what_there_is_to_judge_by() -> None:
+    rewards = apart("seeing", "choosing", seconds=30)
+    assert rewards.scores("seeing", [Sample(ASKED, "said", 7, False)]) == [1]
+    assert rewards.scores("choosing", samples("a")) == [2 + 2 + 5]
+
+
+def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert apart("talking").scores("talking", samples("said")) == [4]
+    out, error = capfd.readouterr()
+    assert not out and "on standard output: said" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("no_such_module_anywhere:reward", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        (f"{HERE}:nobody", "AttributeError: module .* has no attribute 'nobody'"),
+        (f"{HERE}:not_a_function", "TypeError: 5 is not a callable object"),
+        (f"{HERE}:", "AttributeError"),
+        (":reward", "ValueError"),
+    ],
+)
+def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error: str) -> None:
+    with pytest.raises(Refused, match=f"rewards: {name} cannot be imported: {error}"):
+        ApartRewards({name: Apart(OwnReward(name), OwnReward(name).load)}, seconds=30, memory=0)
+
+
+def test_a_module_that_ends_the_process_is_refused_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ending.py").write_text("import os\nos._exit(7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Refused, match=r"rewards: loading own ended the process, with status 7"):
+        ApartRewards({"own": Apart(OwnReward("ending:f"), OwnReward("ending:f").load)}, seconds=30, memory=0)
+
+
+def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After those of the libraries, which they must not stand in for."""
+    (tmp_path / "found_here.py").write_text("def reward(completion):\n    return 5\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    reward = OwnReward("found_here:reward")
+    assert ApartRewards({"own": Apart(reward, reward.load)}, seconds=30, memory=0).scores("own", samples("a")) == [5]
+
+
+def test_a_process_that_ends_while_nothing_is_judged_costs_nothing() -> None:
+    rewards = apart("leaving", seconds=30)
+    (child,) = _children()
+    child.kill()
+    while child.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert rewards.scores("leaving", samples("a", "bb")) == [1, 2]
+    assert rewards.failures == {"leaving": 0}
+
+
+def test_it_ends_with_the_object() -> None:
+    rewards = apart("leaving")
+    (child,) = _children()
+    del rewards
+    assert child not in _children()
+
+
+PARENT = f"""
+import os, sys, time
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.apart import Apart, ApartRewards
+from policy_trainer.rewards.own import OwnReward
+from policy_trainer.tasks.interface import Problem
+
+reward = OwnReward("{HERE}:" + sys.argv[1])
+rewards = ApartRewards({{"own": Apart(reward, reward.load)}}, seconds=float(sys.argv[2]), memory=0)
+print("started", flush=True)
+rewards.scores("own", [Sample(Problem(""), "hang")])
+"""
+
+
+@pytest.fixture
+def start_parent() -> Iterator[Callable[[str, float], tuple[subprocess.Popen[str], psutil.Process]]]:
+    parents = []
+
+    def start(name: str, seconds: float) -> tuple[subprocess.Popen[str], psutil.Process]:
+        command = [sys.executable, "-c", PARENT, name, str(seconds)]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        parents.append(parent)
+        assert parent.stdout and parent.stdout.readline() == "started\n"
+        (child,) = psutil.Process(parent.pid).children()
+        return parent, child
+
+    yield start
+    for parent in parents:
+        parent.kill()
+        parent.communicate()
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("sleeping", 100), ("hanging", 2)])
+def test_it_ends_with_its_parent_even_if_that_is_killed(
+    start_parent: Callable[[str, float], tuple[subprocess.Popen[str], psutil.Process]], name: str, seconds: float
+) -> None:
+    """A function that holds the interpreter's lock keeps no thread from ending the process, after a while."""
+    parent, child = start_parent(name, seconds)
+    _await_work(child)
+    parent.kill()
+    child.wait(60)
+
+
+def test_ctrl_c_reaches_the_parent_alone_and_ends_both(
+    start_parent: Callable[[str, float], tuple[subprocess.Popen[str], psutil.Process]],
+) -> None:
+    parent, child = start_parent("hanging", 100)
+    _await_work(child)
+    assert os.getpgid(child.pid) != os.getpgid(parent.pid)  # a terminal signals the group of what it shows
+    parent.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in parent.communicate(timeout=60)[1]
+    child.wait(60)
+
+
+def _await_work(child: psutil.Process) -> None:
+    before = sum(child.cpu_times()[:2])
+    while sum(child.cpu_times()[:2]) <= before and child.is_running():
+        time.sleep(0.05)
+
+
+def _children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "policy_trainer.rewards.child" in child.cmdline()]

@@ -1,0 +1,115 @@
+"""Whatever a policy writes is judged in time, and never better than it deserves: not NaN, not infinite, no exception.
+
+Judged apart, so that what takes too long is killed and shows as a failure.
+"""
+
+from collections.abc import Mapping
+
+import pytest
+
+from policy_trainer.rewards import COMPARISONS, Reward, Sample
+from policy_trainer.rewards.apart import Apart, ApartRewards
+from policy_trainer.rewards.correct import Accuracy, ByAnswer
+from policy_trainer.rewards.penalties import repetition_penalty
+from policy_trainer.rewards.registry import RULES
+from policy_trainer.tasks.interface import Problem
+
+MEGABYTE = 2**20
+ASKED = Problem("5", extras={"numbers": (1, 2, 3), "target": 9})
+
+
+def megabyte(piece: str) -> str:
+    return piece * (MEGABYTE // len(piece))
+
+
+COMPLETIONS = (
+    megabyte("<think>"),
+    megabyte("</think>"),
+    megabyte("<answer>"),
+    megabyte("</answer>"),
+    megabyte("<answer>") + "</answer>" + megabyte("<answer>"),
+    megabyte("<answer>") + megabyte("</answer>"),
+    megabyte("<answer>\n") + megabyte("</answer>\n"),
+    "<think>" + megabyte("</think><answer>") + "x",
+    "<think>" + megabyte("</think><answer>") + megabyte("</answer>") + "x",
+    "<think>" + megabyte("</think>\n<answer>") + megabyte("</answer>\n") + "x",
+    "<think>\n" + megabyte("\n</think>\n<answer>\n") + megabyte("\n</answer>x"),
+    "<think></think>" + megabyte(" "),
+    "<think>" + megabyte("</think>" + " " * 50),
+    "<think>" + megabyte("<"),
+    "<think>" + megabyte("<" * 6 + "think>"),
+    megabyte("9"),
+    megabyte("9."),
+    megabyte("9/"),
+    megabyte("-"),
+    megabyte("1 "),
+    megabyte("\u0663"),
+    f"<answer>{megabyte('9')}</answer>",
+    f"<answer>{megabyte('1+')}</answer>",
+    f"<answer>{megabyte('(')}</answer>",
+    f"<answer>{'(' * 999}</answer>",
+    f"<answer>{'1/(' * 333}</answer>",
+    f"<answer>{'-' * 999}9</answer>",
+    f"<answer>{'9' * 999}</answer>",
+    f"<answer>{'1,111' * 200}</answer>",
+    f"<answer>-{'9' * 99}.{'9' * 99}</answer>",
+    "<answer>98**99**97</answer>",
+    "<answer>(1+2)*3**1</answer>",
+    "<answer>1e999</answer>",
+    "<answer>" + "\u0663" * 500 + "</answer>",
+    "<answer>" + "\u00b2" * 500 + "</answer>",
+    "<answer>\uff16 apples</answer>",
+    f"<answer>{'{' * 1000}</answer>",
+    "<answer>" + r"\frac{" * 150 + "</answer>",
+    "<answer>\x00\x1b[2J\u202e\ufffd\ud800</answer>",
+    "<answer>__import__('os').abort()</answer>",
+    "<answer>inf</answer>",
+    "<answer>-Infinity</answer>",
+    "<answer>nan</answer>",
+    megabyte("😀"),
+)
+
+# The best that a wrong answer in no form can have: some rules count tags one by one.
+BEST: Mapping[str, float] = {
+    "format": 0,
+    "tags": 0,
+    "simple_grpo/format": -1,
+    "lm_book/correct": 0,
+    "lm_book/tags": 0.4,
+    "open_r1/format": 0,
+    "open_r1/tag_count": 0.5,
+    "nano_aha/format": 0,
+    "nano_aha/equation": 0,
+    "grpo_zero/format": 0.6,
+    "grpo_zero/equation": 0,
+    "exact": 0,
+    "number": 0,
+}
+_ACCURACY: Mapping[str, Reward] = {name: Accuracy(ByAnswer(COMPARISONS[name])) for name in ("exact", "number")}
+BOUNDED = {name: rule for name, rule in {**RULES, **_ACCURACY}.items() if not isinstance(rule, Apart)}
+
+
+@pytest.fixture(scope="module")
+def bounded() -> ApartRewards:
+    return ApartRewards({name: Apart(rule) for name, rule in BOUNDED.items()}, seconds=3, memory=2**30)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_rules_that_are_judged_here_are_bounded(bounded: ApartRewards, name: str) -> None:
+    scores = bounded.scores(name, [Sample(ASKED, completion) for completion in COMPLETIONS])
+    assert not bounded.failures[name]
+    assert all(score <= BEST[name] for score in scores), scores
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if isinstance(rule, Apart)])
+def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
+    rule = RULES[name]
+    assert isinstance(rule, Apart)
+    rewards = ApartRewards({name: rule}, seconds=3, memory=2**30)
+    for text in ("9**9**9**9", "$10000000!$", "$9^{9^{9^{9}}}$", "$98^{99^{97}}$", *COMPLETIONS[15:]):
+        assert rewards.scores(name, [Sample(ASKED, text)]) == [rule.cut_off], text[:40]
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS, ids=range(len(COMPLETIONS)))
+def test_repetition_is_between_nothing_and_all(completion: str) -> None:
+    assert -1 <= repetition_penalty(3, 1.0)(Sample(ASKED, completion)) <= 0
