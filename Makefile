@@ -10,7 +10,7 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest bench bench-gpu bench-trl chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -37,6 +37,9 @@ bench-trl: $(STAMP)  ## a training step and the demo beside TRL's GRPOTrainer, w
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m tests.bench.trl_step
 	$(BIN)/python -m tests.bench.trl_demo
+
+curves: $(STAMP)  ## learning curves of every preset: ARGS="--presets dapo gspo --seeds 0 --steps 50"
+	$(BIN)/python -m tests.bench.curves $(ARGS)
 
 chaos: $(STAMP)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"
 	$(BIN)/python -m tests.chaos $(ONLY) --cycles $(CYCLES) --seed $(SEED) $(if $(BACKEND),--backend $(BACKEND))

@@ -9,12 +9,13 @@ from rich.console import Console
 
 from policy_trainer.config import ENV_PREFIX, DemoConfig, DemoSetupConfig, EvalConfig, RolloutConfig, TrainConfig
 from policy_trainer.endings import RunFailed
+from policy_trainer.presets import SETTINGS
 from shared.client import ClientError
 from shared.client.credentials import remedy
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
 from shared.refusal import Refused
-from shared.settings import load_settings
+from shared.settings import Settings, load_settings
 
 USAGE = """usage: policy-trainer COMMAND [options]
 
@@ -24,6 +25,7 @@ commands:
   train      train a policy; starts a rollout worker of its own unless told --rollout external
   rollout    sample completions with a run's published weights and upload them
   eval       accuracy of a model on held-out problems, with a confidence interval
+  presets    settings of published recipes, for --preset: what there are, and every number of one
   demo       a tiny model learns arithmetic on this machine in a few minutes
   demo-setup write the demo's base model and configuration, to start its processes yourself
 
@@ -36,9 +38,15 @@ class FileSchema(TrainConfig, RolloutConfig):
     """What one TOML file may hold: the settings of every command."""
 
 
+def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Settings:
+    """Exits with status 2 and a reason where they are no settings of the command."""
+    prog = f"policy-trainer {command}"
+    return load_settings(cls, arguments, prog=prog, schema=FileSchema, presets=SETTINGS)
+
+
 # Heavy imports wait until a command is chosen, so that --help and mistakes answer at once.
 def _train(arguments: list[str]) -> int:
-    config = load_settings(TrainConfig, arguments, prog="policy-trainer train", schema=FileSchema)
+    config = read_settings(TrainConfig, arguments, "train")
     from policy_trainer.run import train
 
     console = Console(stderr=True)
@@ -53,7 +61,7 @@ def _train(arguments: list[str]) -> int:
 
 
 def _rollout(arguments: list[str]) -> int:
-    config = load_settings(RolloutConfig, arguments, prog="policy-trainer rollout", schema=FileSchema)
+    config = read_settings(RolloutConfig, arguments, "rollout")
     from policy_trainer.rollout import run_worker
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -62,7 +70,7 @@ def _rollout(arguments: list[str]) -> int:
 
 
 def _eval(arguments: list[str]) -> int:
-    config = load_settings(EvalConfig, arguments, prog="policy-trainer eval", schema=FileSchema)
+    config = read_settings(EvalConfig, arguments, "eval")
     from policy_trainer.eval import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)
@@ -73,24 +81,31 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _demo(arguments: list[str]) -> int:
-    config = load_settings(DemoConfig, arguments, prog="policy-trainer demo", schema=FileSchema)
+    config = read_settings(DemoConfig, arguments, "demo")
     from policy_trainer.demo import demo
 
     return demo(config, Console())
 
 
 def _demo_setup(arguments: list[str]) -> int:
-    config = load_settings(DemoSetupConfig, arguments, prog="policy-trainer demo-setup", schema=FileSchema)
+    config = read_settings(DemoSetupConfig, arguments, "demo-setup")
     from policy_trainer.demo import set_up
 
     print(set_up(config))
     return 0
 
 
+def _presets(arguments: list[str]) -> int:
+    from policy_trainer.presets_cli import presets
+
+    return presets(arguments)
+
+
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "rollout": _rollout,
     "eval": _eval,
+    "presets": _presets,
     "demo": _demo,
     "demo-setup": _demo_setup,
 }

@@ -1,0 +1,152 @@
+"""Learning curves of every preset's algorithm on small tasks: docs/curves.md and its picture. `make curves`.
+
+Real processes, one run at a time. What a run gave is kept in a file of its own, so that an interrupted `make curves`
+goes on where it was.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.json_file import write_json
+from policy_trainer.metrics import read_metrics
+from policy_trainer.run_directory import RunDirectory
+from shared.client import RefServerClient
+from shared.lifetime import child_environment
+from tests.bench.curves_recipes import Ground, names, recipe
+from tests.bench.curves_report import draw, write_page
+from tests.bench.curves_result import Point, Result
+from tests.bench.processes import serving
+
+PICTURE = "presets.png"
+LEFT_OVER = ("queued", "ready", "leased")
+
+
+class Servers:
+    """One server for each reference: of the base model, renewed, or none; started when first wanted."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.snapshots = (root / "snapshots").resolve()
+        self._root = root
+        self._stack = stack
+        self._urls: dict[str, str] = {}
+
+    def of(self, config: TrainConfig) -> str:
+        """The URL of the server that this run can share with others."""
+        renewed = config.reference.renew_every > 0
+        kind = "renewed" if renewed else Path(config.model).name if config.loss.beta else "none"
+        if kind not in self._urls:
+            self._urls[kind] = self._start(kind, config.model if config.loss.beta else None, renewed=renewed)
+        return self._urls[kind]
+
+    def _start(self, kind: str, model: str | None, *, renewed: bool) -> str:
+        options = ["--data-dir", str(self._root / f"server-{kind}")]
+        options += ["--model", model, "--threads", "1"] if model else ["--no-model"]
+        if renewed:
+            self.snapshots.mkdir(exist_ok=True)
+            options += ["--snapshot-root", str(self.snapshots)]
+        _, http = self._stack.enter_context(serving(*options))
+        return str(http.base_url).rstrip("/")
+
+
+def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Result:
+    """Trains in processes of its own, and leaves nothing but the result."""
+    run_dir = root / f"{name.replace('+', 'p')}-{seed}"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    config = recipe(name, Ground(servers.snapshots, run_dir, seed, steps))
+    url = servers.of(config)
+    RunDirectory(run_dir).write_config(config.model_copy(update={"server": url}))
+    began = time.monotonic()
+    command = [sys.executable, "-m", "policy_trainer", "train", "--config", str(run_dir / "config.toml")]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name}, seed {seed}:\n{done.stdout}{done.stderr}")
+    result = _result(name, seed, steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began)
+    _drop_left_over(url, run_dir.name)
+    shutil.rmtree(run_dir)
+    return result
+
+
+def _result(name: str, seed: int, steps: int, records: Sequence[dict[str, Any]], seconds: float) -> Result:
+    stepped = [record for record in records if record["kind"] == "step"]
+    samples = dict(zip(range(1, steps + 1), accumulate(map(_sampled, stepped)), strict=True))
+    curve = [
+        Point(record["step"], samples.get(record["step"], 0), record["accuracy"])
+        for record in records
+        if record["kind"] == "evaluation"
+    ]
+    last = stepped[-1]
+    return Result(name, seed, steps, curve, last["kl"], last["entropy"], round(seconds, 1))
+
+
+def _sampled(record: dict[str, Any]) -> int:
+    groups = record["groups"] + record["groups_left_out"]
+    return round(record["completions"] * (1 + record["resampled_groups"] / groups))
+
+
+def _drop_left_over(url: str, run: str) -> None:
+    """Batches that were sampled ahead would take the next run's room and time."""
+    with RefServerClient(url) as client:
+        for state in LEFT_OVER:
+            for batch in list(client.batches(state=state, run=run)):
+                client.drop(batch.id)
+
+
+@contextmanager
+def _servers(root: Path) -> Iterator[Servers]:
+    work = root / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    with ExitStack() as stack:
+        yield Servers(work, stack)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _read(path: Path) -> Result:
+    values = json.loads(path.read_text())
+    return Result(**{**values, "curve": [Point(**point) for point in values["curve"]]})
+
+
+def make(presets: Sequence[str], seeds: Sequence[int], steps: int, root: Path, console: Console) -> list[Result]:
+    """The results of all runs, of those too that an earlier call made."""
+    results: list[Result] = []
+    with _servers(root) as servers:
+        for seed in seeds:
+            for name in presets:
+                kept = root / f"{name}-{seed}-{steps}.json"
+                if not kept.exists():
+                    write_json(kept, asdict(run(name, seed, steps, root / "work", servers)))
+                results.append(_read(kept))
+                line = results[-1]
+                console.print(f"{name}, seed {seed}: {line.before:.2f} -> {line.after:.2f} in {line.seconds} s")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--presets", nargs="+", default=names(), choices=names(), metavar="NAME")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--root", type=Path, default=Path("runs/curves"), help="where results are kept")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where page and picture go")
+    options = parser.parse_args()
+    options.root.mkdir(parents=True, exist_ok=True)
+    results = make(options.presets, options.seeds, options.steps, options.root, Console())
+    draw(results, options.docs / PICTURE)
+    write_page(results, options.docs / "curves.md", PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What the curves are of: each preset's algorithm on the demo's task, with the demo's model, rates and sizes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from policy_trainer.base_model import cached_base_model
+from policy_trainer.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    JudgingConfig,
+    LossConfig,
+    OptimizerConfig,
+    PenaltyConfig,
+    ReferenceConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+from policy_trainer.config.data import TaskName
+from policy_trainer.presets import PRESETS
+from policy_trainer.presets.words import resolved
+from shared.settings import from_values
+from tests.bench.curves_countdown import DATA, cached_countdown_model
+
+BASE_MODELS = Path("runs/base_models")
+# Outer iterations of the recipes that renew their reference: theirs are longer than a whole run here.
+RENEW_EVERY = 25
+EVALUATIONS = 10
+# DAPO's penalty, in proportion to completions of 40 tokens.
+OVERLONG_TOKENS = 8
+OPTIMIZER = OptimizerConfig(lr=3e-4, warmup_steps=10, final_lr_fraction=0.1, clip_norm=1.0)
+COUNTDOWN = "countdown"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where a run takes place. snapshots: --snapshot-root of the server that renews its reference."""
+
+    snapshots: Path
+    run_dir: Path
+    seed: int
+    steps: int
+
+
+def names() -> list[str]:
+    return [*PRESETS, COUNTDOWN]
+
+
+def base_model(name: str) -> Path:
+    """One for all seeds, so that one server has the reference of all runs."""
+    make = cached_countdown_model if name == COUNTDOWN else cached_base_model
+    return make(BASE_MODELS, 0, lambda done, total: None)
+
+
+def recipe(name: str, ground: Ground) -> TrainConfig:
+    return _countdown(ground) if name == COUNTDOWN else _of_preset(name, ground)
+
+
+def _of_preset(name: str, ground: Ground) -> TrainConfig:
+    """The algorithm is the preset's: loss, cadence, renewal, dynamic sampling, penalties. All else is the demo's."""
+    preset = resolved(PRESETS[name])
+    overlong = "soft_overlong" in preset.rewards
+    return _config(
+        base_model(name),
+        ground,
+        task="arithmetic",
+        rewards=["accuracy", "tags", *(["soft_overlong"] if overlong else [])],
+        judging=JudgingConfig(steps=preset.judging.steps, penalty=PenaltyConfig(overlong_tokens=OVERLONG_TOKENS)),
+        data=DataConfig(),
+        max_resamples=preset.sampling.max_resamples,
+        loss=preset.loss,
+        passes=preset.passes,
+        minibatches=preset.minibatches,
+        publish_every=preset.publish_every,
+        renew_every=RENEW_EVERY if preset.reference.renew_every else 0,
+    )
+
+
+def _countdown(ground: Ground) -> TrainConfig:
+    """Three numbers from 1 to 9, + and -, with the default GRPO: problems as the task generates them."""
+    return _config(
+        base_model(COUNTDOWN),
+        ground,
+        task="countdown",
+        rewards=[],
+        judging=JudgingConfig(),
+        data=DATA,
+        max_resamples=0,
+        loss=LossConfig(),
+        passes=1,
+        minibatches=1,
+        publish_every=4,
+        renew_every=0,
+    )
+
+
+def _config(
+    base: Path,
+    ground: Ground,
+    *,
+    task: TaskName,
+    rewards: list[str],
+    judging: JudgingConfig,
+    data: DataConfig,
+    max_resamples: int,
+    loss: LossConfig,
+    passes: int,
+    minibatches: int,
+    publish_every: int,
+    renew_every: int,
+) -> TrainConfig:
+    return from_values(
+        TrainConfig,
+        model=str(base),
+        seed=ground.seed,
+        threads=1,
+        task=task,
+        rewards=rewards,
+        judging=judging,
+        data=data,
+        run_dir=ground.run_dir,
+        steps=ground.steps,
+        groups_per_step=16,
+        sampling=SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40, max_resamples=max_resamples),
+        loss=loss,
+        passes=passes,
+        minibatches=minibatches,
+        publish_every=publish_every,
+        optimizer=OPTIMIZER,
+        reference=ReferenceConfig(renew_every=renew_every, snapshot_root=ground.snapshots if renew_every else None),
+        checkpoint=CheckpointConfig(every=ground.steps, keep=1),
+        evaluation=EvaluationConfig(every=max(1, ground.steps // EVALUATIONS), problems=256, batch_size=128),
+    )

@@ -1,0 +1,126 @@
+"""The page and the picture of the curves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from policy_trainer.presets import PRESETS
+from policy_trainer.presets import words as say
+from tests.bench.curves_recipes import OVERLONG_TOKENS, RENEW_EVERY
+from tests.bench.curves_result import Result
+
+COLUMNS = 5
+_HEAD = (
+    "| algorithm | accuracy before | after | samples | to 0.5 | to 0.9 | KL at the end | entropy | remarks |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def by_name(results: Sequence[Result]) -> dict[str, list[Result]]:
+    names = dict.fromkeys(result.name for result in results)
+    return {name: [result for result in results if result.name == name] for name in names}
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """A panel for each algorithm: the mean over the seeds, and the band from the least to the best of them."""
+    found = by_name(results)
+    rows = -(-len(found) // COLUMNS)
+    figure = Figure(figsize=(15, 2.7 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).flatten()
+    for panel, (name, runs) in zip(panels, found.items(), strict=False):
+        _draw_panel(panel, name, runs)
+    for panel in panels[len(found) :]:
+        panel.set_axis_off()
+    figure.supxlabel("completions sampled")
+    figure.supylabel("accuracy on held-out problems, greedy")
+    figure.savefig(path, dpi=80)
+
+
+def _draw_panel(panel: Axes, name: str, runs: Sequence[Result]) -> None:
+    points = list(zip(*(run.curve for run in runs), strict=True))
+    samples = [mean(point.samples for point in at) for at in points]
+    accuracies = [[point.accuracy for point in at] for at in points]
+    panel.fill_between(samples, [min(at) for at in accuracies], [max(at) for at in accuracies], alpha=0.25, linewidth=0)
+    panel.plot(samples, [mean(at) for at in accuracies])
+    panel.set_title(name, fontsize=10)
+    panel.set_ylim(0, 1.02)
+    panel.grid(alpha=0.3)
+
+
+def write_page(results: Sequence[Result], path: Path, picture: str) -> None:
+    found = by_name(results)
+    rows = [_row(name, runs) for name, runs in found.items()]
+    first = results[0]
+    seeds = len({result.seed for result in results})
+    path.write_text(_TEXT.format(steps=first.steps, seeds=seeds, picture=picture, table="\n".join([_HEAD, *rows])))
+
+
+def _row(name: str, runs: Sequence[Result]) -> str:
+    kls = [run.kl for run in runs if run.kl is not None]
+    cells = [
+        f"`{name}`" if name in PRESETS else f"{name}, default GRPO",
+        _spread([run.before for run in runs], "{:.2f}"),
+        _spread([run.after for run in runs], "{:.2f}"),
+        _spread([run.curve[-1].samples for run in runs], "{:,.0f}"),
+        _reached(runs, 0.5),
+        _reached(runs, 0.9),
+        _spread(kls, "{:.3f}") if kls else "-",
+        _spread([run.entropy for run in runs], "{:.3f}"),
+        _remarks(name),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The mean, and the range where there is one."""
+    low, high, middle = form.format(min(values)), form.format(max(values)), form.format(mean(values))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _reached(runs: Sequence[Result], accuracy: float) -> str:
+    reached = [samples for run in runs if (samples := run.samples_to(accuracy)) is not None]
+    if not reached:
+        return "-"
+    return _spread(reached, "{:,.0f}") + (f", {len(reached)} of {len(runs)}" if len(reached) < len(runs) else "")
+
+
+def _remarks(name: str) -> str:
+    if name not in PRESETS:
+        return "3 numbers from 1 to 9, + and -"
+    config = say.resolved(PRESETS[name])
+    updates = config.passes * config.minibatches
+    remarks = [
+        (updates > 1, f"{updates} updates a step"),
+        (config.publish_every > 1, f"published every {config.publish_every} steps"),
+        (bool(config.reference.renew_every), f"reference renewed every {RENEW_EVERY} steps"),
+        (bool(config.sampling.max_resamples), "groups without variance resampled"),
+        ("soft_overlong" in config.rewards, f"overlong penalty over {OVERLONG_TOKENS} tokens"),
+        (config.judging.steps, "a reward for each step"),
+    ]
+    return ", ".join(text for holds, text in remarks if holds)
+
+
+_TEXT = """# Learning curves
+
+Every preset's algorithm on the demo's task, addition of two numbers up to 99, and the default GRPO on countdown:
+{steps} steps of 16 groups of 8, {seeds} seeds. `make curves` trains them all, real processes on this machine, and
+writes this page and its picture; it goes on where it was interrupted.
+
+Taken from the preset: advantage, surrogate, KL, mean, old log-probs, what happens to groups without variance and to
+truncated completions, updates a step, publishing, dynamic sampling, the penalty on length. The same for all: base
+model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at 3e-4 with 10 steps of warm-up and a decay to a
+tenth, gradients clipped to norm 1. So this shows that each algorithm learns, not which is best: each was published
+with other rates, sizes and tasks.
+
+Accuracy is greedy, on 256 held-out problems. Ranges are over the seeds. Samples are completions, those of groups that
+were given up included; "to 0.5" counts them until the first evaluation that reached it.
+
+![Curves]({picture})
+
+{table}
+"""

@@ -1,0 +1,37 @@
+"""What one run of the curves gave."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation. samples: completions that were sampled for the steps until then, those given up too."""
+
+    step: int
+    samples: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """kl: of the last step, to the reference; None without one. entropy: of the last step. seconds: of the process."""
+
+    name: str
+    seed: int
+    steps: int
+    curve: list[Point]
+    kl: float | None
+    entropy: float
+    seconds: float
+
+    @property
+    def before(self) -> float:
+        return self.curve[0].accuracy
+
+    @property
+    def after(self) -> float:
+        return self.curve[-1].accuracy
+
+    def samples_to(self, accuracy: float) -> int | None:
+        """Until the first evaluation that reached it; None when none did."""
+        return next((point.samples for point in self.curve if point.accuracy >= accuracy), None)

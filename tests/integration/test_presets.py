@@ -1,0 +1,133 @@
+"""Every preset trains a tiny model: its own algorithm, rewards and kind of data, in overridden sizes."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+
+from policy_trainer.__main__ import read_settings
+from policy_trainer.config import RolloutConfig, TrainConfig
+from policy_trainer.presets import PRESETS, SETTINGS
+from policy_trainer.publish import latest
+from policy_trainer.rollout import run_worker
+from policy_trainer.run import train
+from policy_trainer.run_directory import RunDirectory
+from tests.integration.processes import Process, Server, steps_of, until
+from tests.ports import free_port
+
+# Problems that the base model half knows, in the form of each recipe's data.
+DATA: dict[str, list[dict[str, Any]]] = {
+    "gsm8k": [{"question": f"{i}+{i + 7}=?", "answer": f"Add them.\n#### {2 * i + 7}"} for i in range(10, 40)],
+    "math": [{"problem": f"{i}+{i + 7}=?", "solution": f"It is $\\boxed{{{2 * i + 7}}}$."} for i in range(10, 40)],
+    "countdown": [{"nums": [i % 9 + 1, i % 7 + 1, 3], "target": i % 9 + i % 7 + 5} for i in range(30)],
+}
+SIZES = (
+    "--threads", "1", "--steps", "2", "--groups-per-step", "4", "--sampling.prompts-per-round", "4",
+    "--sampling.max-new-tokens", "32", "--evaluation.problems", "4", "--evaluation.every", "0",
+    "--data.max-prompt-tokens", "900", "--judging.penalty.overlong-tokens", "16",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's base model with room for long prompts: it is rotary, and so has no table of positions."""
+    directory = tmp_path_factory.mktemp("long") / "base"
+    shutil.copytree(base_model, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def queue_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server without a reference, for presets without a KL."""
+    directory, port = tmp_path_factory.mktemp("queue"), free_port()
+    options = ("serve", "--no-model", "--port", str(port), "--data-dir", str(directory / "server"))
+    server = Process("ref_server", *options, log=directory / "server.log")
+    yield f"http://127.0.0.1:{port}"
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all: what a preset that renews the reference leaves there is a reference for the next."""
+    directory = tmp_path_factory.mktemp("server")
+    (directory / "snapshots").mkdir()
+    server = Server(model, directory, None, "--snapshot-root", str(directory / "snapshots")).until_ready()
+    yield server
+    server.kill()
+
+
+def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir: Path) -> list[str]:
+    settings = SETTINGS[name]
+    url = server.url if settings.get("loss", {}).get("beta", 0.04) else queue_alone
+    group = min(settings.get("sampling", {}).get("group_size", 8), 4)
+    options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]
+    options += ["--sampling.group-size", str(group), "--minibatches", str(min(settings.get("minibatches", 1), 4))]
+    if PRESETS[name].wants:
+        options += ["--reference.renew-every", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]
+    if settings.get("loss", {}).get("advantage") == "process":
+        return [*options, "--task", "arithmetic"]  # which judges steps
+    if settings.get("loss", {}).get("drop_zero_variance") is False and "reward_weights" not in settings:
+        # So that completions differ where all are wrong, and something is learnt without a KL.
+        options += ["--rewards", *settings.get("rewards", ["accuracy", "tags"]), "length"]
+    return options + local_data(settings.get("task"), run_dir.parent)
+
+
+def local_data(task: str | None, directory: Path) -> list[str]:
+    for kind, rows in DATA.items():
+        (directory / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {kind: str(directory / f"{kind}.jsonl") for kind in DATA}
+    if task == "mixture":
+        return ["--data.mixture", json.dumps([{"task": kind, "path": files[kind]} for kind in ("gsm8k", "math")])]
+    return ["--data.path", files[task]] if task else []
+
+
+def assert_trained(run_dir: Path, model: Path) -> None:
+    steps = steps_of(run_dir)
+    assert [record["step"] for record in steps] == [1, 2]
+    assert not any(record["not_finite"] for record in steps)
+    assert all(abs(record["loss"]) < 1e6 for record in steps)
+    before, after = (load_file(directory / "model.safetensors") for directory in (model, run_dir / "model"))
+    assert before.keys() == after.keys() and all(tensor.isfinite().all() for tensor in after.values())
+    assert any((before[key] != after[key]).any() for key in before), "the weights are as they were"
+
+
+def sample(config: RolloutConfig) -> None:
+    # Once the trainer has its model: transformers loads one at a time in a process.
+    until(lambda: latest(config.run_dir / "weights"), "the trainer to publish")
+    run_worker(config)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_trains(name: str, model: Path, server: Server, queue_alone: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / name.replace("+", "p")
+    options = options_of(name, model, server, queue_alone, run_dir)
+    config = read_settings(TrainConfig, [*options, "--rollout", "external"], "train")
+    # Both in this process, which saves starting two others for each preset.
+    RunDirectory(run_dir).write_config(config)
+    file = ["--config", str(run_dir / "config.toml")]
+    worker = Thread(target=sample, args=(read_settings(RolloutConfig, file, "rollout"),), daemon=True)
+    worker.start()
+    assert train(config, Console(quiet=True)).finished
+    worker.join(60)
+    assert not worker.is_alive()
+    assert_trained(run_dir, model)
+    if PRESETS[name].wants:
+        assert {record["reference_version_max"] for record in steps_of(run_dir)} != {0}
+
+
+def test_the_command_line_trains_by_a_preset(
+    model: Path, server: Server, queue_alone: str, tmp_path: Path, start
+) -> None:
+    run_dir = tmp_path / "run"
+    options = options_of("grpo-zero", model, server, queue_alone, run_dir)
+    trainer = start(Process("policy_trainer", "train", *options, log=tmp_path / "trainer.log"))
+    assert trainer.wait() == 0, trainer.output()
+    assert_trained(run_dir, model)
