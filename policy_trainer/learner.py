@@ -79,10 +79,10 @@ class Learner:
             return [group.rollout.sampler_logps for group in groups]
         if not (self._recomputes or penalises_rewards(self._loss)):
             return [None] * len(groups)
-        return [own for part in shares(len(groups), self._minibatches) for own in self._scored(groups[part])]
+        return [own for part in shares(len(groups), self._minibatches) for own in self._logps(groups[part])]
 
     @torch.no_grad()
-    def _scored(self, groups: Sequence[StepGroup]) -> list[Array]:
+    def _logps(self, groups: Sequence[StepGroup]) -> list[Array]:
         """Log-probs under the policy as it is."""
         tokens, logps = [group.rollout.group for group in groups], []
         for part in cut([group.tokens for group in tokens], self._micro_batch_tokens):

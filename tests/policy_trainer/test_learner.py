@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner import Learner
 from policy_trainer.micro_batches import micro_batches, totals
-from policy_trainer.schedules import lr_factor
 from policy_trainer.step_groups import judge, prepare
 from policy_trainer.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
@@ -536,38 +535,10 @@ class TestBfloat16:
         assert all(torch.equal(learns.weights.masters[name], master) for name, master in masters.items())
 
 
-def test_a_batch_without_sampler_logps_is_refused_by_name(model: PreTrainedModel, make_scored: Make) -> None:
-    batch = make_scored([3], [[4], [5]], [0.0, 1.0])
-    object.__setattr__(batch.rollout, "sampler_logps", None)
-    with pytest.raises(ValueError, match="sampler_logps"):
-        learner(model).step([batch], step=0)
-
-
 def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
     learns = learner(model.train())
     learns.step(batches, step=0)
     assert not model.training
-
-
-@pytest.mark.parametrize(
-    ("config", "factors"),
-    [
-        (OptimizerConfig(), [1, 1, 1, 1, 1]),
-        (OptimizerConfig(warmup_steps=2), [1 / 2, 1, 1, 1, 1]),
-        (OptimizerConfig(final_lr_fraction=0.0), [1, 3 / 4, 1 / 2, 1 / 4, 0]),
-        (OptimizerConfig(final_lr_fraction=0.5), [1, 7 / 8, 3 / 4, 5 / 8, 1 / 2]),
-        (OptimizerConfig(warmup_steps=4, final_lr_fraction=0.2), [1 / 4, 0.8 / 2, 0.6 * 3 / 4, 0.4, 0.2]),
-        (OptimizerConfig(warmup_steps=10), [0.1, 0.2, 0.3, 0.4, 0.5]),
-    ],
-)
-def test_learning_rate_by_hand(config: OptimizerConfig, factors: list[float]) -> None:
-    assert [lr_factor(step, config, 5) for step in range(5)] == pytest.approx(factors)
-
-
-def test_learning_rate_of_a_run_of_one_step_and_beyond_the_end() -> None:
-    config = OptimizerConfig(final_lr_fraction=0.1)
-    assert lr_factor(0, config, 1) == 1
-    assert lr_factor(99, config, 5) == pytest.approx(0.1)
 
 
 def test_the_learning_rate_that_is_told_is_the_one_applied(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
@@ -577,3 +548,244 @@ def test_the_learning_rate_that_is_told_is_the_one_applied(model: PreTrainedMode
     before = weights(model)
     learns.step(batches, step=4)
     assert torch.equal(weights(model), before)
+
+
+class Counting(PackedForward):
+    """Counts forwards without a gradient."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.scored: list[list[int]] = []
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.scored.append([group.tokens for group in groups])
+        return super().__call__(groups, temperatures)
+
+
+def own_logps(model: PreTrainedModel, batch: ScoredBatch) -> np.ndarray:
+    with torch.no_grad():
+        return PackedForward(model)([batch.rollout.group], [batch.rollout.temperature]).numpy()
+
+
+def with_own_logps(model: PreTrainedModel, batch: ScoredBatch) -> ScoredBatch:
+    """As if the model had sampled it. In the model's own precision: float32 would show."""
+    rollout = copy.copy(batch.rollout)
+    object.__setattr__(rollout, "sampler_logps", own_logps(model, batch))
+    return ScoredBatch(rollout, batch.ref_logps, batch.reference_version)
+
+
+class TestOldLogps:
+    @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
+    def test_of_a_single_update_are_its_own_exactly_and_for_nothing(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], old_logps: str
+    ) -> None:
+        made: list[Counting] = []
+
+        def counting(model: PreTrainedModel) -> Counting:
+            made.append(Counting(model))
+            return made[-1]
+
+        loss = LossConfig.model_validate({"beta": 0.1, "old_logps": old_logps})
+        stats, grad, after = stepped(model, batches, loss=loss, forward=counting)
+        assert (stats.ratio_min, stats.ratio_mean, stats.ratio_max) == (1, 1, 1)
+        assert not made[0].scored
+        TestInvariance.assert_same(
+            (stats, grad, after), stepped(model, batches, loss=LossConfig(beta=0.1, old_logps="current"))
+        )
+        sampled = [with_own_logps(model, batch) for batch in batches]
+        assert_close(grad, stepped(model, sampled)[1])
+
+    @pytest.mark.parametrize("micro_batch_tokens", [40, 10_000])
+    def test_recomputed_are_those_before_the_first_of_several_updates(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int
+    ) -> None:
+        """The same as with a sampler that has the same weights, though not in the second step."""
+        copied = copy.deepcopy(model)
+        options: dict[str, Any] = {"passes": 3, "micro_batch_tokens": micro_batch_tokens}
+        recomputing = learner(copied, loss=LossConfig(beta=0.1, old_logps="recomputed"), **options)
+        stats = recomputing.step(batches, step=0)
+        assert stats.updates == 3 and stats.ratio_min < 1 < stats.ratio_max
+        sampled = [with_own_logps(model, batch) for batch in batches]
+        expected = learner(model, **options).step(sampled, step=0)
+        assert stats.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert_close(weights(copied), weights(model))
+
+    def test_are_packed_as_the_updates_pack_them(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Groups of 15, 21 and 15 tokens, in two parts of at most 36 tokens a forward."""
+        forward = Counting(model)
+        learns = learner(
+            model, forward=lambda _: forward, loss=LossConfig(old_logps="recomputed"), minibatches=2,
+            micro_batch_tokens=36,
+        )  # fmt: skip
+        learns.step(batches, step=0)
+        assert forward.scored == [[15], [21, 15]]
+
+    def test_of_the_penalty_on_rewards_are_asked_for_before(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        """With current and recomputed the policy's own, and the ratio of a single update is 1 all the same."""
+        settings = {"kl_in": "reward", "beta": 0.3}
+        sampled = [with_own_logps(model, batch) for batch in batches]
+        expected = stepped(model, sampled, loss=LossConfig.model_validate(settings))
+        for old_logps in ("recomputed", "current"):
+            got = stepped(model, batches, loss=LossConfig.model_validate(settings | {"old_logps": old_logps}))
+            assert (got[0].ratio_min, got[0].ratio_max) == (1, 1)
+            assert got[0].loss == pytest.approx(expected[0].loss, abs=1e-9)
+            assert_close(got[1], expected[1])
+
+
+class TestSeveralUpdates:
+    def test_passes_are_updates_on_the_same_groups_at_one_learning_rate(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        copied = copy.deepcopy(model)
+        stats = learner(copied, passes=3).step(batches, step=0)
+        one = learner(model)
+        each = [one.step(batches, step=0) for _ in range(3)]
+        assert torch.equal(weights(copied), weights(model))
+        assert (stats.updates, stats.groups, stats.tokens) == (3, 3, each[0].tokens)
+        for name in ("loss", "kl", "entropy", "clip_fraction", "grad_norm", "ratio_mean"):
+            assert getattr(stats, name) == pytest.approx(sum(getattr(part, name) for part in each) / 3, rel=1e-6)
+        assert stats.ratio_max == max(part.ratio_max for part in each)
+
+    def test_minibatches_are_updates_on_whole_groups_with_means_of_their_own(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        """Three groups train: one, and then two."""
+        copied = copy.deepcopy(model)
+        stats = learner(copied, minibatches=2).step(batches, step=0)
+        one = learner(model)
+        each = [one.step(part, step=0) for part in (batches[:2], batches[2:])]
+        assert torch.equal(weights(copied), weights(model))
+        assert stats.updates == 2 and stats.tokens == each[0].tokens + each[1].tokens
+        assert stats.loss == pytest.approx((each[0].loss + each[1].loss) / 2)
+
+    def test_there_are_no_more_minibatches_than_groups_that_train(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        stats = learner(model, minibatches=5, passes=2).step(batches, step=0)
+        assert (stats.groups, stats.updates) == (3, 6)
+
+    def test_advantages_are_those_of_the_whole_step(self, model: PreTrainedModel, make_scored: Make) -> None:
+        """Under reinforce++ a group of one learns from the others, also where it is updated on alone."""
+        tokens = [[[4, 5]], [[6]], [[7, 8, 9]]]
+        step = [make_scored([3], rows, [reward]) for rows, reward in zip(tokens, (0.0, 1.0, 3.0), strict=True)]
+        loss = LossConfig(advantage="reinforce++", beta=0, drop_zero_variance=False)
+        assert learner(copy.deepcopy(model), loss=loss).step(step[:1], step=0).advantage_std == 0
+        whole = learner(copy.deepcopy(model), loss=loss).step(step, step=0)
+        parts = learner(model, loss=loss, minibatches=3).step(step, step=0)
+        assert parts.updates == 3 and parts.advantage_std == whole.advantage_std > 0.5
+
+    def test_one_that_is_not_finite_is_left_out(self, make_tiny: Make, make_scored: Make) -> None:
+        good = make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])
+        bad = make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])
+        model, alone = make_tiny(), make_tiny()
+        stats = learner(model, loss=LossConfig(beta=100.0), minibatches=2).step([good, bad], step=0)
+        assert stats.not_finite and stats.updates == 1
+        learner(alone, loss=LossConfig(beta=100.0)).step([good], step=0)
+        assert torch.equal(weights(model), weights(alone))
+
+
+class TestWithoutAReference:
+    def test_trains_the_same(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        loss = LossConfig(beta=0.0)
+        scored, rollouts = batches, [batch.rollout for batch in batches]
+        got, expected = (stepped(model, each, loss=loss) for each in (rollouts, scored))  # type: ignore[arg-type]
+        assert math.isnan(got[0].kl) and expected[0].kl > 0.01
+        assert got[0].loss == expected[0].loss and torch.equal(got[2], expected[2])
+
+    def test_there_is_no_kl_to_tell_of(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        rollouts = [batch.rollout for batch in batches]
+        learns = learner(model, loss=LossConfig(beta=0.0))
+        assert math.isnan(learns.kl(rollouts)) and learns.noise_floor(rollouts) == learns.noise_floor(batches)
+
+    def test_a_penalty_is_refused_by_name(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        with pytest.raises(ValueError, match="ref_logps"):
+            learner(model).step([batches[0].rollout], step=0)
+
+
+class TestCorrection:
+    SETTINGS: ClassVar = {"old_logps": "recomputed", "correction": "tis", "correction_max": 1.2, "beta": 0.1}
+
+    def test_weighs_what_was_sampled_by_another(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """At ratio 1 the gradient of each token's surrogate is -w A, with w = min(exp(l - sampler), 1.2)."""
+        batch = batches[0]
+        d = own_logps(model, batch) - batch.rollout.sampler_logps
+        stats, grad, _ = stepped(model, [batch], loss=LossConfig.model_validate(self.SETTINGS | {"beta": 0}))
+        rollout = batch.rollout
+        r = torch.tensor(rollout.rewards.tolist(), dtype=torch.float64)
+        advantages = ((r - r.mean()) / (r.std() + 1e-4)).tolist()
+        total, place = torch.zeros(()), 0
+        for completion, advantage in zip(rollout.group.completions(), advantages, strict=True):
+            row = row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), 1.0)
+            weight = torch.tensor(np.minimum(np.exp(d[place : place + len(row)]), 1.2))
+            total, place = total - (weight * row).mean() * advantage / 3, place + len(row)
+        total.backward()
+        assert_close(grad, gradient(model))
+        assert 0 < stats.correction_cut < 1
+        assert stats.correction_cut == pytest.approx((np.exp(d) > 1.2).mean())
+        w = np.exp(d)
+        assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
+
+    def test_stays_as_it_was_before_the_first_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        first = learner(copy.deepcopy(model), loss=LossConfig.model_validate(self.SETTINGS)).step(batches, step=0)
+        later = learner(model, loss=LossConfig.model_validate(self.SETTINGS), passes=3).step(batches, step=0)
+        for name in ("correction_cut", "effective_sample_size", "sampler_gap_mean", "sampler_gap_max"):
+            assert getattr(later, name) == pytest.approx(getattr(first, name), rel=1e-6)
+
+
+class TestStatistics:
+    @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
+    def test_by_hand(self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int) -> None:
+        """Over the trained tokens of the groups 0, 2 and 3, whose ratios are taken to the sampler."""
+        ratios, advantages = [], []
+        for batch in (batches[0], batches[2], batches[3]):
+            rollout = batch.rollout
+            mask = np.repeat(~np.isnan(rollout.rewards), rollout.group.completion_lengths)
+            mask &= True if rollout.loss_mask is None else rollout.loss_mask
+            ratios.append(np.exp(own_logps(model, batch) - rollout.sampler_logps)[mask])
+            known = rollout.rewards[~np.isnan(rollout.rewards)].astype(np.float64)
+            advantages.append((known - known.mean()) / (known.std(ddof=1) + 1e-4))
+        rho = np.concatenate(ratios)
+        stats = learner(model, micro_batch_tokens=micro_batch_tokens).step(batches, step=0)
+        assert len(rho) == stats.tokens
+        expected = {
+            "ratio_min": rho.min(),
+            "ratio_mean": rho.mean(),
+            "ratio_max": rho.max(),
+            "effective_sample_size": rho.sum() ** 2 / (len(rho) * (rho**2).sum()),
+            "sampler_gap_mean": np.abs(np.log(rho)).mean(),
+            "sampler_gap_max": np.abs(np.log(rho)).max(),
+            "correction_cut": 0.0,
+            "advantage_std": np.concatenate(advantages).std(),
+            "zero_variance": 2 / 5,
+            "updates": 1,
+        }
+        for name, value in expected.items():
+            assert getattr(stats, name) == pytest.approx(value, rel=1e-6), name
+        assert stats.clip_fraction == stats.clip_fraction_low + stats.clip_fraction_high
+        assert min(stats.clip_fraction_low, stats.clip_fraction_high) > 0
+
+    def test_of_nothing_there_are_none(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        stats = learner(model).step([batches[1]], step=0)
+        names = (
+            "ratio_min", "ratio_mean", "ratio_max", "effective_sample_size", "sampler_gap_mean", "sampler_gap_max",
+            "clip_fraction", "correction_cut", "advantage_std",
+        )  # fmt: skip
+        assert all(math.isnan(getattr(stats, name)) for name in names)
+        assert stats.zero_variance == 1 and stats.updates == 0
+
+    def test_of_an_unknown_sampler_there_is_no_gap(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        for batch in batches:
+            object.__setattr__(batch.rollout, "sampler_logps", None)
+        stats = learner(model, loss=LossConfig(old_logps="current")).step(batches, step=0)
+        assert math.isnan(stats.sampler_gap_mean) and math.isnan(stats.sampler_gap_max)
+        assert stats.effective_sample_size == 1
+
+
+def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    unclipped = stepped(model, batches, optimizer=OptimizerConfig(lr=1e-2, clip_norm=0))
+    TestInvariance.assert_same(unclipped, stepped(model, batches))
+    clipped = stepped(model, batches, optimizer=OptimizerConfig(lr=1e-2, clip_norm=1e-3))
+    assert clipped[0].grad_norm == unclipped[0].grad_norm and clipped[1].norm() < 1.01e-3
