@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from policy_trainer.tasks.interface import Message
 from shared.refusal import Refused
 
 if TYPE_CHECKING:
@@ -98,33 +97,6 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     if not len(loaded):
         raise Refused(f"data.dataset: {tried} has no rows")
     return ArrowRows(_table(loaded), columns, tried)
-
-
-def text_of(row: Row, column: str, where: str) -> str:
-    """The text in this column. Raises Refused for one that is missing, empty, or no text."""
-    value = row.get(column)
-    if not isinstance(value, str) or not value:
-        raise Refused(f"{where}: {column} must be a text that is not empty")
-    return value
-
-
-def answer_of(row: Row, column: str, where: str) -> str:
-    """The gold answer in this column, a number or a text."""
-    value = row.get(column)
-    if value == "" or isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise Refused(f"{where}: {column} must be a number or a text that is not empty")
-    return str(value)
-
-
-def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
-    """The conversation in this column."""
-    messages = row.get(column)
-    if not isinstance(messages, list) or not messages:
-        raise Refused(f"{where}: {column} must be a list that is not empty")
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise Refused(f'{where}: {column} must each be {{"role": …, "content": …}}')
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
 def _record(line: str, where: str, columns: Sequence[str]) -> Row:

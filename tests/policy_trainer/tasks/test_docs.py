@@ -1,0 +1,74 @@
+"""docs/tasks.md: its commands are understood and find their problems, its table is true, its task is one."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from policy_trainer.__main__ import FileSchema
+from policy_trainer.config import EvalConfig
+from policy_trainer.config.data import TaskName
+from policy_trainer.tasks.interface import Task
+from policy_trainer.tasks.jsonl import jsonl
+from policy_trainer.tasks.registry import make_task
+from shared.settings import load_settings
+from tests.policy_trainer.tasks.formats import write
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands(command: str) -> None:
+    program, verb, *arguments = shlex.split(command.replace("$MODEL", "model"))
+    assert (program, verb) == ("policy-trainer", "eval")
+    config = load_settings(EvalConfig, arguments, prog="policy-trainer", schema=FileSchema)
+    task = make_task(config)
+    assert task.held_out() and task.problem(0).answer
+
+
+def test_there_is_a_row_and_a_heading_for_every_task() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (`.*`) \|$", PAGE, re.MULTILINE))
+    assert set(rows) == set(get_args(TaskName))
+    assert set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)) == set(rows) - {"arithmetic"}
+    for command in COMMANDS:
+        arguments = shlex.split(command)[2:]
+        task = make_task(load_settings(EvalConfig, arguments, prog="policy-trainer", schema=FileSchema))
+        assert tuple(re.findall(r"`(.*?)`", rows[task.name])) == task.default_rewards
+
+
+def test_the_mixture() -> None:
+    task = make_task(EvalConfig.model_validate({"model": "m", **tomllib.loads(blocks("toml")[0])}))
+    drawn = [task.problem(i).task for i in range(1000)]
+    assert (drawn.count("gsm8k"), drawn.count("countdown")) == (750, 250)
+
+
+def test_the_lines_of_a_file(tmp_path: Path) -> None:
+    config = EvalConfig.model_validate({"model": "m", "task": "jsonl", "data": {"path": "x"}})
+    file = write(tmp_path / "p.jsonl", *blocks("json")[0].splitlines())
+    data = config.data.model_copy(update={"path": file, "held_out_path": file})
+    assert [problem.answer for problem in jsonl(data, 0).held_out()] == ["4", "49"]
+
+
+def test_a_task_of_ones_own() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("python")[0], names)
+    task: Task = names["Reversal"](seed=0)
+    problem = task.held_out()[0]
+    assert task.correct(problem, f"<think></think><answer>{problem.answer}</answer>") == 1
+    assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.held_out())
