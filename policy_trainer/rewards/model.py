@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.rewards.sample import Sample
@@ -86,6 +87,7 @@ def _other_than(ids: set[int]) -> int:
 
 
 def _load(config: RewardModelConfig, path: str) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()  # it would tear a live display
     model, info = AutoModelForSequenceClassification.from_pretrained(
         path, revision=config.revision, dtype=config.dtype, trust_remote_code=False, output_loading_info=True
     )

@@ -77,12 +77,12 @@ def accuracy_rule(task: Task) -> Reward | Apart:
 def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
     if name in RULES:
         return RULES[name]
-    if name in _CONFIGURED:
-        return _CONFIGURED[name](config, task)
+    if name in CONFIGURED:
+        return CONFIGURED[name](config, task)
     if ":" in name:
         own = OwnReward(name)
         return Apart(own, own.load)
-    known = sorted([*RULES, *_CONFIGURED, *SUMS])
+    known = sorted([*RULES, *CONFIGURED, *SUMS])
     raise Refused(f"rewards: {name!r} is none of {', '.join(known)}, nor module:function of your own")
 
 
@@ -99,7 +99,7 @@ def _repetition(config: CommonConfig, task: Task) -> Reward:
     return repetition_penalty(config.judging.penalty.repetition_ngram, config.judging.penalty.repetition_max)
 
 
-_CONFIGURED: Mapping[str, Callable[[CommonConfig, Task], Rule]] = {
+CONFIGURED: Mapping[str, Callable[[CommonConfig, Task], Rule]] = {
     "accuracy": lambda config, task: accuracy_rule(task),
     "length": lambda config, task: length_penalty(config.judging.penalty.length_tokens),
     "repetition": _repetition,

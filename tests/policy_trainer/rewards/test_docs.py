@@ -1,0 +1,49 @@
+"""docs/rewards.md: its example runs, and it tells of every reward and no other."""
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.judging import Judge
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
+from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.interface import Problem
+
+PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerFast) -> None:
+    (code,) = re.findall(r"^```python\n# my_rewards\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_rewards.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    assert "--rewards accuracy my_rewards:concise" in PAGE
+    config = TrainConfig(model="m", rewards=["accuracy", "my_rewards:concise"])
+    judge = Judge(tokenizer, Arithmetic(0), config)
+    right, wrong = "<answer>5</answer>", "5"
+    said = [(right, 100), (right, 450), (right, 900), (wrong, 1)]
+    judged = judge.score([Sample(Problem("5"), text, tokens) for text, tokens in said])
+    assert judged.rewards.tolist() == pytest.approx([1.8, 1.1, 1.1, 0])
+    (unjudged,) = judge.score([Sample(Problem("five"), "5")]).rewards
+    assert unjudged != unjudged
+    assert judge.failures == {"my_rewards:concise": 0}
+
+
+def test_every_reward_is_told_of() -> None:
+    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    cells = [re.match(r"`([\w/]+)`", cell.strip()) for line in lines for cell in line.split("|")[1:3]]
+    told = {cell[1] for cell in cells if cell}
+    assert told == {*RULES, *SUMS, *CONFIGURED} - {"model"}
+    for whole, parts in SUMS.items():
+        for part, weight in parts.items():
+            assert weight == 1 or f"`{part}` ({weight:g})" in PAGE, whole
+
+
+def test_limits_are_the_defaults() -> None:
+    config = TrainConfig(model="m").judging
+    for name, value in (("seconds", config.seconds), ("memory_gib", config.memory_gib)):
+        assert f"`judging.{name}` ({value:g})" in PAGE
+    assert f"`judging.model.max_tokens` ({config.model.max_tokens})" in PAGE

@@ -1,0 +1,164 @@
+"""A reward model beside plain forwards of one text each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
+
+from policy_trainer.base_model import make_tokenizer
+from policy_trainer.config import RewardModelConfig
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.model import RewardModel
+from policy_trainer.tasks.interface import Problem
+from shared.refusal import Refused
+
+ASKED = ({"role": "user", "content": "1+1=?"},)
+TEXTS = ("2", "<think>1+1=2</think><answer>2</answer>", "", "no", "2" * 30, "3", "é日")
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_labels": 1,
+}
+CHAT = [Sample(Problem("2", ASKED), text) for text in TEXTS]
+PLAIN = [Sample(Problem("2", prompt="1+1="), text) for text in TEXTS]
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make(pad: int | None = 0, labels: int = 1, template: bool = True) -> Path:
+        tokenizer = make_tokenizer()
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = {**SIZES, "num_labels": labels}
+        config = Qwen2Config(
+            vocab_size=len(tokenizer),
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            initializer_range=0.3,
+            pad_token_id=pad,
+            **sizes,
+        )
+        Qwen2ForSequenceClassification(config).save_pretrained(tmp_path)
+        save(tokenizer, template)
+        return tmp_path
+
+    def save(tokenizer: PreTrainedTokenizerFast, template: bool) -> None:
+        if not template:
+            tokenizer.chat_template = None
+        tokenizer.save_pretrained(tmp_path)
+
+    return make
+
+
+def alone(directory: Path, texts: list[str], limit: int = 10**9) -> list[float]:
+    """The score of each text, by itself: nothing is padded."""
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    tokenizer = make_tokenizer()
+    with torch.inference_mode():
+        rows = [tokenizer.encode(text, add_special_tokens=False)[-limit:] for text in texts]
+        return [model(input_ids=torch.tensor([row])).logits.item() for row in rows]
+
+
+def written(sample: Sample) -> str:
+    return f"<|user|>1+1=?<|end|><|assistant|>{sample.completion}<|end|>"
+
+
+# The end token closes every text: as padding it could be taken for the end of one.
+@pytest.mark.parametrize("pad", [0, 1, None])
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_scores_are_those_of_each_text_alone(make: Make, pad: int | None, batch_size: int) -> None:
+    directory = make(pad)
+    model = RewardModel(RewardModelConfig(path=str(directory), batch_size=batch_size))
+    expected = alone(directory, [written(sample) for sample in CHAT])
+    assert len({round(score, 3) for score in expected}) == len(TEXTS)
+    assert model.scores(CHAT) == pytest.approx(expected, abs=1e-5)
+    assert model.scores([]) == []
+
+
+@pytest.mark.parametrize("pad", [0, None])
+def test_a_plain_prompt_goes_before_the_completion(make: Make, pad: int | None) -> None:
+    directory = make(pad)
+    expected = alone(directory, ["1+1=" + sample.completion for sample in PLAIN])
+    assert RewardModel(RewardModelConfig(path=str(directory))).scores(PLAIN) == pytest.approx(expected, abs=1e-5)
+
+
+def test_messages_without_a_chat_template_are_joined(make: Make) -> None:
+    directory = make(template=False)
+    system = {"role": "system", "content": "Add."}
+    sample = Sample(Problem("2", (system, *ASKED)), "2")
+    expected = alone(directory, ["Add.\n\n1+1=?2"])
+    assert RewardModel(RewardModelConfig(path=str(directory))).scores([sample]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("max_tokens", "limit"), [(10, 10), (1000, 128)])
+def test_long_texts_are_cut_at_their_beginning(make: Make, max_tokens: int, limit: int) -> None:
+    """To judging.model.max_tokens, or to what the model was made for."""
+    directory = make()
+    samples = [*CHAT, Sample(Problem("2", ASKED), "12" * 100)]
+    expected = alone(directory, [written(sample) for sample in samples], limit)
+    model = RewardModel(RewardModelConfig(path=str(directory), max_tokens=max_tokens))
+    assert model.scores(samples) == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    """Which looks both ways, and at the mask."""
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, initializer_range=0.3, **SIZES)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    expected = alone(tmp_path, [written(sample) for sample in CHAT])
+    assert RewardModel(RewardModelConfig(path=str(tmp_path))).scores(CHAT) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_score_that_is_not_finite_is_none(make: Make) -> None:
+    directory = make()
+    model = AutoModelForSequenceClassification.from_pretrained(directory)
+    model.score.weight.data.fill_(float("inf"))
+    model.save_pretrained(directory)
+    scores = RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)
+    assert scores == [pytest.approx(float("nan"), nan_ok=True)] * len(CHAT)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
+def test_scores_of_half_precision(make: Make, dtype: str) -> None:
+    directory = make()
+    scores = RewardModel(RewardModelConfig(path=str(directory), dtype=dtype)).scores(CHAT)
+    assert scores == pytest.approx(alone(directory, [written(sample) for sample in CHAT]), abs=0.1)
+
+
+def test_a_model_with_several_labels_is_refused(make: Make) -> None:
+    with pytest.raises(Refused, match=r"judging\.model\.path: .* it has 3 labels: take a reward model, which has one"):
+        RewardModel(RewardModelConfig(path=str(make(labels=3))))
+
+
+def test_a_model_that_was_not_trained_to_score_is_refused(make: Make) -> None:
+    """Its scores would be those of random weights."""
+    directory = make()
+    config = Qwen2Config(vocab_size=64, num_key_value_heads=2, **SIZES)
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    with pytest.raises(Refused, match=r"it has no score\.weight: take a model trained to score texts"):
+        RewardModel(RewardModelConfig(path=str(directory)))
+
+
+def test_a_template_that_refuses_is_told_of(make: Make) -> None:
+    directory = make()
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
+    tokenizer.save_pretrained(directory)
+    with pytest.raises(Refused, match=r"judging\.model: its chat template does not take .* no system message"):
+        RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)

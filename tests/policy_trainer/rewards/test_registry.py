@@ -1,0 +1,112 @@
+"""Rewards by name: what is chosen, and what is refused with what words."""
+
+from typing import Any
+
+import pytest
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
+from policy_trainer.rewards.apart import Apart
+from policy_trainer.rewards.correct import Accuracy, ByAnswer, ByTask
+from policy_trainer.rewards.own import OwnReward
+from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards
+from policy_trainer.rewards.tags import format_reward, tags_reward
+from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.interface import Correct, Problem
+from shared.refusal import Refused
+
+
+class FakeTask(Arithmetic):
+    def __init__(self, correct: Correct) -> None:
+        self.correct = correct  # type: ignore[misc]
+
+
+def chosen(*names: str, correct: Correct = ByAnswer(equal_text), **config: Any) -> dict[str, Weighted]:  # noqa: B008
+    return choose_rewards(TrainConfig(model="m", rewards=list(names), **config), FakeTask(correct))
+
+
+def test_by_name_in_order_and_by_the_tasks_own() -> None:
+    assert {name: item.rule for name, item in chosen("tags", "format").items()} == {
+        "tags": tags_reward,
+        "format": format_reward,
+    }
+    assert list(chosen("tags", "format")) == ["tags", "format"]
+    assert list(chosen()) == ["accuracy", "tags"]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_has_its_name(name: str) -> None:
+    assert chosen(name) == {name: Weighted(RULES[name], 1.0)}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_recipe_is_its_parts(name: str) -> None:
+    assert chosen(name) == {part: Weighted(RULES[part], weight) for part, weight in SUMS[name].items()}
+
+
+def test_weights() -> None:
+    weights = chosen("countdown/grpo_zero", "length", reward_weights=[2.0, 0.5])
+    assert {name: item.weight for name, item in weights.items()} == {
+        "grpo_zero/format": 0.2,
+        "grpo_zero/equation": 2,
+        "length": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("correct", "apart"),
+    [
+        (ByAnswer(equal_text), False),
+        (ByAnswer(equal_math), True),
+        (ByTask({"a": ByAnswer(equal_text)}), False),
+        (ByTask({"a": ByAnswer(equal_text), "b": ByAnswer(equal_math)}), True),
+        (lambda problem, completion: 1.0, False),
+    ],
+)
+def test_accuracy_is_judged_apart_where_math_verify_is_asked(correct: Correct, apart: bool) -> None:
+    rule = chosen("accuracy", correct=correct)["accuracy"].rule
+    assert isinstance(rule, Apart) == apart
+    assert (rule.score if isinstance(rule, Apart) else rule) == Accuracy(correct)
+
+
+@pytest.mark.parametrize(("compare", "answer"), [(equal_text, "2"), (equal_math, "4/2")])
+def test_a_mixture_is_judged_by_the_task_of_each_problem(compare: Comparison, answer: str) -> None:
+    reward = Accuracy(ByTask({"text": ByAnswer(equal_text), "other": ByAnswer(compare)}))
+    said = f"<answer>{answer}</answer>"
+    assert reward(Sample(Problem("2", task="other"), said)) == 1
+    assert reward(Sample(Problem("2", task="text"), said)) == (answer == "2")
+
+
+def test_penalties_take_their_settings() -> None:
+    penalty = {"length_tokens": 10, "repetition_ngram": 1, "repetition_max": 4.0, "overlong_tokens": 5}
+    sampling = {"max_new_tokens": 20}
+    rules = chosen("length", "repetition", "soft_overlong", judging={"penalty": penalty}, sampling=sampling)
+    sample = Sample(Problem(""), "a a", 17)
+    scores = [item.rule(sample) for item in rules.values() if callable(item.rule)]
+    assert scores == [-1, -2, pytest.approx(-0.4)]
+
+
+def test_ones_own() -> None:
+    (item,) = chosen("my.rewards:reward").values()
+    assert isinstance(item.rule, Apart) and item.rule.score == OwnReward("my.rewards:reward")
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "words"),
+    [
+        (("accuracy", "speed"), {}, r"rewards: 'speed' is none of accuracy, .*, tags, nor module:function of your own"),
+        (("format", "accuracy", "format"), {}, r"rewards: 'format' stands twice"),
+        (("gsm8k/simple_grpo", "simple_grpo/format"), {}, r"rewards: 'simple_grpo/format' stands twice"),
+        (("a:b", "a:b"), {}, r"rewards: 'a:b' stands twice"),
+        (("model",), {}, r"judging\.model\.path: reward `model` needs the directory or hub id"),
+        (("model",), {"judging": {"model": {"path": "/nowhere"}}}, r"judging\.model\.path: .*there is no directory"),
+        (
+            ("soft_overlong",),
+            {"sampling": {"max_new_tokens": 100}},
+            r"judging\.penalty\.overlong_tokens: must be at most sampling\.max_new_tokens \(100\), got 128",
+        ),
+    ],
+)
+def test_refusals(names: tuple[str, ...], config: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        chosen(*names, **config)
