@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.tasks.interface import Correct, Problem
@@ -60,15 +61,20 @@ def read_split(source: SourceConfig, parse: Parse, columns: Sequence[str]) -> Sp
 
     columns: those that `parse` wants. Raises Refused for a source that cannot be used.
     """
-    problems = _checked(_read(source, columns), parse)
+    problems = _problems(_read(source, columns), parse)
     own = _read_held_out(source, columns)
-    return Split(problems, _checked(own, parse)) if own else _every_tenth(problems, source)
+    if own is None:
+        return _every_tenth(problems, source)
+    split = Split(problems, _problems(own, parse))
+    for _ in chain(split.train, split.held_out):  # raises for the first that is no problem
+        pass
+    return split
 
 
 def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     held_out = range(0, len(problems), HELD_OUT_EVERY)
     asked = {_asked(problems[place]) for place in held_out}
-    # A problem that stands twice must not be on both sides.
+    # A problem that stands twice must not be on both sides. This makes, and so checks, every one of them.
     train = [place for place, problem in enumerate(problems) if place not in held_out and _asked(problem) not in asked]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
@@ -91,11 +97,8 @@ def _read_held_out(source: SourceConfig, columns: Sequence[str]) -> Rows | None:
     return None
 
 
-def _checked(rows: Rows, parse: Parse) -> Sequence[Problem]:
-    problems = LazyProblems(len(rows), lambda place: parse(rows.row(place), rows.where(place)))
-    for _ in problems:  # raises for the first that is no problem
-        pass
-    return problems
+def _problems(rows: Rows, parse: Parse) -> Sequence[Problem]:
+    return LazyProblems(len(rows), lambda place: parse(rows.row(place), rows.where(place)))
 
 
 def _chosen(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Problem]:
