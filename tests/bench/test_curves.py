@@ -1,0 +1,68 @@
+"""The curves' own sums: what a run's record becomes, the page of it, and the countdown that a model is shown."""
+
+import random
+from pathlib import Path
+
+from policy_trainer.config import SourceConfig, TrainConfig
+from policy_trainer.presets import PRESETS
+from policy_trainer.presets.words import resolved
+from policy_trainer.rewards.sample import Sample
+from policy_trainer.tasks.countdown import countdown
+from tests.bench.curves import _result
+from tests.bench.curves_countdown import attempt
+from tests.bench.curves_recipes import COUNTDOWN, Ground, names, recipe
+from tests.bench.curves_report import draw, write_page
+from tests.bench.curves_result import Point, Result
+
+
+def step(number: int, **figures: float) -> dict[str, object]:
+    known = {"completions": 32, "groups": 3, "groups_left_out": 1, "resampled_groups": 0, "kl": 0.1, "entropy": 0.5}
+    return {"kind": "step", "step": number, **known, **figures}
+
+
+def test_samples_count_what_was_given_up() -> None:
+    evaluations = [{"kind": "evaluation", "step": at, "accuracy": at / 4} for at in (0, 2)]
+    records = [evaluations[0], step(1), step(2, resampled_groups=2, kl=0.3), evaluations[1]]
+    result = _result("dapo", 1, 2, records, 3.21)
+    assert result.curve == [Point(0, 0, 0.0), Point(2, 32 + 32 + 16, 0.5)]
+    assert (result.kl, result.seconds, result.samples_to(0.5), result.samples_to(0.6)) == (0.3, 3.2, 80, None)
+
+
+def test_page_and_picture(tmp_path: Path) -> None:
+    results = [
+        Result(name, seed, 9, [Point(0, 0, 0.25), Point(9, 1000 + seed, 0.5 + 0.25 * seed)], kl, 0.125, 1.0)
+        for name, kl in (("gspo", None), (COUNTDOWN, 0.5))
+        for seed in (0, 1)
+    ]
+    draw(results, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    write_page(results, tmp_path / "page.md", "picture.png")
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert (
+        "| `gspo` | 0.25 | 0.62 (0.50 to 0.75) | 1,000 (1,000 to 1,001) | 1,000 (1,000 to 1,001) | - | - | 0.125 "
+        "| 4 updates a step |"
+    ) in lines
+    assert next(line for line in lines if line.startswith("| countdown")).count("0.500") == 1
+
+
+def test_the_algorithm_is_the_presets_and_the_rest_the_demos(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tests.bench.curves_recipes.base_model", lambda name: tmp_path)
+    for name in names():
+        config = recipe(name, Ground(tmp_path, tmp_path / "run", 3, 100))
+        assert isinstance(config, TrainConfig) and (config.optimizer.lr, config.sampling.group_size) == (3e-4, 8)
+        if name in PRESETS:
+            preset = resolved(PRESETS[name])
+            assert (config.loss, config.passes, config.minibatches) == (preset.loss, preset.passes, preset.minibatches)
+            assert bool(config.reference.renew_every) == bool(preset.reference.renew_every)
+
+
+def test_attempts_at_countdown_reckon_rightly() -> None:
+    task, chance = countdown(SourceConfig(), 0), random.Random(0)
+    for index in range(200):
+        problem = task.problem(index)
+        text = attempt(problem, right=index % 2 == 0, chance=chance)
+        work, _, answer = text.removesuffix("</answer>").partition("</think>\n<answer>")
+        assert all(eval(left) == int(value) for left, value in (item.split("=") for item in work.split(",")))
+        right = task.correct(problem, text)
+        assert right == float(eval(answer) == problem.extras["target"]) and (right or index % 2)
+        assert Sample(problem, text).completion == text
