@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.config import OptimizerConfig, ReferenceConfig
-from policy_trainer.endings import RunFailed
+from policy_trainer.endings import RunFailed, Stopped
 from policy_trainer.renewal import FixedReference, choose_renewal
 from policy_trainer.weights import make_weights
 from shared.client import RefServerClient, RefServerError
@@ -95,6 +95,7 @@ class Run:
     master_weights: Any = "float32"
     notes: list[str] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
+    on_wait: Callable[[str, float], None] = lambda reason, seconds: None
 
     def begin(self) -> "Life":
         return Life(self)
@@ -139,8 +140,12 @@ class Life:
         learner: Any = SimpleNamespace(model=self.model, weights=self.weights)
         return choose_renewal(
             settings, self.run.name, self.state, learner, self.run.tokenizer, self.run.client, self.checkpoints,
-            on_wait=lambda reason, seconds: self.run.waits.append(reason), note=self.run.notes.append,
+            on_wait=self.wait, note=self.run.notes.append,
         )  # fmt: skip
+
+    def wait(self, reason: str, seconds: float) -> None:
+        self.run.waits.append(reason)
+        self.run.on_wait(reason, seconds)
 
     def until(self, step: int) -> "Life":
         while True:
@@ -209,6 +214,10 @@ def make_run(
 
     with RefServerClient(server.site.url, patience=None) as client:
         yield make
+
+
+def stop(reason: str, seconds: float) -> None:
+    raise Stopped
 
 
 def snapshots(run: Run) -> list[str]:
@@ -347,6 +356,20 @@ class TestServer:
         run.server.errors = [(409, code), (409, code)]
         run.begin().until(1)
         assert len(run.server.asked) == 3 and len(run.waits) == 2
+
+    @pytest.mark.parametrize("decay", [0.0, 0.5])
+    def test_who_is_stopped_meanwhile_saves_what_was(self, make_run: Callable[..., Run], decay: float) -> None:
+        """A checkpoint follows, in which the renewal has not happened: it does in the next life."""
+        run = make_run(decay=decay)
+        life = run.begin().until(1)
+        life.update()
+        run.server.errors = [(409, "busy")]
+        run.on_wait = stop
+        with pytest.raises(Stopped):
+            life.renewal.tend()
+        assert read_state(life.save()).renewed_at == 0
+        run.on_wait = lambda reason, seconds: None
+        run.begin().until(5)
 
     def test_an_answer_that_was_lost_replaces_nothing_twice(
         self, make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
