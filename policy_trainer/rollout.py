@@ -158,7 +158,7 @@ class RolloutWorker:
             steps=group.steps,
             top_p=self._params.top_p if self._params.top_p < 1 else None,
             top_k=self._params.top_k or None,
-            task=self._task.name,
+            task=group.drawn.problem.task or self._task.name,
             sample=sample,
         )
 
