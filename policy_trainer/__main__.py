@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
-from policy_trainer.config import ENV_PREFIX, DemoConfig, DemoSetupConfig, EvalConfig, RolloutConfig, TrainConfig
+from policy_trainer.config import (
+    ENV_PREFIX,
+    DemoConfig,
+    DemoSetupConfig,
+    EvalConfig,
+    RolloutConfig,
+    SftConfig,
+    TrainConfig,
+)
 from policy_trainer.endings import RunFailed
 from policy_trainer.presets import SETTINGS
 from shared.client import ClientError
@@ -22,6 +30,7 @@ USAGE = """usage: policy-trainer COMMAND [options]
 GRPO training of language models on the scored batches of a reference server.
 
 commands:
+  sft        teach a model what the completions of a JSONL file say, before GRPO
   train      train a policy; starts a rollout worker of its own unless told --rollout external
   rollout    sample completions with a run's published weights and upload them
   eval       accuracy of a model on held-out problems, with a confidence interval
@@ -34,8 +43,8 @@ commands:
 """
 
 
-class FileSchema(TrainConfig, RolloutConfig):
-    """What one TOML file may hold: the settings of every command."""
+class FileSchema(TrainConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
+    """What one TOML file may hold: the settings of every command. Where groups share a name, the first has most."""
 
 
 def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Settings:
@@ -54,6 +63,19 @@ def _train(arguments: list[str]) -> int:
     if result.finished:
         # There is nothing left to stop: a run is no failure because somebody stops its containers when a worker ends.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {config.run_dir / 'model'}")
+        return 0
+    console.print(f"stopped after {result.steps} steps; add --resume to continue")
+    return 128 + signal.SIGINT
+
+
+def _sft(arguments: list[str]) -> int:
+    config = read_settings(SftConfig, arguments, "sft")
+    from policy_trainer.sft import sft
+
+    console = Console(stderr=True)
+    result = sft(config, console)
+    if result.finished:
         console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {config.run_dir / 'model'}")
         return 0
     console.print(f"stopped after {result.steps} steps; add --resume to continue")
@@ -102,6 +124,7 @@ def _presets(arguments: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "sft": _sft,
     "train": _train,
     "rollout": _rollout,
     "eval": _eval,

@@ -6,7 +6,8 @@ The warm-up shows it worked examples, `<think>4+8=12,5+5+1=11</think><answer>112
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -14,11 +15,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from policy_trainer.config import DataConfig
+from policy_trainer import supervision
+from policy_trainer.config import DataConfig, OptimizerConfig
+from policy_trainer.demonstrations import Demonstration, RowEncoder
 from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import TAGS
-from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.supervision import SupervisedLearner
+from policy_trainer.tasks import arithmetic
+from policy_trainer.tasks.arithmetic import Arithmetic, work
 from policy_trainer.tasks.interface import Problem
+from shared.logprobs import choose_forward
 from shared.models import save_model
 
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -30,16 +36,18 @@ CHAT_TEMPLATE = (
 STEPS = 440
 BLURTING_STEPS = 40
 BATCH = 32
-PEAK_LR = 4e-3
+MAX_TOKENS = 64
 RAMP_STEPS = 20
+OPTIMIZER = OptimizerConfig(lr=4e-3, betas=(0.9, 0.99), weight_decay=0.01, clip_norm=1.0)
 WORKED_SHARE_AT_END = 0.25
 BROKEN_SHARE = 0.15
+_RECIPE = (__file__, arithmetic.__file__, supervision.__file__)
 
 
 def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:
     """The directory of the base model of this seed, made on first use."""
-    # A change of the recipe is a change of the file: an old cache is then not taken.
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+    # A change of the recipe is a change of these files: an old cache is then not taken.
+    recipe = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _RECIPE)).hexdigest()[:8]
     target = cache / f"arithmetic-{recipe}-seed-{seed}"
     if not target.exists():
         make_base_model(target, seed, on_progress)
@@ -98,54 +106,38 @@ def make_model(seed: int) -> PreTrainedModel:
 def warm_up(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: Callable[[int, int], None]
 ) -> None:
-    """Supervised AdamW on problems of the training split; the loss is on the completion only."""
-    chance = random.Random(seed)
-    task = Arithmetic(seed)
-    encoder = PromptEncoder(tokenizer, DataConfig())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.99), weight_decay=0.01, foreach=True)
-    model.train()
+    """Supervised steps on demonstrations of the training split."""
+    learner = SupervisedLearner(
+        model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
+    )
+    assert isinstance(tokenizer.eos_token_id, int)
+    prompts = PromptEncoder(tokenizer, DataConfig())
+    encoder = RowEncoder(tokenizer, prompts, eos=tokenizer.eos_token_id, limit=MAX_TOKENS)
+    shown = demonstrations(seed)
     for step in range(STEPS):
-        worked_share = 1.0 if step < STEPS - BLURTING_STEPS else WORKED_SHARE_AT_END
-        examples = []
-        for i in range(BATCH):
-            problem = task.problem(step * BATCH + i)
-            completion = example(problem, worked=chance.random() < worked_share, chance=chance)
-            examples.append((encoder.encode(problem), [*tokenizer.encode(completion), tokenizer.eos_token_id]))
-        decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (STEPS - RAMP_STEPS)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = PEAK_LR * min(1.0, (step + 1) / RAMP_STEPS) * decay
-        optimizer.zero_grad(set_to_none=True)
-        _loss(model, examples).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        rows = [encoder.encode(demonstration) for demonstration in islice(shown, BATCH)]
+        learner.step(rows, lr=_lr(step))
         on_progress(step + 1, STEPS)
-    model.eval()
+
+
+def _lr(step: int) -> float:
+    """A ramp to the peak, then down to a tenth of it."""
+    decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (STEPS - RAMP_STEPS)
+    return OPTIMIZER.lr * min(1.0, (step + 1) / RAMP_STEPS) * decay
+
+
+def demonstrations(seed: int) -> Iterator[Demonstration]:
+    """What the warm-up shows, in order: worked examples, then mostly blurted ones."""
+    chance, task = random.Random(seed), Arithmetic(seed)
+    for i in range(STEPS * BATCH):
+        worked_share = 1.0 if i < (STEPS - BLURTING_STEPS) * BATCH else WORKED_SHARE_AT_END
+        problem = task.problem(i)
+        yield Demonstration(problem, example(problem, worked=chance.random() < worked_share, chance=chance))
 
 
 def example(problem: Problem, *, worked: bool, chance: random.Random) -> str:
     """One completion to imitate. Some have a broken tag, so that the format is left to learn as well."""
-    text = f"<think>{work(problem) if worked else ''}</think><answer>{problem.answer}</answer>"
+    text = f"<think>{','.join(work(problem)) if worked else ''}</think><answer>{problem.answer}</answer>"
     if chance.random() < BROKEN_SHARE:
         text = text.replace(chance.choice(TAGS), "", 1)
     return text
-
-
-def work(problem: Problem) -> str:
-    """Column addition, ones first: 54+58 is worked out as `4+8=12,5+5+1=11`."""
-    a, b = (int(number) for number in problem.messages[0]["content"].removesuffix("=?").split("+"))
-    ones = a % 10 + b % 10
-    tens = f"{a // 10}+{b // 10}" + ("+1" if ones > 9 else "")
-    return f"{a % 10}+{b % 10}={ones},{tens}={a // 10 + b // 10 + ones // 10}"
-
-
-def _loss(model: PreTrainedModel, examples: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
-    width = max(len(prompt) + len(completion) for prompt, completion in examples)
-    ids = torch.zeros(len(examples), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    labels = torch.full_like(ids, -100)
-    for row, (prompt, completion) in enumerate(examples):
-        end = len(prompt) + len(completion)
-        ids[row, :end] = torch.tensor([*prompt, *completion])
-        labels[row, len(prompt) : end] = torch.tensor(completion)
-        mask[row, :end] = 1
-    return model(input_ids=ids, attention_mask=mask, labels=labels).loss

@@ -1,19 +1,21 @@
 """Demonstrations: prompts with the completions to imitate, as lines of a file and as token ids."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.prompts import PromptEncoder
+from policy_trainer.tasks.fields import messages_of, text_of
 from policy_trainer.tasks.interface import Problem
+from policy_trainer.tasks.rows import Row, read_file
 from shared.batch import TokenGroup
 from shared.refusal import Refused
 
+_COLUMNS = ("prompt", "messages", "completion")
 _FORMS = (
     '{"prompt": …, "completion": …}, {"messages": […], "completion": …}, '
     'or {"messages": […, {"role": "assistant", "content": …}]}'
@@ -77,52 +79,24 @@ def encode_all(
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
-    """All lines of a JSONL file, in order; blank ones are skipped. setting: the field to name in errors.
+    """All rows of a JSONL file, in order. setting: the field to name in errors.
 
     Raises Refused, naming file and line, for one that is no demonstration.
     """
-    try:
-        # Not splitlines: it also splits at characters that JSON allows within a text, such as U+2028.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{setting}: {path} cannot be read as UTF-8 text: {error}") from None
-    found = [_demonstration(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise Refused(f"{setting}: {path} has no lines")
-    return found
+    rows = read_file(path, _COLUMNS, setting)
+    return [_demonstration(rows.row(number), rows.where(number)) for number in range(len(rows))]
 
 
-def _demonstration(line: str, where: str) -> Demonstration:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"{where}: is not JSON: {error}") from None
-    if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
+def _demonstration(row: Row, where: str) -> Demonstration:
+    if ("prompt" in row) == ("messages" in row):
         raise Refused(f"{where}: must be {_FORMS}")
-    if "prompt" in record:
-        return Demonstration(
-            Problem(answer="", prompt=_text(record, "prompt", where)), _text(record, "completion", where), where
-        )
-    messages = _messages(record["messages"], where)
-    if "completion" in record:
-        return Demonstration(Problem(answer="", messages=messages), _text(record, "completion", where), where)
+    if "prompt" in row:
+        problem = Problem(answer="", prompt=text_of(row, "prompt", where))
+        return Demonstration(problem, text_of(row, "completion", where), where)
+    messages = messages_of(row, "messages", where)
+    if "completion" in row:
+        return Demonstration(Problem(answer="", messages=messages), text_of(row, "completion", where), where)
     *before, last = messages
     if not before or last["role"] != "assistant" or not last["content"]:
-        raise Refused(f"{where}: without a completion, messages must end with one of the assistant's; {_FORMS}")
+        raise Refused(f"{where}: without a completion, messages must end with one of the assistant's: {_FORMS}")
     return Demonstration(Problem(answer="", messages=tuple(before)), last["content"], where)
-
-
-def _messages(messages: Any, where: str) -> tuple[dict[str, str], ...]:
-    if not isinstance(messages, list) or not messages:
-        raise Refused(f"{where}: messages must be a list that is not empty")
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise Refused(f'{where}: messages must each be {{"role": …, "content": …}}')
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
-
-
-def _text(record: dict[str, Any], key: str, where: str) -> str:
-    text = record.get(key)
-    if not isinstance(text, str) or not text:
-        raise Refused(f"{where}: {key} must be a text that is not empty")
-    return text

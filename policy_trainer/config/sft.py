@@ -21,6 +21,8 @@ class SftDataConfig(Section):
     """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
     system_prompt: str | None = None
     """Put before every prompt that has no system message of its own."""
+    assistant_prefill: str | None = None
+    """The beginning of the answer, put after every prompt: not trained on, and not repeated in the completions."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a demonstration that is too long: it is dropped and counted, or nothing is trained."""
 
