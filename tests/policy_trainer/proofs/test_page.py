@@ -1,0 +1,49 @@
+"""docs/mathematics.md names every setting of the loss, every choice, and nothing that does not exist.
+
+What it says to be refused, or told of, is held by test_loss_config.py, test_config.py and test_cautions.py.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+
+from policy_trainer.config import LossConfig, TrainConfig
+from tests.policy_trainer.proofs.settings import choices
+
+PAGE = (Path(__file__).parents[3] / "docs" / "mathematics.md").read_text()
+OURS = PAGE[: PAGE.index("## Beside TRL")]
+CODE = re.findall(r"`([^`]+)`", OURS)
+SETTINGS: dict[str, Any] = LossConfig.model_fields
+
+
+def test_every_setting_and_every_choice_is_there() -> None:
+    named = set(re.findall(r"[\w.+]+", " ".join(CODE)))
+    assert set(SETTINGS) <= named
+    names = {str(own) for name in SETTINGS for own in choices(name) if isinstance(own, str)}
+    assert len(names) > 25 and names <= named
+
+
+@pytest.mark.parametrize(("name", "value"), re.findall(r"`([\w.]+) = ([\w.+-]+)`", OURS))
+def test_what_it_sets_can_be_set(name: str, value: str) -> None:
+    if name in SETTINGS:
+        TypeAdapter(SETTINGS[name].rebuild_annotation()).validate_python(value)
+    else:
+        assert exists(name)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"\w+\.\w+", " ".join(re.findall(r"`([a-z_.]+)`", OURS))))))
+def test_other_settings_exist(name: str) -> None:
+    assert exists(name)
+
+
+def exists(name: str) -> bool:
+    section: Any = TrainConfig
+    for part in name.split("."):
+        assert issubclass(section, BaseModel)
+        if part not in section.model_fields:
+            return False
+        section = section.model_fields[part].annotation
+    return True
