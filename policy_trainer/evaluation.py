@@ -30,7 +30,8 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """accuracy: share of right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part.
+    """accuracy: share of right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part
+    over the completions that it could judge, NaN where there are none.
 
     problems: how many were answered; left_out: those whose prompt was too long or whose gold answer cannot be judged.
     """
@@ -47,7 +48,9 @@ class Evaluation:
     transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
 
     def summary(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "transcripts"}
+        """For JSON, which has no NaN: null says the same."""
+        rewards = {name: None if math.isnan(mean) else mean for name, mean in self.rewards.items()}
+        return {**{name: value for name, value in asdict(self).items() if name != "transcripts"}, "rewards": rewards}
 
 
 class Evaluator:
@@ -138,12 +141,17 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_ou
         accuracy=right / count,
         low=low,
         high=high,
-        rewards={name: sum(item.parts[name] for item in judged) / count for name in judged[0].parts},
+        rewards={name: _mean([item.parts[name] for item in judged]) for name in judged[0].parts},
         finished=sum(item.sample.finished for item in judged) / count,
         mean_tokens=sum(item.sample.tokens for item in judged) / count,
         left_out=left_out + len(answered) - count,
         transcripts=tuple(_transcript(item) for item in judged),
     )
+
+
+def _mean(scores: Sequence[float]) -> float:
+    known = [score for score in scores if not math.isnan(score)]
+    return sum(known) / len(known) if known else math.nan
 
 
 def _transcript(item: _Answered) -> Transcript:

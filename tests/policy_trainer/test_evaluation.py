@@ -1,5 +1,6 @@
 """Accuracy and its interval, against published values and a sampler that says what it is told."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from policy_trainer.config import DataConfig, TrainConfig
 from policy_trainer.evaluation import Evaluator, wilson_interval
 from policy_trainer.judging import Judge
 from policy_trainer.prompts import PromptEncoder
-from policy_trainer.rewards import equal_number
+from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.interface import Problem
@@ -146,6 +147,23 @@ def test_the_result_does_not_depend_on_the_batch_size(tokenizer: PreTrainedToken
         for size in (1, 2, 64)
     ]
     assert results[0] == results[1] == results[2]
+
+
+def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast) -> None:
+    """What is right does not depend on other rewards: here on one for numbers alone, and on one that judges nothing."""
+
+    class Textual(FakeTask):
+        correct = ByAnswer(equal_text)
+
+    task = Textual(("<answer>5</answer>", "5"), ("<answer>a</answer>", "a"), ("<answer>6</answer>", "7"))
+    silent = "tests.policy_trainer.rewards.faulty:silent"
+    config = TrainConfig(model="m", rewards=["simple_grpo/accuracy", silent])
+    encoder = PromptEncoder(tokenizer, DataConfig())
+    judge = Judge(tokenizer, task, config)
+    result = Evaluator(encoder, judge, task, batch_size=3).evaluate(Parrot(tokenizer), GREEDY, 3)
+    assert result.accuracy == pytest.approx(2 / 3)
+    assert result.rewards == pytest.approx({"simple_grpo/accuracy": 0, silent: math.nan}, nan_ok=True)
+    assert result.summary()["rewards"] == {"simple_grpo/accuracy": 0, silent: None}
 
 
 def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -51,6 +51,10 @@ def unanswering(completion: str) -> Any:
     return {"none": None, "nan": float("nan"), "inf": float("inf"), "text": "1", "list": [1]}.get(completion, 1)
 
 
+def silent(completion: str) -> None:
+    """Judges nothing."""
+
+
 def talking(completion: str) -> float:
     print("on standard output:", completion)
     return len(completion)
