@@ -27,10 +27,11 @@ class StepStats:
     without ref_logps. entropy: of the policy, in nats, likewise. clip_fraction: of both bounds. ratio_*: before
     truncation. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1], of the correction's weights before
     truncation, or of the ratios where there is none. sampler_gap_*: |log-prob - the sampler's|, the former of old_logps
-    = recomputed, else of the policy; NaN where unknown. correction_cut: share of tokens whose weight was truncated or
-    became 0. advantage_std: over completions that train. zero_variance: share of the step's groups. grad_norm: before
-    scaling down, mean over updates. groups, tokens: that trained; with none there was no update. updates: of the
-    optimizer. not_finite: a loss or gradient was not, and there was no update on it.
+    = recomputed, else of the policy; NaN where unknown. correction_weight: mean of the same weights. correction_cut:
+    share of tokens whose weight was truncated or became 0. advantage_std: over completions that train. zero_variance:
+    share of the step's groups. grad_norm: before scaling down, mean over updates. groups, tokens: that trained; with
+    none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not, and there was no update
+    on it.
     """
 
     loss: float
@@ -45,6 +46,7 @@ class StepStats:
     effective_sample_size: float
     sampler_gap_mean: float
     sampler_gap_max: float
+    correction_weight: float
     correction_cut: float
     advantage_std: float
     zero_variance: float
@@ -115,6 +117,7 @@ def step_stats(
         effective_sample_size=means["weight"] ** 2 / (means["weight_squared"] or math.nan),
         sampler_gap_mean=means["gap"],
         sampler_gap_max=widest,
+        correction_weight=means["weight"],
         correction_cut=means["cut"],
         advantage_std=_advantage_std(groups),
         zero_variance=float(np.mean([not group.varies for group in judged])) if judged else math.nan,

@@ -726,6 +726,7 @@ class TestCorrection:
         assert 0 < stats.correction_cut < 1
         assert stats.correction_cut == pytest.approx((np.exp(d) > 1.2).mean())
         w = np.exp(d)
+        assert stats.correction_weight == pytest.approx(w.mean(), rel=1e-6)
         assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
 
     def test_stays_as_it_was_before_the_first_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
@@ -757,6 +758,7 @@ class TestStatistics:
             "effective_sample_size": rho.sum() ** 2 / (len(rho) * (rho**2).sum()),
             "sampler_gap_mean": np.abs(np.log(rho)).mean(),
             "sampler_gap_max": np.abs(np.log(rho)).max(),
+            "correction_weight": rho.mean(),
             "correction_cut": 0.0,
             "advantage_std": np.concatenate(advantages).std(),
             "zero_variance": 2 / 5,
