@@ -57,7 +57,7 @@ class Scripted:
 
 @pytest.fixture
 def made(tokenizer: PreTrainedTokenizerFast) -> Any:
-    def make(mixed: set[int], *, draw: Iterator[int], **sampling: int) -> tuple[Round, Scripted]:
+    def make(mixed: set[int], *, draw: Iterator[int], **sampling: Any) -> tuple[Round, Scripted]:
         config = RolloutConfig(model="m", sampling=SamplingConfig(group_size=2, prompts_per_round=3, **sampling))
         sampler = Scripted(tokenizer, mixed)
         task = Counting()
