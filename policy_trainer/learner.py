@@ -17,7 +17,7 @@ from policy_trainer.micro_batches import MicroBatch, cut, micro_batches, shares,
 from policy_trainer.schedules import lr_factor
 from policy_trainer.step_groups import Batch, Prepared, StepGroup, judge, prepare, rollout_of
 from policy_trainer.step_stats import StepStats, Update, added, step_stats, tally
-from policy_trainer.weights import make_weights
+from policy_trainer.weights import clip_gradients, make_weights, step_weights
 from shared.batch import Array, ScoredBatch
 from shared.logprobs import LogprobForward
 
@@ -98,9 +98,9 @@ class Learner:
             self._accumulate(micro_batch, total)
             for micro_batch in micro_batches(groups, self._micro_batch_tokens, self.model.device)
         ]
-        update = Update(added(tallies), self._clip_gradients())
+        update = Update(added(tallies), clip_gradients(self.weights, self._schedule))
         if update.finite:
-            self._step_weights(lr)
+            step_weights(self.weights, self._schedule, lr)
         return update
 
     def _accumulate(self, micro_batch: MicroBatch, total: Totals) -> Tensor:
@@ -130,17 +130,6 @@ class Learner:
             return tokens, gap, None
         weights, stats = correction(before, sampler_logps, tokens.rows, tokens.mask, self._loss)
         return replace(tokens, correction=weights), gap, stats
-
-    def _clip_gradients(self) -> float:
-        """The norm that the gradients had before they were scaled down."""
-        limit = self._schedule.clip_norm or math.inf
-        return float(torch.nn.utils.clip_grad_norm_(self.weights.stepped.values(), limit))
-
-    def _step_weights(self, lr: float) -> None:
-        for group in self.weights.optimizer.param_groups:
-            # All of them: a checkpoint brings those of the run before it was resumed with other settings.
-            group.update(lr=lr, betas=self._schedule.betas, weight_decay=self._schedule.weight_decay)
-        self.weights.step()
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained. NaN

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.micro_batches import cut
-from policy_trainer.weights import make_weights
+from policy_trainer.weights import clip_gradients, make_weights, step_weights
 from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward
 
@@ -55,21 +55,11 @@ class SupervisedLearner:
             share.backward()
             losses.append(share.detach())
         loss = float(torch.stack(losses).sum())
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(self.weights.stepped.values(), self._optimizer.clip_norm or math.inf)
-        )
+        norm = clip_gradients(self.weights, self._optimizer)
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         if not not_finite:
-            for group in self.weights.optimizer.param_groups:
-                group.update(lr=lr, betas=self._optimizer.betas, weight_decay=self._optimizer.weight_decay)
-            self.weights.step()
+            step_weights(self.weights, self._optimizer, lr)
         return SupervisedStats(loss=loss, grad_norm=norm, lr=lr, tokens=tokens, not_finite=not_finite)
-
-    def _update(self, lr: float) -> None:
-        for group in self.weights.optimizer.param_groups:
-            # All of them: a checkpoint brings those of the run before it was resumed with other settings.
-            group.update(lr=lr, betas=self._optimizer.betas, weight_decay=self._optimizer.weight_decay)
-        self.weights.step()
 
     @torch.no_grad()
     def loss(self, rows: Sequence[TokenGroup]) -> float:

@@ -4,6 +4,7 @@ bfloat16 has 8 significant bits: a step of less than about 2^-9 of a weight is r
 (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1).
 """
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
@@ -42,6 +43,19 @@ def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
     # Wider weights are their own masters.
     kind = _KINDS[config.master_weights] if model.dtype == torch.bfloat16 else OwnWeights
     return kind(model, config)
+
+
+def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
+    """The norm that the gradients had before they were scaled down."""
+    limit = config.clip_norm or math.inf
+    return float(torch.nn.utils.clip_grad_norm_(weights.stepped.values(), limit))
+
+
+def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
+    for group in weights.optimizer.param_groups:
+        # All of them: a checkpoint brings those of the run before it was resumed with other settings.
+        group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
+    weights.step()
 
 
 class OwnWeights:
