@@ -1,0 +1,148 @@
+"""Iterative GRPO with real processes: who scores what, over kills of the trainer and restarts of the server."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from policy_trainer.checkpoint import read_state
+from shared.api import LeaseBody
+from shared.batch import ScoredBatch
+from shared.client import RefServerClient
+from shared.logprobs import choose_forward
+from shared.models import load_model
+from tests.integration.processes import Process, Server, processes_of, steps_of, until
+from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+
+
+def renewed(root: Path, every: int) -> tuple[str, ...]:
+    return ("--reference.renew-every", str(every), "--reference.snapshot-root", str(root), "--optimizer.lr", "1e-3")
+
+
+def log_probs(model: Path, batch: ScoredBatch) -> np.ndarray:
+    """What a model says of a batch, in this process."""
+    forward = choose_forward(load_model(str(model), revision=None, device="cpu", dtype="auto"))
+    with torch.no_grad():
+        return forward([batch.rollout.group], [batch.rollout.temperature]).numpy()
+
+
+def scored_by_its_own_weights(server: Server, seen: set[str]) -> bool:
+    """Whether a batch of a later policy is there whose sampler and reference agree."""
+    with RefServerClient(server.url) as client:
+        for batch in client.batches():
+            if batch.policy_version == 0 or batch.id in seen or batch.state not in ("ready", "leased"):
+                continue
+            seen.add(batch.id)
+            rows = client.tokens(batch.id).rows
+            pairs = [pair for row in rows for pair in zip(row.sampler_logps or [], row.ref_logps or [], strict=True)]
+            if np.abs(np.subtract(*np.transpose(pairs))).max() < 1e-4:
+                return True
+    return False
+
+
+def everything(server: Server, run: str) -> list[ScoredBatch]:
+    """All batches that were scored and not settled, as the next life of the trainer would get them."""
+    terms = LeaseBody(consumer=f"trainer of {run}", incarnation="the next", run=run, wait_seconds=1)
+    batches: list[ScoredBatch] = []
+    with RefServerClient(server.url) as client:
+        while leased := client.lease(terms):
+            assert isinstance(leased.batch, ScoredBatch)
+            batches.append(leased.batch)
+    return batches
+
+
+def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, tmp_path: Path, start: Any) -> None:
+    root = tmp_path / "snapshots"
+    server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root)))
+    run_dir = tmp_path / "iterative"
+    # Published as often as renewed, so that every batch is of a policy that was a reference.
+    options = ("--steps", "1000", "--publish-every", "2", "--max-waiting", "4", "--checkpoint.every", "1000")
+    trainer = start(train(base_model, server, run_dir, *QUICK, *renewed(root, 2), *options))
+    seen: set[str] = set()
+    until(lambda: scored_by_its_own_weights(server, seen), "a batch that its own weights have scored", trainer)
+    trainer.kill()
+    until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
+
+    served = server.get("/v1/model")
+    current = served["reference_version"]
+    assert served["snapshot"] == f"iterative/epoch-0000-version-{current:08d}" and current > 1
+    batches = everything(server, "iterative")
+    versions = [int(batch.reference_version) for batch in batches]
+    assert set(versions) <= set(range(1, current + 1)) and max(versions) > 1
+    models = {1: base_model, current: root / served["snapshot"]}
+    for version, batch in zip(versions, batches, strict=True):
+        if version in models:
+            np.testing.assert_allclose(batch.ref_logps, log_probs(models[version], batch), atol=2e-5)
+        if version > 1:
+            assert np.abs(batch.ref_logps - log_probs(base_model, batch)).max() > 1e-3
+        if batch.rollout.policy_version == 2 * (version - 1):
+            assert batch.rollout.sampler_logps is not None
+            np.testing.assert_allclose(batch.ref_logps, batch.rollout.sampler_logps, atol=1e-4)
+
+    records = steps_of(run_dir)
+    pairs = [(record["reference_version_min"], record["reference_version_max"]) for record in records]
+    assert pairs == sorted(pairs) and pairs[0] == (1, 1) and pairs[-1][1] <= current
+
+
+def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path: Path, start: Any) -> None:
+    """Its moving average is the reference. The first life ends past a renewal that its checkpoint does not hold."""
+    root = tmp_path / "snapshots"
+    server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
+    run_dir = tmp_path / "shaken"
+    options = (*QUICK, *renewed(root, 3), "--reference.decay", "0.5", "--checkpoint.every", "7", "--steps", "21")
+    trainer = start(train(base_model, server, run_dir, *options))
+    until(lambda: len(steps_of(run_dir)) >= 10, "step 10", trainer)
+    trainer.kill()
+    until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
+    before = server.get("/v1/model")["reference_version"]
+    assert before >= 4
+
+    trainer = start(train(base_model, server, run_dir, *options, "--resume"))
+    again = f"the reference is shaken/epoch-0000-version-00000003 again, version {before + 1}"
+    until(lambda: again in trainer.output(), "the reference of the checkpoint", trainer)
+    until(lambda: len(steps_of(run_dir)) >= 11, "step 11 again", trainer)
+    server.kill()
+    server = start(server.again()).until_ready()
+    until(lambda: server.get("/v1/model")["snapshot"], "the restarted server to get its reference", trainer)
+    assert trainer.wait() == 0, trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+
+    served = server.get("/v1/model")
+    assert "at step 18: " + served["snapshot"] in trainer.output()
+    last = run_dir / "checkpoints" / "step-00000021"
+    state = read_state(last)
+    assert (state.reference, state.reference_version) == (served["snapshot"], served["reference_version"])
+    average = load_file(last / "reference" / "average-00000018.safetensors")
+    snapshot = load_file(root / served["snapshot"] / "model.safetensors")
+    assert average.keys() == snapshot.keys()
+    assert all(torch.equal(average[name], own) for name, own in snapshot.items())
+    for checkpoint in run_dir.glob("checkpoints/step-*"):
+        assert (root / str(read_state(checkpoint).reference) / "model.safetensors").exists()
+    with RefServerClient(server.url) as client:
+        model = load_model(str(root / served["snapshot"]), revision=None, device="cpu", dtype="auto")
+        scored = client.logprobs_of_ids([7, 8, 9], [[10, 11, 12]])
+        with torch.no_grad():
+            logits = model(torch.tensor([[7, 8, 9, 10, 11, 12]])).logits[0]
+    expected = logits.log_softmax(-1)[[2, 3, 4], [10, 11, 12]].tolist()
+    np.testing.assert_allclose(scored.logprobs[0], expected, atol=2e-5)
+
+
+def refused(model: Path, server: Server, run_dir: Path, root: Path, start: Any) -> str:
+    trainer: Process = start(train(model, server, run_dir, *QUICK, *renewed(root, 2), "--steps", "4"))
+    assert trainer.wait() == 2, trainer.output()
+    assert "Traceback" not in trainer.output() and not steps_of(run_dir)
+    return trainer.output()
+
+
+def test_a_server_that_cannot_is_told_of_at_the_start(random_model: Path, tmp_path: Path, start: Any) -> None:
+    root = tmp_path / "snapshots"
+    without = start(Server(random_model, tmp_path / "one")).until_ready()
+    assert f"start ref-server with --snapshot-root {root}" in refused(
+        random_model, without, tmp_path / "a", root, start
+    )
+    other = start(Server(random_model, tmp_path / "two", None, "--snapshot-root", str(tmp_path / "other")))
+    words = refused(random_model, other, tmp_path / "b", root, start)
+    assert "does not find b/epoch-0000-version-00000001 below its --snapshot-root" in words
+    assert f"is {root} the same directory?" in words
