@@ -183,12 +183,15 @@ class TrainConfig(RunConfig):
     def _renewal_has_what_it_needs(self) -> "TrainConfig":
         if not self.reference.renew_every:
             return self
+        if not self.loss.beta:
+            raise ValueError(
+                "reference.renew_every: with loss.beta = 0 nothing depends on a reference: --reference.renew-every 0"
+            )
         if self.reference.snapshot_root is None:
             raise ValueError(
-                "reference.snapshot_root: renew_every wants the directory that ref-server was given as --snapshot-root"
+                "reference.snapshot_root: must be the directory that ref-server was given as --snapshot-root; without "
+                "one, --reference.renew-every 0 keeps the reference as it began"
             )
-        if not self.loss.beta:
-            raise ValueError("reference.renew_every: with loss.beta = 0 there is no reference: leave it out")
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
             raise ValueError(
                 "run: names the snapshots of the reference, and must then be of letters, digits, '.', '_' and '-', not "
