@@ -458,6 +458,18 @@ class TestOtherSettings:
             renewal.tend()
         assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000002", 2)
 
+    def test_a_run_that_goes_on_with_it_begins_with_the_policy_there(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        life = run.begin()
+        for _ in range(5):
+            life.update()
+        life.save()
+        life = run.begin()
+        life.renewal.tend()
+        assert life.state.renewed_at == 5
+        for name, own in run.server.weights.items():
+            torch.testing.assert_close(own, run.policy(5)[name], rtol=0, atol=1e-6)
+
     def test_an_average_that_comes_later_begins_with_the_reference(self, make_run: Callable[..., Run]) -> None:
         run = make_run()
         run.begin().until(3)
