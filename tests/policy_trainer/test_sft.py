@@ -13,17 +13,19 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer import sft as module
+from policy_trainer.__main__ import FileSchema
 from policy_trainer.base_model import make_model
 from policy_trainer.config import SftConfig
 from policy_trainer.endings import RunFailed
 from policy_trainer.metrics import read_metrics
+from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.interface import SamplingParams
 from policy_trainer.sft import sft
 from policy_trainer.supervision import SupervisedLearner
 from shared.models import load_model, load_tokenizer, save_model
 from shared.refusal import Refused
-from shared.settings import from_values
+from shared.settings import from_values, load_settings
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # Of a model of two layers and random weights.
@@ -205,3 +207,10 @@ def test_recomputed_layers_learn_the_same(
 def test_float16_is_refused(configure: Callable[..., SftConfig], console: Console) -> None:
     with pytest.raises(Refused, match="train in bfloat16"):
         sft(configure(dtype="float16"), console)
+
+
+def test_a_run_writes_a_file_that_it_takes(configure: Callable[..., SftConfig], tmp_path: Path) -> None:
+    config = configure(epochs=3, optimizer={**FAST, "schedule": "cosine"})
+    RunDirectory(tmp_path).write_config(config)
+    again = load_settings(SftConfig, ["--config", str(tmp_path / "config.toml")], prog="sft", schema=FileSchema)
+    assert again.model_dump(exclude={"config"}) == config.model_dump(exclude={"config"})
