@@ -73,7 +73,7 @@ def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Resul
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name}, seed {seed}:\n{done.stdout}{done.stderr}")
-    result = _result(name, seed, steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began)
+    result = _result(name, seed, config.steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began)
     _drop_left_over(url, run_dir.name)
     shutil.rmtree(run_dir)
     return result

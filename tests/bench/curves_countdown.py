@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 STEPS = 500
-RIGHT_SHARE = 0.3
+RIGHT_SHARE = 0.9
 _RECIPE = (__file__, base_model.__file__, supervision.__file__)
 
 

@@ -1,6 +1,6 @@
 """What the curves are of: each preset's algorithm on the demo's task, with the demo's model, rates and sizes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policy_trainer.base_model import cached_base_model
@@ -28,8 +28,11 @@ RENEW_EVERY = 25
 EVALUATIONS = 10
 # DAPO's penalty, in proportion to completions of 40 tokens.
 OVERLONG_TOKENS = 8
+# The rate is that of a step: its updates share it, so that a step goes no further for having many.
 OPTIMIZER = OptimizerConfig(lr=3e-4, warmup_steps=10, final_lr_fraction=0.1, clip_norm=1.0)
 COUNTDOWN = "countdown"
+# Which is learnt more slowly.
+COUNTDOWN_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def base_model(name: str) -> Path:
 
 
 def recipe(name: str, ground: Ground) -> TrainConfig:
-    return _countdown(ground) if name == COUNTDOWN else _of_preset(name, ground)
+    if name == COUNTDOWN:
+        return _countdown(replace(ground, steps=COUNTDOWN_STEPS * ground.steps))
+    return _of_preset(name, ground)
 
 
 def _of_preset(name: str, ground: Ground) -> TrainConfig:
@@ -89,7 +94,7 @@ def _countdown(ground: Ground) -> TrainConfig:
         loss=LossConfig(),
         passes=1,
         minibatches=1,
-        publish_every=4,
+        publish_every=1,
         renew_every=0,
     )
 
@@ -126,7 +131,7 @@ def _config(
         passes=passes,
         minibatches=minibatches,
         publish_every=publish_every,
-        optimizer=OPTIMIZER,
+        optimizer=OPTIMIZER.model_copy(update={"lr": OPTIMIZER.lr / (passes * minibatches)}),
         reference=ReferenceConfig(renew_every=renew_every, snapshot_root=ground.snapshots if renew_every else None),
         checkpoint=CheckpointConfig(every=ground.steps, keep=1),
         evaluation=EvaluationConfig(every=max(1, ground.steps // EVALUATIONS), problems=256, batch_size=128),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from policy_trainer.presets import PRESETS
 from policy_trainer.presets import words as say
-from tests.bench.curves_recipes import OVERLONG_TOKENS, RENEW_EVERY
+from tests.bench.curves_recipes import COUNTDOWN_STEPS, OVERLONG_TOKENS, RENEW_EVERY
 from tests.bench.curves_result import Result
 
 COLUMNS = 5
@@ -55,13 +55,15 @@ def _draw_panel(panel: Axes, name: str, runs: Sequence[Result]) -> None:
 def write_page(results: Sequence[Result], path: Path, picture: str) -> None:
     found = by_name(results)
     rows = [_row(name, runs) for name, runs in found.items()]
-    first = results[0]
+    steps = min(result.steps for result in results)
     seeds = len({result.seed for result in results})
-    path.write_text(_TEXT.format(steps=first.steps, seeds=seeds, picture=picture, table="\n".join([_HEAD, *rows])))
+    table = "\n".join([_HEAD, *rows])
+    path.write_text(_TEXT.format(steps=steps, factor=COUNTDOWN_STEPS, seeds=seeds, picture=picture, table=table))
 
 
 def _row(name: str, runs: Sequence[Result]) -> str:
     kls = [run.kl for run in runs if run.kl is not None]
+    entropies = [run.entropy for run in runs if run.entropy is not None]
     cells = [
         f"`{name}`" if name in PRESETS else f"{name}, default GRPO",
         _spread([run.before for run in runs], "{:.2f}"),
@@ -70,7 +72,7 @@ def _row(name: str, runs: Sequence[Result]) -> str:
         _reached(runs, 0.5),
         _reached(runs, 0.9),
         _spread(kls, "{:.3f}") if kls else "-",
-        _spread([run.entropy for run in runs], "{:.3f}"),
+        _spread(entropies, "{:.3f}") if entropies else "-",
         _remarks(name),
     ]
     return f"| {' | '.join(cells)} |"
@@ -107,15 +109,15 @@ def _remarks(name: str) -> str:
 
 _TEXT = """# Learning curves
 
-Every preset's algorithm on the demo's task, addition of two numbers up to 99, and the default GRPO on countdown:
-{steps} steps of 16 groups of 8, {seeds} seeds. `make curves` trains them all, real processes on this machine, and
-writes this page and its picture; it goes on where it was interrupted.
+Every preset's algorithm on the demo's task, addition of two numbers up to 99, for {steps} steps of 16 groups of 8, and
+the default GRPO on countdown for {factor} times as many; {seeds} seeds. `make curves` trains them all, real processes
+on this machine, and writes this page and its picture; it goes on where it was interrupted.
 
 Taken from the preset: advantage, surrogate, KL, mean, old log-probs, what happens to groups without variance and to
 truncated completions, updates a step, publishing, dynamic sampling, the penalty on length. The same for all: base
 model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at 3e-4 with 10 steps of warm-up and a decay to a
-tenth, gradients clipped to norm 1. So this shows that each algorithm learns, not which is best: each was published
-with other rates, sizes and tasks.
+tenth, gradients clipped to norm 1; where a step has several updates, each has its share of that rate. So this shows
+that each algorithm learns, not which is best: each was published with other rates, sizes and tasks.
 
 Accuracy is greedy, on 256 held-out problems. Ranges are over the seeds. Samples are completions, those of groups that
 were given up included; "to 0.5" counts them until the first evaluation that reached it.

@@ -14,14 +14,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """kl: of the last step, to the reference; None without one. entropy: of the last step. seconds: of the process."""
+    """kl: of the last step, to the reference; None without one. entropy: of the last step; None where nothing trained.
+    seconds: of the process."""
 
     name: str
     seed: int
     steps: int
     curve: list[Point]
     kl: float | None
-    entropy: float
+    entropy: float | None
     seconds: float
 
     @property
