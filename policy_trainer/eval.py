@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation import Evaluation, make_evaluator
@@ -43,7 +43,9 @@ def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> 
 
 
 def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
-    table = Table("decoding", "accuracy", "95% interval", *evaluations[0].rewards, "tokens", "finished", title=title)
+    # Parts of one recipe begin alike, so that a name cut short would not tell them apart.
+    rewards = (Column(name, overflow="fold") for name in evaluations[0].rewards)
+    table = Table("decoding", "accuracy", "95% interval", *rewards, "tokens", "finished", title=title)
     for item in evaluations:
         table.add_row(
             item.decoding,

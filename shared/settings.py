@@ -198,6 +198,7 @@ def _explain(error: ValidationError, cls: type[BaseModel], prog: str) -> int:
         field = cls.model_fields.get(str(item["loc"][0])) if item["loc"] else None
         shown = not isinstance(item["input"], dict) and not (field and (not field.repr or _is_secret(field)))
         got = f", got {item['input']!r}" if shown else ""
-        # A check of several fields together has no place of its own: its message names them.
-        print(f"{prog}: {where}: {message}{got}" if where else f"{prog}: {message}", file=sys.stderr)
+        # A check of several fields together has no place of its own, or only their group's: its message names them.
+        named = not where or message.startswith(f"{where}.")
+        print(f"{prog}: {message}" if named else f"{prog}: {where}: {message}{got}", file=sys.stderr)
     return 2

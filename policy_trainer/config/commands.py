@@ -69,8 +69,8 @@ class CommonConfig(ModelConfig):
             raise ValueError("data.mixture: task mixture needs the tasks that it is made of")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
-                f"reward_weights: there must be one for each of rewards ({len(self.rewards)}), "
-                f"got {len(self.reward_weights)}"
+                f"reward_weights: there must be one for each of rewards {self.rewards}, got {self.reward_weights}: "
+                "give both or neither; a preset or a file may have said one of them"
             )
         return self
 
@@ -175,7 +175,8 @@ class TrainConfig(RunConfig):
             raise ValueError("loss.advantage: process supervision wants the rewards of steps: set judging.steps")
         if self.minibatches > self.groups_per_step:
             raise ValueError(
-                f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts"
+                f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts: "
+                "lower it, or raise groups_per_step"
             )
         return self
 

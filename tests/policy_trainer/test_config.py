@@ -122,6 +122,11 @@ class TestRefusals:
         words = capsys.readouterr().err
         assert f" {field}" in words and len(words.splitlines()) == 1, words
 
+    def test_a_check_of_a_group_names_its_field_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--loss.beta", "0", "--loss.kl-in", "reward")
+        assert capsys.readouterr().err.startswith("policy-trainer: loss.kl_in: ")
+
     @pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
     def test_a_file_may_spell_infinity_but_not_use_it(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, number: str
