@@ -25,7 +25,7 @@ from tests.bench.curves_countdown import DATA, cached_countdown_model
 BASE_MODELS = Path("runs/base_models")
 # Outer iterations of the recipes that renew their reference: theirs are longer than a whole run here.
 RENEW_EVERY = 25
-EVALUATIONS = 10
+EVALUATIONS = 20
 # DAPO's penalty, in proportion to completions of 40 tokens.
 OVERLONG_TOKENS = 8
 # The rate is that of a step: its updates share it, so that a step goes no further for having many.
