@@ -13,7 +13,6 @@ from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_room
 from policy_trainer.rewards import Sample
 from policy_trainer.sampling.interface import Sampler, SamplingParams
 from policy_trainer.tasks.interface import Problem, Task
-from policy_trainer.tasks.registry import make_task
 from shared.refusal import Refused
 
 # Two-sided 95%.
@@ -107,10 +106,9 @@ class Evaluator:
 
 
 def make_evaluator(
-    config: CommonConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: int
+    config: CommonConfig, task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: int
 ) -> Evaluator:
-    """The evaluator of the configured task. Raises Refused for data that cannot be used."""
-    task = make_task(config)
+    """Raises Refused for rewards that cannot be used."""
     encoder = PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens))
     return Evaluator(
         encoder,

@@ -168,9 +168,9 @@ def run_worker(config: RolloutConfig) -> None:
     use_threads(config.threads)
     weights = config.run_dir / "weights"
     wait = Waiting(weights)
+    task = make_task(config)
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    task = make_task(config)
     client = connect(config, wait)
     try:
         check_models_match(client.model(), model, tokenizer, config.model)

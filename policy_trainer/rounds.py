@@ -68,13 +68,11 @@ class Round:
 
 
 class Rounds:
-    """Makes rounds. Raises Refused for a task that does not judge steps, where they are asked for."""
+    """Makes rounds."""
 
     def __init__(
         self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
     ) -> None:
-        if config.judging.steps and not isinstance(task, JudgesSteps):
-            raise Refused(f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own")
         self._config = config
         self._sampler = sampler
         self._encoder = encoder
@@ -105,7 +103,7 @@ class Rounds:
             made.groups.append(Judged(item, completions, judgement, self._steps(item.problem, completions)))
 
     def _steps(self, problem: Problem, completions: Sequence[Completion]) -> StepRewards | None:
-        if not isinstance(self._task, JudgesSteps) or not self._config.judging.steps:
+        if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):
             return None
         rows = [self._task.steps(problem, self._judge.text(completion)) for completion in completions]
         return step_rewards(rows, [completion.ids for completion in completions], self._judge.decode)

@@ -27,6 +27,7 @@ from policy_trainer.renewal import choose_renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
+from policy_trainer.tasks.registry import make_task
 from policy_trainer.tracking import Trackers, refuse_missing, start_trackers
 from policy_trainer.train import Parts, Trainer
 from policy_trainer.weights import PURE_BFLOAT16
@@ -90,13 +91,14 @@ def _run(
         on_outage()
         display.waiting(reason, seconds)
 
+    task = make_task(config)  # first: what is wrong with data shows at once, not after minutes of loading
     source = str(checkpoint) if checkpoint else config.model
     revision = None if checkpoint else config.revision
     display.note(f"loading {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(source, revision=revision)
     learner = _make_learner(config, model, checkpoint, display)
-    evaluator = make_evaluator(config, model, tokenizer, batch_size=config.evaluation.batch_size)
+    evaluator = make_evaluator(config, task, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     stop.check()
     trackers = start_trackers(config, state.step, display.note)  # which may ask for a login: before the display

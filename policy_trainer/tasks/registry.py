@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from policy_trainer.config import CommonConfig, SourceConfig
+from policy_trainer.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.dataset import dataset
@@ -11,6 +12,7 @@ from policy_trainer.tasks.interface import Task
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
 from policy_trainer.tasks.mixture import Mixture
+from shared.refusal import Refused
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "arithmetic": lambda source, seed: Arithmetic(seed),
@@ -23,7 +25,15 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
 
 
 def make_task(config: CommonConfig) -> Task:
-    """The task that the configuration names. Raises Refused for data that cannot be used."""
+    """The task that the configuration names. Raises Refused for data that cannot be used, and for a task that does not
+    judge steps where they are asked for."""
+    task = _make(config)
+    if config.judging.steps and not isinstance(task, JudgesSteps):
+        raise Refused(f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own")
+    return task
+
+
+def _make(config: CommonConfig) -> Task:
     if config.task != "mixture":
         return TASKS[config.task](config.data, config.seed)
     sources = config.data.mixture

@@ -17,7 +17,6 @@ from policy_trainer.rounds import Round, Rounds
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.interface import Problem
-from shared.refusal import Refused
 
 
 class Counting:
@@ -129,15 +128,3 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
     second = next(i for i in range(len(ids)) if str(tokenizer.decode(ids[: i + 1])).endswith("</think>"))
     assert steps.ends[:2].tolist() == [first, second]
     assert steps.ends[2] == len(ids) - 1  # the end token has no text: the answer's tag brings the last character
-
-
-def test_a_task_that_judges_no_steps_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    config = RolloutConfig(model="m", judging=JudgingConfig(steps=True))
-    with pytest.raises(Refused, match=r"judging\.steps: task counting"):
-        Rounds(
-            config,
-            Scripted(tokenizer, set()),
-            PromptEncoder(tokenizer, DataConfig()),
-            Judge(tokenizer, Counting(), config),
-            Counting(),
-        )

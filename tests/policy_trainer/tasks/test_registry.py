@@ -5,9 +5,10 @@ from typing import get_args
 import pytest
 from pydantic import TypeAdapter
 
-from policy_trainer.config import DataConfig, TrainConfig
+from policy_trainer.config import DataConfig, JudgingConfig, TrainConfig
 from policy_trainer.config.data import TaskName
 from policy_trainer.tasks.registry import TASKS, make_task
+from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import DATA
 
 FILES = {
@@ -35,3 +36,10 @@ def test_tasks_of_files(name: str) -> None:
 def test_tasks_that_need_nothing() -> None:
     assert make_task(TrainConfig(model="m")).name == "arithmetic"
     assert make_task(TrainConfig(model="m", task="countdown")).name == "countdown"
+
+
+def test_a_task_that_judges_no_steps_is_refused_where_they_are_asked_for() -> None:
+    judging = JudgingConfig(steps=True)
+    assert make_task(TrainConfig(model="m", judging=judging)).name == "arithmetic"
+    with pytest.raises(Refused, match=r"judging\.steps: task countdown"):
+        make_task(TrainConfig(model="m", task="countdown", judging=judging))
