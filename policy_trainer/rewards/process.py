@@ -31,10 +31,12 @@ class JudgingProcess:
         self._lines = self._socket.makefile("rb")
         with theirs:
             self._process = subprocess.Popen(
-                # -P: not the working directory first, where a file may have the name of a library's.
+                # -P: not the working directory first, where a file may have the name of a library's. -u: what it prints
+                # is not lost when it is killed.
                 [
                     sys.executable,
                     "-P",
+                    "-u",
                     "-m",
                     "policy_trainer.rewards.child",
                     *map(str, (theirs.fileno(), memory, seconds)),
