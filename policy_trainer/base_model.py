@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -56,11 +57,17 @@ def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], 
 
 def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> None:
     """Makes the directory `target`, all of it or, when interrupted, nothing."""
-    temporary = target.with_name(f".{target.name}.tmp")
     model, tokenizer = make_model(seed), make_tokenizer()
     warm_up(model, tokenizer, seed, on_progress)
-    save_model(model, tokenizer, temporary)
-    temporary.rename(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+        made = Path(temporary) / "model"
+        save_model(model, tokenizer, made)
+        try:
+            made.rename(target)
+        except OSError:  # another process was quicker; its model is the same
+            if not target.exists():
+                raise
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
