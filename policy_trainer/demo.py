@@ -54,6 +54,7 @@ def demo(config: DemoConfig, console: Console) -> int:
     directory = RunDirectory(config.run_dir)
     if not config.resume:
         _set_aside(config.run_dir, console)
+    use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
     with _reference_server(base, directory, console) as (server, client):
