@@ -59,6 +59,11 @@ def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], N
     """Makes the directory `target`, all of it or, when interrupted, nothing."""
     model, tokenizer = make_model(seed), make_tokenizer()
     warm_up(model, tokenizer, seed, on_progress)
+    keep(model, tokenizer, target)
+
+
+def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+    """Saves a base model as the directory `target`, which appears whole; two processes may do so at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
         made = Path(temporary) / "model"

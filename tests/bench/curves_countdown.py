@@ -9,7 +9,7 @@ from itertools import islice, permutations, product
 from pathlib import Path
 
 from policy_trainer import base_model, supervision
-from policy_trainer.base_model import BATCH, MAX_TOKENS, OPTIMIZER, make_model, make_tokenizer
+from policy_trainer.base_model import BATCH, MAX_TOKENS, OPTIMIZER, keep, make_model, make_tokenizer
 from policy_trainer.config import DataConfig, SourceConfig
 from policy_trainer.demonstrations import Demonstration, RowEncoder
 from policy_trainer.prompts import PromptEncoder
@@ -17,7 +17,6 @@ from policy_trainer.supervision import SupervisedLearner
 from policy_trainer.tasks import countdown as task
 from policy_trainer.tasks.interface import Problem
 from shared.logprobs import choose_forward
-from shared.models import save_model
 
 # Without the task's many words, of which a model of this size would read one byte at a time.
 DATA = DataConfig(system_prompt="", assistant_prefill="<think>")
@@ -55,9 +54,7 @@ def _make(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> N
         rows = [encoder.encode(demonstration) for demonstration in islice(shown, BATCH)]
         learner.step(rows, lr=OPTIMIZER.lr * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / STEPS))
         on_progress(step + 1, STEPS)
-    temporary = target.with_name(f".{target.name}.tmp")
-    save_model(model, tokenizer, temporary)
-    temporary.rename(target)
+    keep(model, tokenizer, target)
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:
