@@ -8,18 +8,21 @@ from rich.table import Column, Table
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation import Evaluation, make_evaluator
+from policy_trainer.judging import Judge
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.tasks.registry import make_task
 from shared.models import load_model, load_tokenizer, use_threads
 
 
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
-    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises Refused for unusable data."""
+    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises Refused for data or rewards that
+    cannot be used, before the model is loaded."""
     use_threads(config.threads)
     task = make_task(config)
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
-    evaluator = make_evaluator(config, task, model, tokenizer, batch_size=config.evaluation.batch_size)
+    judge = Judge(tokenizer, task, config)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     evaluations = []
     for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature)):

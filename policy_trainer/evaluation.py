@@ -106,17 +106,17 @@ class Evaluator:
 
 
 def make_evaluator(
-    config: CommonConfig, task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: int
+    config: CommonConfig,
+    task: Task,
+    judge: Judge,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
 ) -> Evaluator:
-    """Raises Refused for rewards that cannot be used."""
+    """Of the configuration's held-out problems, for prompts that the model has room for."""
     encoder = PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens))
-    return Evaluator(
-        encoder,
-        Judge(tokenizer, task, config),
-        task,
-        batch_size=batch_size,
-        refuse_too_long=config.data.too_long == "refuse",
-    )
+    return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
 
 
 @dataclass(frozen=True)

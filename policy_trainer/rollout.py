@@ -169,8 +169,9 @@ def run_worker(config: RolloutConfig) -> None:
     weights = config.run_dir / "weights"
     wait = Waiting(weights)
     task = make_task(config)
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
+    judge = Judge(tokenizer, task, config)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     client = connect(config, wait)
     try:
         check_models_match(client.model(), model, tokenizer, config.model)
@@ -178,7 +179,7 @@ def run_worker(config: RolloutConfig) -> None:
             config,
             HFSampler(model, tokenizer),
             PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens)),
-            Judge(tokenizer, task, config),
+            judge,
             task,
             client,
             wait,

@@ -16,6 +16,7 @@ from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
 from policy_trainer.evaluation import make_evaluator
 from policy_trainer.health import Health
+from policy_trainer.judging import Judge
 from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
@@ -91,14 +92,16 @@ def _run(
         on_outage()
         display.waiting(reason, seconds)
 
-    task = make_task(config)  # first: what is wrong with data shows at once, not after minutes of loading
     source = str(checkpoint) if checkpoint else config.model
     revision = None if checkpoint else config.revision
+    # First: what is wrong with data and rewards shows at once, not after minutes of loading.
+    task = make_task(config)
+    tokenizer = load_tokenizer(source, revision=revision)
+    judge = Judge(tokenizer, task, config)
     display.note(f"loading {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
-    tokenizer = load_tokenizer(source, revision=revision)
     learner = _make_learner(config, model, checkpoint, display)
-    evaluator = make_evaluator(config, task, model, tokenizer, batch_size=config.evaluation.batch_size)
+    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
     sampler = HFSampler(model, tokenizer)
     stop.check()
     trackers = start_trackers(config, state.step, display.note)  # which may ask for a login: before the display
@@ -112,19 +115,9 @@ def _run(
         config.reference, config.run, state, learner, tokenizer, client, checkpoints, on_wait=outage, note=display.note
     )
     ledger = Ledger(state.ledger)
-    terms = LeaseTerms(
-        consumer=f"trainer of {config.run}",
-        run=config.run,
-        epoch=state.epoch,
-        max_lag=config.max_lag,
-        order=Order(config.order),
-        lease_seconds=config.lease_seconds,
-    )
     workers = choose_workers(config, directory, display.note)
     metrics = Trackers([MetricsFile(directory.metrics), *trackers])
-    # Half of the allowance may wait for a checkpoint; of the other, what is leased ahead must not be all.
-    ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
-    feed = LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=state.step)
+    feed = _make_feed(client, config, state, ledger, allowance)
     try:
         Trainer(
             Parts(
@@ -179,6 +172,22 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
     if checkpoint:
         restore(checkpoint, learner.weights)
     return learner
+
+
+def _make_feed(
+    client: RefServerClient, config: TrainConfig, state: TrainState, ledger: Ledger, allowance: int
+) -> LeaseFeed:
+    terms = LeaseTerms(
+        consumer=f"trainer of {config.run}",
+        run=config.run,
+        epoch=state.epoch,
+        max_lag=config.max_lag,
+        order=Order(config.order),
+        lease_seconds=config.lease_seconds,
+    )
+    # Half of the allowance may wait for a checkpoint; of the other, what is leased ahead must not be all.
+    ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
+    return LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=state.step)
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
