@@ -165,6 +165,7 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         "entropy": number("entropy", ".3f"),
         "clipped": number("clip_fraction", ".3f"),
         "no variance": number("zero_variance", ".0%"),
+        **({"unjudged": str(record["unjudged"])} if record.get("unjudged") else {}),
         "tokens": f"{number('completion_tokens', '.0f')}, at most {number('completion_tokens_max', ',')}",
         "truncated": number("truncated", ".0%"),
         "tokens/s": f"{number('tokens_per_second', ',.0f')} trained",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from policy_trainer.rewards.sample import Sample
@@ -54,7 +55,10 @@ def _load(name: str) -> tuple[Callable[..., Any], set[str] | None]:
         function = getattr(import_module(module), attribute)
         parameters = inspect.signature(function).parameters.values()
     except Exception as error:  # whatever a module raises
-        raise Refused(f"rewards: {name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise Refused(
+            f"rewards: {name} cannot be imported from {Path.cwd()}, nor from what is installed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return function, None if takes_any else {parameter.name for parameter in parameters}
 

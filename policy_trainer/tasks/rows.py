@@ -35,8 +35,10 @@ class JsonLines:
         try:
             # Not splitlines: it also splits at characters that JSON allows within a text, such as U+2028.
             lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise Refused(f"{setting}: {path} cannot be read as UTF-8 text: {error}") from None
+        except OSError as error:
+            raise Refused(f"{setting}: {path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise Refused(f"{setting}: {path} is not UTF-8 text: {error}") from None
         self._path = path
         self._numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
         self._rows = [_record(lines[number - 1], f"{path}:{number}", columns) for number in self._numbers]

@@ -10,11 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from policy_trainer.health import Trouble
 from policy_trainer.metrics import read_metrics
+from policy_trainer.supervision import SupervisedStats
 from tests.integration.processes import Server
 from tests.integration.runs import QUICK, train
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| (step|evaluation|health|all) \| `([^`]+)` \| ", re.MULTILINE)
+ROW = re.compile(r"^\| (step|evaluation|health|all|sft step) \| `([^`]+)` \| ", re.MULTILINE)
 
 
 def documented(kind: str) -> set[str]:
@@ -45,8 +46,9 @@ def test_the_table_is_what_a_run_writes(run_dir: Path, kind: str) -> None:
     assert written(read_metrics(run_dir / "metrics.jsonl"), kind) == documented(kind)
 
 
-def test_the_table_is_what_a_warning_is() -> None:
-    assert {field.name for field in fields(Trouble)} | {"kind", "step"} == documented("health")
+@pytest.mark.parametrize(("kind", "record"), [("health", Trouble), ("sft step", SupervisedStats)])
+def test_the_table_is_what_is_written_elsewhere(kind: str, record: type) -> None:
+    assert {field.name for field in fields(record)} | {"kind", "step"} == documented(kind)
 
 
 def test_tensorboard_has_every_number(run_dir: Path) -> None:

@@ -33,6 +33,10 @@ class TestStep:
         words = shown({**STEP, "kl_noise_floor": floor}, terminal=terminal)
         assert "0.0003" in words and "noise" not in words
 
+    def test_completions_that_nothing_could_judge_are_counted(self, terminal: bool) -> None:
+        assert "unjudged 3" in shown({**STEP, "unjudged": 3}, terminal=terminal)
+        assert "unjudged" not in shown({**STEP, "unjudged": 0}, terminal=terminal)
+
     def test_what_is_not_known_is_a_dash(self, terminal: bool) -> None:
         words = shown({"step": 10, "reward": math.nan, "kl": None}, terminal=terminal)
         assert "nan" not in words and "None" not in words

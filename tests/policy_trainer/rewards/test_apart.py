@@ -125,7 +125,7 @@ def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]
     ],
 )
 def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error: str) -> None:
-    with pytest.raises(Refused, match=f"rewards: {name} cannot be imported: {error}"):
+    with pytest.raises(Refused, match=f"rewards: {name} cannot be imported from {Path.cwd()}, .*: {error}"):
         ApartRewards({name: Apart(OwnReward(name), OwnReward(name).load)}, seconds=30, memory=0)
 
 

@@ -119,7 +119,7 @@ class TestRefusals:
         write(tmp_path / "empty", "", " ")
         write(tmp_path / "no.parquet", GOOD)
         for name, reason in (
-            ("missing", "cannot be read"),
+            ("missing", "cannot be read: No such file"),
             ("latin", "UTF-8"),
             ("empty", "no problems"),
             (".", "cannot"),
