@@ -26,6 +26,8 @@ BASE_MODELS = Path("runs/base_models")
 # Outer iterations of the recipes that renew their reference: theirs are longer than a whole run here.
 RENEW_EVERY = 25
 EVALUATIONS = 20
+# Held out.
+PROBLEMS = 256
 # DAPO's penalty, in proportion to completions of 40 tokens.
 OVERLONG_TOKENS = 8
 # The rate is that of a step: its updates share it, so that a step goes no further for having many.
@@ -134,5 +136,5 @@ def _config(
         optimizer=OPTIMIZER.model_copy(update={"lr": OPTIMIZER.lr / (passes * minibatches)}),
         reference=ReferenceConfig(renew_every=renew_every, snapshot_root=ground.snapshots if renew_every else None),
         checkpoint=CheckpointConfig(every=ground.steps, keep=1),
-        evaluation=EvaluationConfig(every=max(1, ground.steps // EVALUATIONS), problems=256, batch_size=128),
+        evaluation=EvaluationConfig(every=max(1, ground.steps // EVALUATIONS), problems=PROBLEMS, batch_size=128),
     )

@@ -1,6 +1,6 @@
 """The page and the picture of the curves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from policy_trainer.evaluation import wilson_interval
 from policy_trainer.presets import PRESETS
 from policy_trainer.presets import words as say
-from tests.bench.curves_recipes import COUNTDOWN_STEPS, OVERLONG_TOKENS, RENEW_EVERY
+from tests.bench.curves_recipes import COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
 from tests.bench.curves_result import Result
 
 COLUMNS = 5
@@ -58,7 +59,29 @@ def write_page(results: Sequence[Result], path: Path, picture: str) -> None:
     steps = min(result.steps for result in results)
     seeds = len({result.seed for result in results})
     table = "\n".join([_HEAD, *rows])
-    path.write_text(_TEXT.format(steps=steps, factor=COUNTDOWN_STEPS, seeds=seeds, picture=picture, table=table))
+    path.write_text(
+        _TEXT.format(
+            steps=steps,
+            factor=COUNTDOWN_STEPS,
+            seeds=seeds,
+            finding=_finding(found),
+            problems=PROBLEMS,
+            picture=picture,
+            table=table,
+        )
+    )
+
+
+def _finding(found: Mapping[str, Sequence[Result]]) -> str:
+    """Who learned: by more than the choice of the held-out problems explains, its 95% interval."""
+    lifted = [
+        name
+        for name, runs in found.items()
+        if all(wilson_interval(run.after * PROBLEMS, PROBLEMS)[0] > run.before for run in runs)
+    ]
+    others = [f"`{name}`" for name in found if name not in lifted]
+    end = f"; not so {', '.join(others)}." if others else "."
+    return f"**{len(lifted)} of these {len(found)} lift accuracy with every seed**{end}"
 
 
 def _row(name: str, runs: Sequence[Result]) -> str:
@@ -127,7 +150,7 @@ Countdown is easy to get wrong: its base model was chosen among five, and weight
 one seed learned; that choice was made by the same 256 problems. A base model that was shown mostly wrong attempts
 learned nothing in 100 steps.
 
-Accuracy is greedy, on 256 held-out problems. Ranges are over the seeds. Samples are completions, those of groups that
+{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are over the seeds. Samples are completions, those of groups that
 were given up included; "to 0.5" counts them until the first evaluation that reached it.
 
 ![Curves]({picture})

@@ -45,6 +45,16 @@ def test_page_and_picture(tmp_path: Path) -> None:
         "| 4 updates a step |"
     ) in lines
     assert next(line for line in lines if line.startswith("| countdown")).count("0.500") == 1
+    assert "**2 of these 2 lift accuracy with every seed**." in "\n".join(lines)
+
+
+def test_who_did_not_learn_is_named(tmp_path: Path) -> None:
+    """0.29 of 256 problems may well be the 0.25 that it began with."""
+    results = [
+        Result("gspo", 0, 9, [Point(0, 0, 0.25), Point(9, 100, after)], None, None, 1.0) for after in (0.9, 0.29)
+    ]
+    write_page(results, tmp_path / "page.md", "picture.png")
+    assert "**0 of these 1 lift accuracy with every seed**; not so `gspo`." in (tmp_path / "page.md").read_text()
 
 
 def test_the_algorithm_is_the_presets_and_the_rest_the_demos(tmp_path: Path, monkeypatch) -> None:
