@@ -150,8 +150,9 @@ Countdown is easy to get wrong: its base model was chosen among five, and weight
 one seed learned; that choice was made by the same 256 problems. A base model that was shown mostly wrong attempts
 learned nothing in 100 steps.
 
-{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are over the seeds. Samples are completions, those of groups that
-were given up included; "to 0.5" counts them until the first evaluation that reached it.
+{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are
+over the seeds. Samples are completions, those of groups that were given up included; "to 0.5" counts them until the
+first evaluation that reached it.
 
 ![Curves]({picture})
 
