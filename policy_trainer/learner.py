@@ -111,11 +111,11 @@ class Learner:
         weights = token_weights(self._loss.mean, tokens.rows, tokens.mask, micro_batch.trains, total)
         loss = (weights.to(logps.dtype) * per_token.loss).sum()
         loss.backward()
-        own = corrected or CorrectionStats(per_token.ratio, torch.zeros_like(tokens.mask))
-        return tally(loss.detach(), per_token, entropy, tokens.mask, gap, own.weights, own.cut)
+        return tally(loss.detach(), per_token, entropy, tokens.mask, gap, corrected)
 
-    def _against(self, micro_batch: MicroBatch, logps: Tensor) -> tuple[LossTokens, Tensor, CorrectionStats | None]:
-        """What the loss takes, with what it is compared with; how far the sampler is off; and the correction for it."""
+    def _against(self, micro_batch: MicroBatch, logps: Tensor) -> tuple[LossTokens, Tensor, CorrectionStats]:
+        """What the loss takes, with what it is compared with; how far the sampler is off; and what would correct it,
+        which is told of though it may not be asked for."""
         tokens, sampler_logps = micro_batch.tokens, micro_batch.sampler_logps
         before = logps
         if self._recomputes:
@@ -124,12 +124,11 @@ class Learner:
         elif self._loss.old_logps != "sampler":
             tokens = replace(tokens, old_logps=None)
         if sampler_logps is None:
-            return tokens, torch.full_like(logps, torch.nan), None
+            unknown = torch.full_like(logps, torch.nan)
+            return tokens, unknown, CorrectionStats(unknown, torch.zeros_like(tokens.mask))
         gap = (before - sampler_logps).abs()
-        if self._loss.correction == "none":
-            return tokens, gap, None
         weights, stats = correction(before, sampler_logps, tokens.rows, tokens.mask, self._loss)
-        return replace(tokens, correction=weights), gap, stats
+        return (tokens if self._loss.correction == "none" else replace(tokens, correction=weights)), gap, stats
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained. NaN

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policy_trainer.corrections import CorrectionStats
 from policy_trainer.loss import TokenLoss
 from policy_trainer.ratios import masked
 from policy_trainer.step_groups import Prepared, StepGroup
@@ -25,13 +26,13 @@ class StepStats:
 
     loss: mean over updates. kl: to the reference, by loss.kl, as it was before each update; NaN where a batch came
     without ref_logps. entropy: of the policy, in nats, likewise. clip_fraction: of both bounds. ratio_*: before
-    truncation. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1], of the correction's weights before
-    truncation, or of the ratios where there is none. sampler_gap_*: |log-prob - the sampler's|, the former of old_logps
-    = recomputed, else of the policy; NaN where unknown. correction_weight: mean of the same weights. correction_cut:
-    share of tokens whose weight was truncated or became 0. advantage_std: over completions that train. zero_variance:
-    share of the step's groups. grad_norm: before scaling down, mean over updates. groups, tokens: that trained; with
-    none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not, and there was no update
-    on it.
+    truncation. sampler_gap_*: |log-prob - the sampler's|, the former of old_logps = recomputed, else of the policy; NaN
+    where unknown. correction_weight: mean of exp of that difference, before truncation: of the correction's weights,
+    and of what they would be without one. effective_sample_size: (sum w)^2 / (n sum w^2) of these, in (0, 1].
+    correction_cut: share of tokens whose weight was truncated or became 0. advantage_std: over completions that train.
+    zero_variance: share of the step's groups. grad_norm: before scaling down, mean over updates. groups, tokens: that
+    trained; with none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not, and there
+    was no update on it.
     """
 
     loss: float
@@ -72,17 +73,17 @@ class Update:
 
 @torch.no_grad()
 def tally(
-    loss: Tensor, tokens: TokenLoss, entropy: Tensor, mask: Tensor, gap: Tensor, weights: Tensor, cut: Tensor
+    loss: Tensor, tokens: TokenLoss, entropy: Tensor, mask: Tensor, gap: Tensor, corrected: CorrectionStats
 ) -> Tensor:
     """Sums over one micro-batch and then maxima, as one tensor on its device. loss: scalar; all else (C,).
 
-    gap: |log-prob - the sampler's|. weights, cut: of the correction.
+    gap: |log-prob - the sampler's|.
     """
-    kept, gap = masked(weights, mask), masked(gap, mask)
+    kept, gap = masked(corrected.weights, mask), masked(gap, mask)
     sums = (
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
-        tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), gap.sum(), (cut & mask).sum(), kept.sum(),
-        kept.square().sum(), mask.sum(),
+        tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), gap.sum(), (corrected.cut & mask).sum(),
+        kept.sum(), kept.square().sum(), mask.sum(),
     )  # fmt: skip
     maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), gap.amax())
     return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])

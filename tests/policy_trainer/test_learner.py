@@ -783,7 +783,17 @@ class TestStatistics:
             object.__setattr__(batch.rollout, "sampler_logps", None)
         stats = learner(model, loss=LossConfig(old_logps="current")).step(batches, step=0)
         assert math.isnan(stats.sampler_gap_mean) and math.isnan(stats.sampler_gap_max)
-        assert stats.effective_sample_size == 1
+        assert math.isnan(stats.effective_sample_size) and math.isnan(stats.correction_weight)
+
+    @pytest.mark.parametrize("old_logps", ["sampler", "recomputed", "current"])
+    def test_a_sampler_that_is_off_shows_without_a_correction(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], old_logps: str
+    ) -> None:
+        w = np.exp(own_logps(model, batches[0]) - batches[0].rollout.sampler_logps)
+        stats = learner(model, loss=LossConfig.model_validate({"old_logps": old_logps})).step(batches[:1], step=0)
+        assert stats.correction_weight == pytest.approx(w.mean(), rel=1e-6) and abs(w.mean() - 1) > 0.01
+        assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
+        assert stats.correction_cut == 0
 
 
 def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
