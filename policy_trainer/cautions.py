@@ -20,4 +20,10 @@ def cautions(config: TrainConfig) -> list[str]:
             "sampling.top_p or top_k: completions are drawn from the likeliest tokens alone and the learner does not "
             "renormalise, so that ratio and KL are biased; 1 and 0 turn them off"
         )
+    if config.reference.decay and not config.reference.renew_every:
+        said.append("reference.decay does nothing while reference.renew_every is 0: the reference stays as it began")
+    if config.judging.steps and loss.advantage != "process":
+        said.append(
+            f"judging.steps: loss.advantage = {loss.advantage} makes nothing of the rewards of steps: take process"
+        )
     return said

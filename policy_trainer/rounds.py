@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from policy_trainer.advantages import has_variance
+from policy_trainer.advantages import JudgedGroup, has_variance, padded
 from policy_trainer.config import RolloutConfig
 from policy_trainer.judging import Judge, Judgement
 from policy_trainer.prompts import PromptEncoder, PromptTooLong
@@ -43,6 +42,12 @@ class Judged:
     steps: StepRewards | None
 
     @property
+    def signal(self) -> np.ndarray:
+        """What it teaches by, as the learner sees it: rewards of steps where these are judged, else of completions."""
+        lengths = np.array([len(completion.ids) for completion in self.completions])
+        return JudgedGroup(self.judgement.rewards, lengths, steps=self.steps).signal
+
+    @property
     def tokens(self) -> int:
         return sum(len(completion.ids) for completion in self.completions)
 
@@ -59,8 +64,8 @@ class Round:
 
     def give_up_without_variance(self) -> int:
         """How many groups were."""
-        rewards = [torch.from_numpy(group.judgement.rewards) for group in self.groups]
-        given_up = [group for group, own in zip(self.groups, rewards, strict=True) if not has_variance(own)]
+        varies = has_variance(padded([group.signal for group in self.groups])).tolist()
+        given_up = [group for group, own in zip(self.groups, varies, strict=True) if not own]
         self.groups = [group for group in self.groups if group not in given_up]
         self.resampled_groups += len(given_up)
         self.resampled_tokens += sum(group.tokens for group in given_up)

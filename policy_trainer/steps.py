@@ -10,6 +10,8 @@ import numpy as np
 from policy_trainer.tasks.interface import Problem
 from shared.batch import StepRewards
 
+_UNDECODED = "\ufffd"
+
 
 @dataclass(frozen=True)
 class Step:
@@ -62,7 +64,8 @@ def _token_of(end: int, ids: list[int], text: Callable[[list[int]], str], low: i
     high = len(ids) - 1
     while low < high:
         middle = (low + high) // 2
-        if len(text(ids[: middle + 1])) >= end:
+        # What is not a whole character yet decodes to a mark at the end, or to several.
+        if len(text(ids[: middle + 1]).rstrip(_UNDECODED)) >= end:
             high = middle
         else:
             low = middle + 1

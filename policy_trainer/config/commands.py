@@ -169,8 +169,8 @@ class TrainConfig(RunConfig):
     def _can_learn(self) -> "TrainConfig":
         if self.dtype == "float16":
             raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
-        if self.sampling.group_size == 1 and self.loss.drop_zero_variance:
-            raise ValueError("sampling.group_size: a group of 1 has no variance: take more, or no drop_zero_variance")
+        if self.sampling.group_size == 1 and (reason := _lonely(self)):
+            raise ValueError(f"sampling.group_size: {reason}")
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision wants the rewards of steps: set judging.steps")
         if self.minibatches > self.groups_per_step:
@@ -199,6 +199,22 @@ class TrainConfig(RunConfig):
                 f"begin with a dot and have 100 characters at most: choose another --run; got {self.run!r}"
             )
         return self
+
+
+def _lonely(config: TrainConfig) -> str | None:
+    """Why groups of one teach nothing; None where they do: by their steps, or beside the rest of a batch."""
+    if config.loss.advantage == "process":
+        return None
+    if config.loss.advantage != "reinforce++":
+        return (
+            f"a completion alone has nothing to be better than, and loss.advantage = {config.loss.advantage} is "
+            "always 0: take more, or reinforce++"
+        )
+    if config.loss.drop_zero_variance:
+        return "a group of 1 has no variance and would be dropped: take more, or loss.drop_zero_variance = false"
+    if config.sampling.max_resamples:
+        return "a group of 1 has no variance and would be sampled again: take more, or sampling.max_resamples = 0"
+    return None
 
 
 class EvalConfig(CommonConfig):

@@ -85,7 +85,7 @@ class LossConfig(Section):
 
     def _kl_nonsense(self) -> str | None:
         if self.beta == 0 and self.kl_in != "loss":
-            return f"loss.kl_in: with loss.beta = 0 there is no KL to be in {self.kl_in}: raise beta, or leave it out"
+            return f"loss.kl_in: with loss.beta = 0 there is no KL to be in {self.kl_in}: raise beta, or take loss"
         if self.kl_in == "reward" and self.kl_weight == "ratio":
             return "loss.kl_weight: weights the KL in the loss, and loss.kl_in = reward leaves none there: take both"
         if self.beta > 0 and self.kl_in == "loss" and self.advantage == "reinforce++":

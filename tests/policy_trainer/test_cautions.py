@@ -19,6 +19,8 @@ def said(**settings: Any) -> list[str]:
         ({"loss": {"kl_in": "both"}}, "twice"),
         ({"sampling": {"top_p": 0.9}}, "renormalise"),
         ({"sampling": {"top_k": 5}}, "renormalise"),
+        ({"reference": {"decay": 0.9}}, "renew_every"),
+        ({"judging": {"steps": True}}, "outcome"),
     ],
 )
 def test_a_caution(settings: dict[str, Any], word: str) -> None:
@@ -34,6 +36,7 @@ def test_a_caution(settings: dict[str, Any], word: str) -> None:
         {"loss": {"kl": "k1", "kl_weight": "ratio"}},
         {"loss": {"kl": "k1", "beta": 0}},
         {"loss": {"kl": "k2"}},
+        {"judging": {"steps": True}, "loss": {"advantage": "process"}},
     ],
 )
 def test_nothing_to_say(settings: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ from policy_trainer.run_directory import RunDirectory
 from shared.settings import load_settings
 
 RENEWED = ["--reference.renew-every", "5", "--reference.snapshot-root", "snapshots"]
+ALONE = ["--sampling.group-size", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,9 @@ class TestRefusals:
             (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
             (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
             (TrainConfig, [*RENEWED, "--reference.decay", "1"], "reference.decay"),
+            (TrainConfig, ["--sampling.group-size", "1"], "sampling.group_size"),
+            (TrainConfig, [*ALONE, "--loss.drop-zero-variance"], "sampling.group_size"),
+            (TrainConfig, [*ALONE, "--sampling.max-resamples", "1"], "sampling.group_size"),
             (TrainConfig, ["--checkpoint.every", "0"], "checkpoint.every"),
             (TrainConfig, ["--checkpoint.keep", "0"], "checkpoint.keep"),
             (TrainConfig, ["--evaluation.every", "-1"], "evaluation.every"),

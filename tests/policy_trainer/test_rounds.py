@@ -1,5 +1,6 @@
 """Rounds of a worker, with a sampler that says what it is told."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, SamplingConfig
-from policy_trainer.judging import Judge
+from policy_trainer.judging import Judge, Judgement
 from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.rounds import Round, Rounds
+from policy_trainer.rounds import Drawn, Judged, Round, Rounds
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.interface import Problem
+from shared.batch import StepRewards
 
 
 class Counting:
@@ -110,7 +112,10 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
             return [[Completion(i, np.zeros(len(i), dtype=np.float32), True) for i in (ids, blurted)]]
 
     config = RolloutConfig(
-        model="m", judging=JudgingConfig(steps=True), sampling=SamplingConfig(group_size=2, prompts_per_round=1)
+        model="m",
+        judging=JudgingConfig(steps=True),
+        # The outcomes differ, and so do the steps: no other problem is drawn, of which there is none.
+        sampling=SamplingConfig(group_size=2, prompts_per_round=1, max_resamples=1),
     )
     rounds = Rounds(
         config,
@@ -128,3 +133,28 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
     second = next(i for i in range(len(ids)) if str(tokenizer.decode(ids[: i + 1])).endswith("</think>"))
     assert steps.ends[:2].tolist() == [first, second]
     assert steps.ends[2] == len(ids) - 1  # the end token has no text: the answer's tag brings the last character
+
+
+@pytest.mark.parametrize(
+    ("rewards", "steps", "kept"),
+    [
+        ([1, 1], None, False),
+        ([1, 0], None, True),
+        ([1, 1], [1, 0, 1, 1], True),
+        ([1, 0], [1, 1, 1, 1], False),
+        ([1, math.nan], [1, 1, 0, 0], False),  # a completion without a reward takes no part, nor do its steps
+        ([1, 0], [], False),
+    ],
+)
+def test_variance_is_that_of_steps_where_they_are_judged(
+    rewards: list[float], steps: list[float] | None, kept: bool
+) -> None:
+    completions = [Completion(np.array([5, 6]), np.zeros(2, dtype=np.float32), finished=True)] * 2
+    judged = None
+    if steps is not None:
+        judged = StepRewards(
+            rewards=np.array(steps, np.float32), ends=np.arange(len(steps)) % 2, counts=np.full(2, len(steps) // 2)
+        )
+    judgement = Judgement(np.array(rewards, np.float32), {})
+    made = Round([Judged(Drawn(0, Problem("1"), [1]), completions, judgement, judged)])
+    assert (made.give_up_without_variance(), len(made.groups)) == ((0, 1) if kept else (1, 0))
