@@ -100,10 +100,11 @@ class SftRun:
             self._step()
             state.training_seconds += time.monotonic() - began
             self.bar.update(task, completed=state.step)
-            if state.step % self.config.checkpoint.every == 0:
-                self._checkpoint()
+            # Before a checkpoint, which then holds no weights that are known to be spoilt.
             if state.step == steps or (self.config.held_out_every and state.step % self.config.held_out_every == 0):
                 self._measure()
+            if state.step % self.config.checkpoint.every == 0:
+                self._checkpoint()
         finished = state.step >= steps
         if finished:
             self._save_model()
@@ -115,10 +116,7 @@ class SftRun:
         lr = self.config.optimizer.lr * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
         stats = self.learner.step(self.data.batch(self.state.step), lr=lr)
         if stats.not_finite:
-            raise RunFailed(
-                f"the loss or gradient of step {self.state.step + 1} is not finite. Try a lower optimizer.lr, or "
-                "float32; --resume goes on from the newest checkpoint"
-            )
+            raise _not_finite(f"loss or gradient of step {self.state.step + 1}")
         self.state.step += 1
         self._record(stats)
 
@@ -131,6 +129,8 @@ class SftRun:
         perplexity = math.exp(min(loss, 700))  # beyond, a float has no room
         record = {"kind": "evaluation", "step": self.state.step, "held_out_loss": loss, "perplexity": perplexity}
         self.metrics.write(record)
+        if not math.isfinite(loss):  # what an update spoilt shows here alone where no other step follows
+            raise _not_finite(f"held-out loss after step {self.state.step}")
         self.bar.console.print(
             f"step {self.state.step}/{self.data.steps} · held-out loss {loss:.4f} · perplexity {perplexity:.4g}",
             highlight=False,
@@ -143,6 +143,12 @@ class SftRun:
         with whole_directory(self.directory.model) as temporary:
             save_model(self.learner.model, self.tokenizer, temporary)
             shutil.rmtree(self.directory.model, ignore_errors=True)  # of a life that had finished
+
+
+def _not_finite(what: str) -> RunFailed:
+    return RunFailed(
+        f"the {what} is not finite. Try a lower optimizer.lr, or float32; --resume goes on from the newest checkpoint"
+    )
 
 
 def _bar(console: Console) -> Progress:

@@ -194,6 +194,15 @@ def test_a_loss_that_is_not_finite_ends_the_run(configure: Callable[..., SftConf
     assert not (config.run_dir / "model").exists()
 
 
+def test_a_last_step_that_spoils_the_weights_ends_the_run(
+    configure: Callable[..., SftConfig], console: Console
+) -> None:
+    config = configure(optimizer={"lr": 1e30}, batch_size=80, checkpoint={"every": 1})
+    with pytest.raises(RunFailed, match=r"held-out loss after step 1 is not finite. Try a lower optimizer.lr"):
+        sft(config, console)
+    assert not (config.run_dir / "model").exists() and not list(config.run_dir.glob("checkpoints/*"))
+
+
 def test_recomputed_layers_learn_the_same(
     configure: Callable[..., SftConfig], console: Console, tmp_path: Path
 ) -> None:
