@@ -29,6 +29,9 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 # Precision of a model's weights; auto takes what the model was saved in.
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 
+# What was said by stronger sources, as nested tables -> the settings of a preset.
+SettingsBeside = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
 NESTED_DELIMITER = "__"
 
 
@@ -55,12 +58,13 @@ def load_settings(
     *,
     prog: str,
     schema: type[BaseModel],
-    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    presets: Mapping[str, SettingsBeside] | None = None,
 ) -> Settings:
     """Reads `cls` from `--config FILE`, the environment and the arguments; exits with status 2 and a reason on errors.
 
     schema: the model of the whole file. A command takes its own fields from a file that may hold those of others.
     presets: settings by name, for classes with the field `preset`, which says whose hold where nobody says otherwise.
+    Each is a function of all that was said, since some go only with what the same preset says of others.
     """
     prefix = cls.model_config.get("env_prefix", "")
     try:
@@ -68,17 +72,17 @@ def load_settings(
         _refuse_secrets(arguments, cls, prefix)
         _refuse_unknown_environment(prefix, schema)
         from_file = _read_file(Path(file), cls, schema) if file is not None else {}
-        from_preset = {}
+        preset = None
         if presets and "preset" in cls.model_fields:
-            preset = _said_early("preset", arguments, prefix, prog)
-            from_preset = _own_fields(_preset(from_file.get("preset") if preset is None else preset, presets), cls)
+            name = _said_early("preset", arguments, prefix, prog)
+            preset = _preset(from_file.get("preset") if name is None else name, presets)
         return _with_sources(
             cls,
             lambda loaded: (
                 CliSettingsSource(loaded, cli_prog_name=prog, cli_parse_args=arguments),
                 EnvSettingsSource(loaded),
                 InitSettingsSource(loaded, from_file),
-                InitSettingsSource(loaded, from_preset),
+                *([_PresetSource(loaded, preset)] if preset else []),
             ),
         )()
     except ValidationError as error:
@@ -95,6 +99,20 @@ def from_values(cls: type[Settings], **values: Any) -> Settings:
     """Settings from these values and defaults alone: the environment has no say in what a program decides."""
 
     return _with_sources(cls, lambda loaded: (InitSettingsSource(loaded, values),))()
+
+
+class _PresetSource(PydanticBaseSettingsSource):
+    """The weakest: it is asked last, when all that was said is known."""
+
+    def __init__(self, cls: type[BaseSettings], preset: SettingsBeside) -> None:
+        super().__init__(cls)
+        self._preset = preset
+
+    def __call__(self) -> dict[str, Any]:
+        return _own_fields(self._preset(self.current_state), self.settings_cls)
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError("a preset gives all of its settings at once")
 
 
 def _with_sources(
@@ -123,9 +141,9 @@ def _said_early(name: str, arguments: list[str], prefix: str, prog: str) -> str 
     return getattr(parser.parse_known_args(arguments)[0], name)
 
 
-def _preset(name: Any, presets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+def _preset(name: Any, presets: Mapping[str, SettingsBeside]) -> SettingsBeside | None:
     if not isinstance(name, str):  # refused later, unless nothing was said
-        return {}
+        return None
     if name not in presets:
         raise ValueError(f"preset: there is no {name!r}; there are {', '.join(presets)}")
     return presets[name]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from policy_trainer.config.task_settings import SOURCE_SETTINGS
+
 
 @dataclass(frozen=True)
 class Number:
@@ -34,6 +36,14 @@ class Preset:
     def settings(self) -> dict[str, Any]:
         """The same as nested tables, as a TOML file would hold them."""
         return nested({name: number.value for name, number in self.numbers.items()})
+
+    def beside(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, to hold where others have said nothing: another task than the preset's takes none of its data."""
+        settings = self.settings()
+        if said.get("task", settings.get("task")) != settings.get("task"):
+            data = settings.get("data", {})
+            settings["data"] = {name: value for name, value in data.items() if name not in SOURCE_SETTINGS}
+        return settings
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from policy_trainer.__main__ import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
-from policy_trainer.presets import PRESETS, SETTINGS
+from policy_trainer.presets import PRESETS
 from policy_trainer.publish import latest
 from policy_trainer.rollout import run_worker
 from policy_trainer.run import train
@@ -65,7 +65,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir: Path) -> list[str]:
-    settings = SETTINGS[name]
+    settings = PRESETS[name].settings()
     url = server.url if settings.get("loss", {}).get("beta", 0.04) else queue_alone
     group = min(settings.get("sampling", {}).get("group_size", 8), 4)
     options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]

@@ -16,6 +16,7 @@ from shared.refusal import Refused
 from shared.settings import from_values, load_settings
 from tests.presets_page import PAGE, written
 
+_COUNTDOWN = "Jiayi-Pan/Countdown-Tasks-3to4"
 # Written down once more, from the table that presets were asked for by: what each must resolve to.
 AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "simple-grpo": {
@@ -30,7 +31,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
         "groups_per_step": 4, "publish_every": 4, "reference.renew_every": 0,
     },
     "nano-aha-moment": {
-        "task": "countdown", "data.dataset": "Jiayi-Pan/Countdown-Tasks-3to4", "rewards": ["countdown/nano_aha"],
+        "task": "countdown", "data.dataset": _COUNTDOWN, "rewards": ["countdown/nano_aha"],
         "sampling.group_size": 4, "sampling.temperature": 1, "sampling.top_p": 0.999, "sampling.max_new_tokens": 1024,
         "groups_per_step": 64 // 4,
         "loss.surrogate": "reinforce", "loss.kl": "k3", "loss.beta": 0.001, "loss.mean": "token_mean",
@@ -39,7 +40,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
         "passes": 1, "minibatches": 1, "reference.renew_every": 0,
     },
     "grpo-zero": {
-        "task": "countdown", "data.dataset": "Jiayi-Pan/Countdown-Tasks-3to4", "rewards": ["countdown/grpo_zero"],
+        "task": "countdown", "data.dataset": _COUNTDOWN, "rewards": ["countdown/grpo_zero"],
         "sampling.group_size": 8, "sampling.temperature": 1, "sampling.max_new_tokens": 1024, "groups_per_step": 32,
         "loss.surrogate": "reinforce", "loss.beta": 0, "loss.mean": "token_mean", "loss.advantage": "outcome",
         "loss.advantage_std": "population", "loss.drop_zero_variance": False,
@@ -163,6 +164,19 @@ class TestOption:
     def test_gives_other_commands_what_they_have(self, cls: Any) -> None:
         config = read(cls, "--preset", "simple-grpo")
         assert (config.task, config.sampling.temperature) == ("gsm8k", 0.9)
+
+    def test_has_data_for_its_own_task_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert read(EvalConfig, "--preset", "grpo-zero", "--task", "countdown").data.dataset == _COUNTDOWN
+        config = read(EvalConfig, "--preset", "grpo-zero", "--task", "gsm8k")
+        assert (config.task, config.data.dataset, config.data.max_prompt_tokens) == ("gsm8k", None, 256)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "own.toml").write_text('preset = "deepseek-math"\ntask = "math"\n[data]\nsubset = "s"\n')
+        config = read(EvalConfig, "--config", "own.toml")
+        assert (config.data.mixture, config.data.subset) == ([], "s")
+        RunDirectory(tmp_path).write_config(config)
+        assert read(EvalConfig, "--config", "config.toml").data == config.data
+        monkeypatch.setenv("POLICY_TRAINER_TASK", "mixture")
+        assert len(read(EvalConfig, "--preset", "deepseek-math").data.mixture) == 2
 
     def test_of_an_unknown_name_is_refused_with_those_that_are_known(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stopped:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, CliVariadicArg
 
-from shared.settings import load_settings, settings_config
+from shared.settings import SettingsBeside, load_settings, settings_config
 
 
 class Section(BaseModel):
@@ -313,9 +313,10 @@ class Chosen(Serve):
     """Whose settings hold where nothing else is said."""
 
 
-PRESETS = {
-    "fast": {"port": 4000, "loss": {"clip": 0.4, "betas": (0.1, 0.2)}, "other": 5},
-    "slow": {"port": 4001},
+PRESETS: dict[str, SettingsBeside] = {
+    "fast": lambda said: {"port": 4000, "loss": {"clip": 0.4, "betas": (0.1, 0.2)}, "other": 5},
+    "slow": lambda said: {"port": 4001},
+    "apt": lambda said: {"port": 2, "threads": 3} if said["loss"]["kind"] == "clip" else {"port": 4},
 }
 
 
@@ -339,6 +340,13 @@ class TestPresets:
         assert self.load("--config", file, "--preset", "fast").loss.clip == 0.3
         assert self.load("--model", "m").port == 8400
 
+    def test_may_depend_on_what_others_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = write(tmp_path, 'model = "m"\npreset = "apt"\n[loss]\nkind = "clip"\n')
+        assert (self.load("--config", file).port, self.load("--config", file).threads) == (2, 3)
+        monkeypatch.setenv("TANDEM_TEST_LOSS__KIND", "reinforce")
+        assert (self.load("--config", file).port, self.load("--config", file).threads) == (4, None)
+        assert self.load("--config", file, "--loss.kind", "clip").threads == 3
+
     def test_may_be_chosen_by_the_file_or_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -352,7 +360,10 @@ class TestPresets:
     def test_that_do_not_exist_are_refused_with_those_that_do(
         self, name: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert self.refused(capsys, "--preset", name) == f"serve: preset: there is no {name!r}; there are fast, slow\n"
+        assert (
+            self.refused(capsys, "--preset", name)
+            == f"serve: preset: there is no {name!r}; there are fast, slow, apt\n"
+        )
 
     def test_are_names(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = write(tmp_path, 'model = "m"\npreset = 3\n')

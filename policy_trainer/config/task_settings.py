@@ -1,0 +1,49 @@
+"""Which settings of where problems are each task looks at. One that it would ignore is refused."""
+
+from collections.abc import Mapping, Set
+
+from pydantic import BaseModel
+
+_FILES = frozenset({"path", "held_out_path"})
+_DATASETS = frozenset({"dataset", "subset", "split", "held_out_split"})
+_ANSWERS = frozenset({"columns", "answer_rule"})
+
+LOOKED_AT: Mapping[str, Set[str]] = {
+    "arithmetic": frozenset(),
+    "countdown": _FILES | _DATASETS | {"countdown"},
+    "dataset": _FILES | _DATASETS | _ANSWERS,
+    "gsm8k": _FILES | _DATASETS,
+    "jsonl": _FILES | _ANSWERS,
+    "math": _FILES | _DATASETS,
+    "mixture": frozenset({"mixture"}),
+}
+# All that say where problems are.
+SOURCE_SETTINGS: Set[str] = frozenset().union(*LOOKED_AT.values())
+
+
+def refuse_unused(task: str, source: BaseModel) -> None:
+    """Raises ValueError for a setting that is not its default and that the task would ignore.
+
+    source: a SourceConfig. A task of somebody's own, which stands in no table, may look at all but a mixture.
+    """
+    given = [name for name in type(source).model_fields if name in SOURCE_SETTINGS and _is_given(source, name)]
+    for name in given:
+        if name not in LOOKED_AT.get(task, SOURCE_SETTINGS - {"mixture"}):
+            others = ", ".join(other for other, names in LOOKED_AT.items() if name in names)
+            inside = "; a task of data.mixture has its own" if task == "mixture" else ""
+            raise ValueError(f"data.{name}: task {task} does not look at it{inside}: leave it out, or --task {others}")
+    if "path" in given and "held_out_split" in given and "held_out_path" not in given:
+        raise ValueError(
+            "data.held_out_split: is a split of data.dataset, and data.path goes before that: "
+            "give data.held_out_path, or leave it out"
+        )
+    generated = task == "countdown" and not {"path", "dataset"} & set(given)
+    for name in (name for name in given if generated and name != "countdown"):
+        raise ValueError(
+            f"data.{name}: task countdown generates its problems, also those that are held out, where neither "
+            "data.path nor data.dataset says where they are: give one of them, or leave it out"
+        )
+
+
+def _is_given(source: BaseModel, name: str) -> bool:
+    return getattr(source, name) != type(source).model_fields[name].default
