@@ -53,7 +53,8 @@ class CommonConfig(ModelConfig):
     seed: int = Field(default=0, ge=0)
     """Decides which problems are drawn and which tokens are sampled."""
     task: TaskName = "arithmetic"
-    """Where prompts come from and how an answer is judged."""
+    """Where prompts come from and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
+    or module:name of your own."""
     rewards: CliVariadicArg[list[str]] = []
     """Reward functions by name, or module:function of your own. Each task has its own default."""
     reward_weights: CliVariadicArg[list[float]] = []

@@ -1,13 +1,23 @@
 """Where prompts come from, and how they are put to the model."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from policy_trainer.config.section import Section
+from policy_trainer.config.task_settings import refuse_unused
 
-TaskName = Literal["arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "mixture"]
+TASK_NAMES = ("arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "mixture")
+
+
+def _task_name(name: str) -> str:
+    if name in TASK_NAMES or ":" in name:
+        return name
+    raise ValueError(f"must be one of {', '.join(TASK_NAMES)}, or module:name of your own, got {name!r}")
+
+
+TaskName = Annotated[str, AfterValidator(_task_name)]
 
 
 class ColumnsConfig(Section):
@@ -85,8 +95,9 @@ class DataConfig(SourceConfig):
 
 
 def refuse_missing_source(task: TaskName, source: SourceConfig) -> None:
-    """Raises ValueError for a task that does not say where its problems are."""
+    """Raises ValueError for a task that does not say where its problems are, or where it would not look for them."""
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs the file of its problems")
     if task == "dataset" and not source.dataset and source.path is None:
         raise ValueError("data.dataset: task dataset needs the name of a Hugging Face dataset, or data.path a file")
+    refuse_unused(task, source)

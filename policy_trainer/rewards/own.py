@@ -5,10 +5,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+from policy_trainer.imports import import_named
 from policy_trainer.rewards.sample import Sample
 from shared.refusal import Refused
 
@@ -50,15 +49,11 @@ def _known(sample: Sample) -> dict[str, Any]:
 @cache
 def _load(name: str) -> tuple[Callable[..., Any], set[str] | None]:
     """The function, and the names of its parameters; None when it takes any."""
-    module, _, attribute = name.partition(":")
+    function = import_named(name, "rewards")
     try:
-        function = getattr(import_module(module), attribute)
         parameters = inspect.signature(function).parameters.values()
-    except Exception as error:  # whatever a module raises
-        raise Refused(
-            f"rewards: {name} cannot be imported from {Path.cwd()}, nor from what is installed: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    except (TypeError, ValueError) as error:
+        raise Refused(f"rewards: {name} is no function whose parameters can be known: {error}") from error
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return function, None if takes_any else {parameter.name for parameter in parameters}
 

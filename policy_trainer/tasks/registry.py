@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from policy_trainer.config import CommonConfig, SourceConfig
+from policy_trainer.imports import import_named
 from policy_trainer.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
@@ -22,6 +23,8 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "jsonl": jsonl,
     "math": math,
 }
+# Of a Task.
+_MEMBERS = ("name", "correct", "default_rewards", "problem", "held_out")
 
 
 def make_task(config: CommonConfig) -> Task:
@@ -35,7 +38,23 @@ def make_task(config: CommonConfig) -> Task:
 
 def _make(config: CommonConfig) -> Task:
     if config.task != "mixture":
-        return TASKS[config.task](config.data, config.seed)
+        return _one(config.task, config.data, config.seed)
     sources = config.data.mixture
-    tasks = [TASKS[source.task](source, config.seed) for source in sources]
+    tasks = [_one(source.task, source, config.seed) for source in sources]
     return Mixture(tasks, [source.weight for source in sources], config.seed)
+
+
+def _one(name: str, source: SourceConfig, seed: int) -> Task:
+    return _own(name, source, seed) if ":" in name else TASKS[name](source, seed)
+
+
+def _own(name: str, source: SourceConfig, seed: int) -> Task:
+    make = import_named(name, "task")
+    try:
+        task = make(source, seed)
+    except TypeError as error:  # most likely it takes something else
+        raise Refused(f"task: {name} cannot be called with the settings of data and the seed: {error}") from error
+    lacking = [member for member in _MEMBERS if not hasattr(task, member)]
+    if lacking:
+        raise Refused(f"task: what {name} makes has no {', '.join(lacking)}; docs/tasks.md says what a task is")
+    return task

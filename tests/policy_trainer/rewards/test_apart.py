@@ -119,7 +119,6 @@ def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]
     [
         ("no_such_module_anywhere:reward", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
         (f"{HERE}:nobody", "AttributeError: module .* has no attribute 'nobody'"),
-        (f"{HERE}:not_a_function", "TypeError: 5 is not a callable object"),
         (f"{HERE}:", "AttributeError"),
         (":reward", "ValueError"),
     ],
@@ -127,6 +126,11 @@ def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]
 def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error: str) -> None:
     with pytest.raises(Refused, match=f"rewards: {name} cannot be imported from {Path.cwd()}, .*: {error}"):
         ApartRewards({name: Apart(OwnReward(name), OwnReward(name).load)}, seconds=30, memory=0)
+
+
+def test_what_is_no_function_is_refused_at_start() -> None:
+    with pytest.raises(Refused, match=r"not_a_function is no function .*: 5 is not a callable object"):
+        ApartRewards({"five": own("not_a_function")}, seconds=30, memory=0)
 
 
 def test_a_module_that_ends_the_process_is_refused_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

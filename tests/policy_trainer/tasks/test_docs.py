@@ -2,16 +2,17 @@
 
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 
 from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import EvalConfig
-from policy_trainer.config.data import TaskName
-from policy_trainer.tasks.interface import Task
+from policy_trainer.config.data import TASK_NAMES
+from policy_trainer.steps import JudgesSteps, Step
+from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.registry import make_task
 from shared.settings import load_settings
@@ -44,7 +45,7 @@ def test_commands(command: str) -> None:
 
 def test_there_is_a_row_and_a_heading_for_every_task() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (`.*`) \|$", PAGE, re.MULTILINE))
-    assert set(rows) == set(get_args(TaskName))
+    assert set(rows) == set(TASK_NAMES)
     assert set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)) == set(rows) - {"arithmetic"}
     for command in COMMANDS:
         arguments = shlex.split(command)[2:]
@@ -65,10 +66,23 @@ def test_the_lines_of_a_file(tmp_path: Path) -> None:
     assert [problem.answer for problem in jsonl(data, 0).held_out()] == ["4", "49"]
 
 
-def test_a_task_of_ones_own() -> None:
-    names: dict[str, Any] = {}
-    exec(blocks("python")[0], names)
-    task: Task = names["Reversal"](seed=0)
+def own_task(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    (directory / "words.py").write_text("\n".join([*blocks("python"), "Reversal.steps = steps"]))
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "words", raising=False)
+    command = re.findall(r"^policy-trainer eval .*words:Reversal$", PAGE, re.MULTILINE)[0].replace("$MODEL", "model")
+    return make_task(load_settings(EvalConfig, shlex.split(command)[2:], prog="policy-trainer", schema=FileSchema))
+
+
+def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = own_task(tmp_path, monkeypatch)
     problem = task.held_out()[0]
     assert task.correct(problem, f"<think></think><answer>{problem.answer}</answer>") == 1
     assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.held_out())
+
+
+def test_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = own_task(tmp_path, monkeypatch)
+    assert isinstance(task, JudgesSteps)
+    assert list(task.steps(Problem("pmal"), "pm\nxy\nal")) == [Step(3, 1.0), Step(6, 0.0), Step(8, 1.0)]

@@ -1,12 +1,10 @@
 """Tasks by name, as the configuration gives them."""
 
-from typing import get_args
-
 import pytest
-from pydantic import TypeAdapter
+from pydantic import ValidationError
 
 from policy_trainer.config import DataConfig, JudgingConfig, TrainConfig
-from policy_trainer.config.data import TaskName
+from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.tasks.registry import TASKS, make_task
 from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import DATA
@@ -21,15 +19,15 @@ FILES = {
 
 
 def test_every_name_has_a_task() -> None:
-    assert {*TASKS, "mixture"} == set(get_args(TaskName))
+    assert {*TASKS, "mixture"} == set(TASK_NAMES)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_tasks_of_files(name: str) -> None:
     columns = {"prompt": "question", "answer": "gold"}
-    path = DATA / f"{FILES[name]}.jsonl"
-    data = DataConfig.model_validate({"path": path, "columns": columns, "answer_rule": "number"})
-    task = make_task(TrainConfig(model="m", task=TypeAdapter(TaskName).validate_python(name), data=data))
+    answers = {"columns": columns, "answer_rule": "number"} if name in ("dataset", "jsonl") else {}
+    data = DataConfig.model_validate({"path": DATA / f"{FILES[name]}.jsonl", **answers})
+    task = make_task(TrainConfig(model="m", task=name, data=data))
     assert task.name == name and task.held_out() and task.problem(0).answer
 
 
@@ -43,3 +41,21 @@ def test_a_task_that_judges_no_steps_is_refused_where_they_are_asked_for() -> No
     assert make_task(TrainConfig(model="m", judging=judging)).name == "arithmetic"
     with pytest.raises(Refused, match=r"judging\.steps: task countdown"):
         make_task(TrainConfig(model="m", task="countdown", judging=judging))
+
+
+class TestOnesOwn:
+    def test_what_is_no_task_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = TrainConfig(model="m", task="types:SimpleNamespace")
+        with pytest.raises(Refused, match=r"task: .* positional"):
+            make_task(config)
+        monkeypatch.setattr("types.SimpleNamespace", lambda source, seed: type("Half", (), {"name": "half"}))
+        with pytest.raises(Refused, match=r"task: what types:SimpleNamespace makes has no correct, .*held_out"):
+            make_task(config)
+
+    def test_what_is_not_there_is_refused(self) -> None:
+        with pytest.raises(Refused, match=r"task: nowhere:Task cannot be imported from .*: ModuleNotFoundError"):
+            make_task(TrainConfig(model="m", task="nowhere:Task"))
+
+    def test_a_name_that_is_none_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match=r"must be one of arithmetic, .* or module:name of your own"):
+            TrainConfig(model="m", task="chess")
