@@ -22,11 +22,13 @@ class Server:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.asked = threading.Event()
         self.open = threading.Event()
         self.failure: Exception | None = None
         self.admitted = threading.Condition()
 
     def upload(self, body: bytes) -> None:
+        self.asked.set()
         assert self.open.wait(10)
         if self.failure:
             raise self.failure
@@ -85,7 +87,9 @@ def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
     """One is on its way and two wait: the fourth has to wait itself, and that time is counted."""
     server = Server()
     delivery = deliver(server, outbox(tmp_path))
-    for index in range(3):
+    delivery.send(0, b"")
+    assert server.asked.wait(10)  # those that wait meanwhile would go with it
+    for index in (1, 2):
         delivery.send(index, b"")
     before = delivery.blocked_seconds
     sender = threading.Thread(target=delivery.send, args=(3, b"last"))
