@@ -33,8 +33,7 @@ bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
 bench-gpu: $(STAMP)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
-bench-trl: $(STAMP)  ## a training step and the demo beside TRL's GRPOTrainer, which it installs
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+bench-trl: $(STAMP)  ## a training step and the demo beside TRL's GRPOTrainer
 	$(BIN)/python -m tests.bench.trl_step
 	$(BIN)/python -m tests.bench.trl_demo
 

@@ -24,7 +24,6 @@ from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from shared.settings import from_values
 
-pytest.importorskip("trl", reason="TRL is installed for the benchmarks only: pip install trl")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # of what it sets itself
 # By name: the type checker must not depend on it.
 trl: Any = import_module("trl")

@@ -16,9 +16,6 @@ from policy_trainer.config import LossConfig
 from tests.policy_trainer.proofs.cases import random_groups, without_tokens
 from tests.policy_trainer.proofs.formulas import loss_and_gradient
 from tests.policy_trainer.proofs.oracle import Completion, Group, teaches, trains
-
-pytest.importorskip("trl", reason="TRL is installed for the benchmarks only: pip install trl")
-
 from tests.policy_trainer.proofs.trl_trainers import Trl
 
 CASES = 200
