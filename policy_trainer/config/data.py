@@ -14,7 +14,7 @@ TASK_NAMES = ("arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "m
 def _task_name(name: str) -> str:
     if name in TASK_NAMES or ":" in name:
         return name
-    raise ValueError(f"must be one of {', '.join(TASK_NAMES)}, or module:name of your own, got {name!r}")
+    raise ValueError(f"must be one of {', '.join(TASK_NAMES)}, or module:name of your own")
 
 
 TaskName = Annotated[str, AfterValidator(_task_name)]
