@@ -12,7 +12,6 @@ from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import (
     CheckpointConfig,
     ColumnsConfig,
-    CountdownConfig,
     DataConfig,
     DemoConfig,
     EvalConfig,
@@ -20,7 +19,6 @@ from policy_trainer.config import (
     EvaluationConfig,
     JudgingConfig,
     LossConfig,
-    MixtureSource,
     OptimizerConfig,
     PenaltyConfig,
     ReferenceConfig,
@@ -172,11 +170,7 @@ COMMON: dict[str, Any] = {
     ),
     "data": DataConfig(
         path=Path("a b/ü.jsonl"),
-        dataset="some/data",
-        held_out_split="test",
         columns=ColumnsConfig(prompt="question", answer="gold"),
-        countdown=CountdownConfig(numbers=4, operators="+*"),
-        mixture=[MixtureSource(task="gsm8k", weight=2), MixtureSource(task="jsonl", path=Path("ü.jsonl"))],
         prompt_style="plain",
         assistant_prefill="<think>\n",
         held_out_path=Path("/held"),
