@@ -35,7 +35,9 @@ DEFAULT_REWARDS = ("nano_aha/format", "nano_aha/equation")
 def countdown(source: SourceConfig, seed: int) -> Task:
     """Problems of a file or a dataset with columns nums and target, or generated ones where the source names none."""
     if source.path or source.dataset:
-        return ProblemSet("countdown", read_split(source, _read, (NUMBERS, TARGET)), correct, seed, DEFAULT_REWARDS)
+        return ProblemSet(
+            "countdown", read_split(source, _read, ((NUMBERS,), (TARGET,))), correct, seed, DEFAULT_REWARDS
+        )
     return GeneratedCountdown(CountdownDraws(source.countdown, seed))
 
 

@@ -10,7 +10,7 @@ def text_of(row: Row, column: str, where: str) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value:
         raise Refused(f"{where}: {column} must be a text that is not empty")
-    return value
+    return _whole(value, column, where)
 
 
 def answer_of(row: Row, column: str, where: str) -> str:
@@ -18,7 +18,7 @@ def answer_of(row: Row, column: str, where: str) -> str:
     value = row.get(column)
     if value == "" or isinstance(value, bool) or not isinstance(value, str | int | float):
         raise Refused(f"{where}: {column} must be a number or a text that is not empty")
-    return str(value)
+    return _whole(str(value), column, where)
 
 
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
@@ -29,4 +29,16 @@ def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise Refused(f'{where}: {column} must each be {{"role": …, "content": …}}')
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+    return tuple(
+        {key: _whole(message[key], f"{key} of {column}", where) for key in ("role", "content")} for message in messages
+    )
+
+
+def _whole(text: str, column: str, where: str) -> str:
+    """JSON can spell half of a character, which no tokenizer takes and no file holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise Refused(f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair") from None
+    return text

@@ -20,7 +20,7 @@ _GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
 def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
     """openai/gsm8k with its test split held out, where the source says nothing else."""
     source = or_hub(source, "openai/gsm8k", "main", held_out_split="test")
-    return ProblemSet("gsm8k", read_split(source, _problem, (QUESTION, ANSWER)), ByAnswer(equal_math), seed)
+    return ProblemSet("gsm8k", read_split(source, _problem, ((QUESTION,), (ANSWER,))), ByAnswer(equal_math), seed)
 
 
 def _problem(row: Row, where: str) -> Problem:

@@ -16,8 +16,8 @@ MESSAGES = "messages"
 
 def jsonl(source: SourceConfig, seed: int) -> ProblemSet:
     """Problems from a file. Raises Refused, naming file and line, for one that is no problem."""
-    names = (source.columns.prompt, MESSAGES, source.columns.answer)
-    split = read_split(source, partial(_problem, columns=source.columns), names)
+    wanted = ((source.columns.prompt, MESSAGES), (source.columns.answer,))
+    split = read_split(source, partial(_problem, columns=source.columns), wanted)
     return ProblemSet("jsonl", split, ByAnswer(COMPARISONS[source.answer_rule]), seed)
 
 

@@ -22,7 +22,8 @@ _SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
 def math(source: SourceConfig, seed: int) -> ProblemSet:
     """open-r1/OpenR1-Math-220k with every tenth problem held out, where the source says nothing else."""
     source = or_hub(source, "open-r1/OpenR1-Math-220k", "default")
-    return ProblemSet("math", read_split(source, _problem, (PROBLEM, ANSWER, SOLUTION)), ByAnswer(equal_math), seed)
+    split = read_split(source, _problem, ((PROBLEM,), (ANSWER, SOLUTION)))
+    return ProblemSet("math", split, ByAnswer(equal_math), seed)
 
 
 def last_boxed(text: str) -> str | None:

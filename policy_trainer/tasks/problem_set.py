@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+from textwrap import shorten
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.tasks.interface import Correct, Problem
@@ -14,6 +16,8 @@ from shared.refusal import Refused
 # Without held-out problems of its own, every tenth of a source is held out.
 HELD_OUT_EVERY = 10
 
+# The columns that a source must have: of each of them any one does.
+Wanted = Sequence[Sequence[str]]
 # A row and its place -> its problem. Raises Refused, naming the place, for one that is none.
 Parse = Callable[[Row, str], Problem]
 
@@ -53,16 +57,17 @@ def or_hub(source: SourceConfig, dataset: str, subset: str, held_out_split: str 
     if source.path or source.dataset:
         return source
     split = source.held_out_split or held_out_split
-    return source.model_copy(update={"dataset": dataset, "subset": subset, "held_out_split": split})
+    own = {"dataset": dataset, "subset": source.subset or subset, "held_out_split": split}
+    return source.model_copy(update=own)
 
 
-def read_split(source: SourceConfig, parse: Parse, columns: Sequence[str]) -> Split:
+def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
     """The problems of a source. Every row is looked at once, so that a malformed one stops nobody in mid-run.
 
-    columns: those that `parse` wants. Raises Refused for a source that cannot be used.
+    `parse` is given the columns that are wanted. Raises Refused for a source that cannot be used.
     """
-    problems = _problems(_read(source, columns), parse)
-    own = _read_held_out(source, columns)
+    problems = _problems(_read(source, wanted), parse)
+    own = _read_held_out(source, wanted)
     if own is None:
         return _every_tenth(problems, source)
     split = Split(problems, _problems(own, parse))
@@ -82,19 +87,40 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     return Split(_chosen(problems, train), _chosen(problems, held_out))
 
 
-def _read(source: SourceConfig, columns: Sequence[str]) -> Rows:
+def _read(source: SourceConfig, wanted: Wanted) -> Rows:
     if source.path:
-        return read_file(source.path, columns, "data.path")
+        return _read_file(source.path, wanted, "data.path")
     assert source.dataset, "the configuration refuses a task without a source"
-    return read_dataset(source.dataset, source.subset, source.split, columns)
+    return _read_dataset(source, source.dataset, source.split, wanted)
 
 
-def _read_held_out(source: SourceConfig, columns: Sequence[str]) -> Rows | None:
+def _read_held_out(source: SourceConfig, wanted: Wanted) -> Rows | None:
     if source.held_out_path:
-        return read_file(source.held_out_path, columns, "data.held_out_path")
+        return _read_file(source.held_out_path, wanted, "data.held_out_path")
     if source.held_out_split and source.dataset and not source.path:
-        return read_dataset(source.dataset, source.subset, source.held_out_split, columns)
+        return _read_dataset(source, source.dataset, source.held_out_split, wanted)
     return None
+
+
+def _read_file(path: Path, wanted: Wanted, setting: str) -> Rows:
+    return _complete(read_file(path, list(chain(*wanted)), setting), wanted, f"{setting}: {path}")
+
+
+def _read_dataset(source: SourceConfig, name: str, split: str, wanted: Wanted) -> Rows:
+    rows = read_dataset(name, source.subset, split, list(chain(*wanted)))
+    return _complete(rows, wanted, f"data.dataset: {name}, split {split},")
+
+
+def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
+    """Raises Refused where no row can be a problem, since a column is missing."""
+    for names in wanted:
+        if not set(names) & set(rows.columns):
+            there = shorten(", ".join(rows.columns), 300) or "none"
+            raise Refused(
+                f"{where} has no column {' or '.join(names)}; there is {there}. "
+                "Tasks dataset and jsonl are told other names by data.columns.prompt and data.columns.answer"
+            )
+    return rows
 
 
 def _problems(rows: Rows, parse: Parse) -> Sequence[Problem]:

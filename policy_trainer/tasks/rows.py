@@ -17,6 +17,11 @@ _SAVED_FILES = ("state.json", "dataset_dict.json")
 
 
 class Rows(Protocol):
+    @property
+    def columns(self) -> Sequence[str]:
+        """All that any row has, also those that were not asked for."""
+        ...
+
     def __len__(self) -> int: ...
 
     def row(self, number: int) -> Row:
@@ -41,7 +46,12 @@ class JsonLines:
             raise Refused(f"{setting}: {path} is not UTF-8 text: {error}") from None
         self._path = path
         self._numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
-        self._rows = [_record(lines[number - 1], f"{path}:{number}", columns) for number in self._numbers]
+        self._rows, seen = [], dict[str, None]()
+        for number in self._numbers:
+            record = _record(lines[number - 1], f"{path}:{number}", columns)
+            seen.update(dict.fromkeys(record))
+            self._rows.append({name: record[name] for name in columns if name in record})
+        self.columns = tuple(seen)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -56,7 +66,9 @@ class JsonLines:
 class ArrowRows:
     """The rows of a table, which may lie on disk: none is kept as Python objects."""
 
-    def __init__(self, table: "pyarrow.Table", columns: Sequence[str], source: str) -> None:
+    def __init__(self, table: "pyarrow.Table", columns: Sequence[str], source: str, *, seen: Sequence[str]) -> None:
+        """columns: those that were asked for. seen: all that there are; the table may lack some."""
+        self.columns = seen
         self._columns = {name: table.column(name) for name in columns if name in table.column_names}
         self._length = table.num_rows
         self._source = source
@@ -98,7 +110,7 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     assert isinstance(loaded, Dataset)
     if not len(loaded):
         raise Refused(f"data.dataset: {tried} has no rows")
-    return ArrowRows(_table(loaded), columns, tried)
+    return ArrowRows(_table(loaded), columns, tried, seen=loaded.column_names)
 
 
 def _record(line: str, where: str, columns: Sequence[str]) -> Row:
@@ -108,7 +120,7 @@ def _record(line: str, where: str, columns: Sequence[str]) -> Row:
         raise Refused(f"{where}: is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise Refused(f"{where}: must be an object with {', '.join(columns)}")
-    return {name: record[name] for name in columns if name in record}
+    return record
 
 
 def _read_parquet(path: Path, columns: Sequence[str], setting: str) -> Rows:
@@ -116,8 +128,9 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str) -> Rows:
     from pyarrow import parquet
 
     try:
-        known = [name for name in parquet.read_schema(path).names if name in columns]
-        return ArrowRows(parquet.read_table(path, columns=known), columns, str(path))
+        names = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in names if name in columns])
+        return ArrowRows(table, columns, str(path), seen=names)
     except (OSError, pyarrow.ArrowException) as error:
         raise Refused(f"{setting}: {path} cannot be read as parquet: {error}") from None
 

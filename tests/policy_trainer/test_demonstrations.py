@@ -136,6 +136,8 @@ class TestTooLong:
         ({"prompt": "", "completion": "3"}, "prompt must be a text"),
         ({"messages": [], "completion": "3"}, "messages must be a list that is not empty"),
         ({"messages": [{"role": "user"}], "completion": "3"}, "messages must each be"),
+        (r'{"prompt": "a", "completion": "\ud800"}', "completion has .*: half a surrogate pair"),
+        (r'{"messages": [{"role": "user", "content": "\ud800"}], "completion": "b"}', "content of messages has"),
         ({"messages": [USER]}, "must end with one of the assistant's"),
         ({"messages": [ANSWER]}, "must end with one of the assistant's"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "must end with one of the assistant's"),

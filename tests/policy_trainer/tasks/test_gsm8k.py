@@ -70,4 +70,9 @@ def test_its_own_dataset_is_that_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
         gsm8k(DataConfig(), 0)
     with pytest.raises(Refused, match=r"data\.dataset: a/copy, split train cannot be loaded"):
         gsm8k(DataConfig(dataset="a/copy"), 0)
-    assert asked == [("openai/gsm8k", "main", {"split": "train"}), ("a/copy", None, {"split": "train"})]
+    with pytest.raises(Refused, match="subset socratic, split train"):
+        gsm8k(DataConfig(subset="socratic"), 0)
+    train = {"split": "train"}
+    assert asked == [
+        ("openai/gsm8k", "main", train), ("a/copy", None, train), ("openai/gsm8k", "socratic", train),
+    ]  # fmt: skip

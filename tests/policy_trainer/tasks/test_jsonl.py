@@ -97,8 +97,12 @@ class TestRefusals:
             ('{"prompt": "x", "answer": ["1"]}', "answer must"),
             ('{"prompt": "x", "answer": {}}', "answer must"),
             ('{"prompt": "x", "answer": ""}', "answer must"),
+            (r'{"prompt": "x\ud800", "answer": "1"}', r"prompt has \\ud800 at character 2: half a surrogate pair"),
+            (r'{"prompt": "x", "answer": "\udc00\ud800"}', r"answer has \\udc00 at character 1"),
+            (r'{"messages": [{"role": "user", "content": "\ud83d"}], "answer": "1"}', "content of messages has"),
+            (r'{"messages": [{"role": "\ud83d", "content": "x"}], "answer": "1"}', "role of messages has"),
         ],
-        ids=range(29),
+        ids=range(33),
     )
     def test_a_malformed_line_is_named_with_its_file(self, tmp_path: Path, line: str, reason: str) -> None:
         file = write(tmp_path / "p.jsonl", GOOD, "", line, GOOD)
@@ -108,8 +112,8 @@ class TestRefusals:
             jsonl(DataConfig(path=file), 0)
 
     def test_columns_of_other_names_are_named(self, tmp_path: Path) -> None:
-        file = write(tmp_path / "p", GOOD)
-        with pytest.raises(Refused, match=r'must be {"question": …, "gold": …} or {"messages": '):
+        file = write(tmp_path / "p", {"question": "1+1=", "gold": 2}, GOOD)
+        with pytest.raises(Refused, match=r'p:2: must be {"question": …, "gold": …} or {"messages": '):
             read(file, columns=ColumnsConfig(prompt="question", answer="gold"))
 
     @pytest.mark.parametrize("setting", ["data.path", "data.held_out_path"])

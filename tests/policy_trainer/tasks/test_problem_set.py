@@ -2,14 +2,18 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from policy_trainer.config import DataConfig
+from policy_trainer.tasks.countdown import countdown
+from policy_trainer.tasks.dataset import dataset
+from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.jsonl import jsonl
+from policy_trainer.tasks.math import math
 from shared.refusal import Refused
-from tests.policy_trainer.tasks.formats import write
+from tests.policy_trainer.tasks.formats import write, write_parquet
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
 
@@ -68,6 +72,43 @@ def test_workers_together_cover_all(tmp_path: Path, workers: int) -> None:
     tasks = [task_of(file) for _ in range(workers)]
     drawn = Counter(tasks[k].problem(i).answer for k in range(workers) for i in range(k, 3 * 12, workers))
     assert drawn == {str(i): 3 for i in range(14) if i % 10}
+
+
+class TestColumns:
+    RENAMED: ClassVar = {"question": "1+1=", "gold": "2"}
+
+    @pytest.fixture(autouse=True)
+    def cache(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+    @pytest.mark.parametrize(
+        ("make", "missing"),
+        [(jsonl, "prompt or messages"), (dataset, "prompt"), (gsm8k, "answer"), (math, "problem"), (countdown, "nums")],
+    )
+    def test_that_no_row_has_are_named_with_those_that_there_are(self, make: Any, missing: str, tmp_path: Path) -> None:
+        remedy = r"Tasks dataset and jsonl are told other names by data\.columns\.prompt and data\.columns\.answer"
+        said = rf" has no column {missing}; there is question, gold\. {remedy}$"
+        lines = write(tmp_path / "q.jsonl", self.RENAMED, {"question": "2+2="})
+        table = write_parquet(tmp_path / "d" / "train-00000-of-00001.parquet", self.RENAMED)
+        for path in (lines, table):
+            with pytest.raises(Refused, match=f"^data\\.path: {path}{said}"):
+                make(DataConfig(path=path), 0)
+        with pytest.raises(Refused, match=rf"^data\.dataset: .*/d, split train,{said}"):
+            make(DataConfig(dataset=str(tmp_path / "d")), 0)
+
+    def test_of_held_out_problems_as_well(self, tmp_path: Path) -> None:
+        held_out = write(tmp_path / "held", self.RENAMED)
+        with pytest.raises(Refused, match=r"^data\.held_out_path: .* has no column prompt or messages"):
+            task_of(numbered(tmp_path / "p", 5), held_out_path=held_out)
+
+    def test_are_not_wanted_twice(self, tmp_path: Path) -> None:
+        """MATH has its answers in solutions alone."""
+        file = write(tmp_path / "p", *({"problem": f"{i}?", "solution": rf"\boxed{{{i}}}"} for i in range(3)))
+        assert math(DataConfig(path=file), 0).problem(0).answer in ("1", "2")
+
+    def test_without_any_there_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(Refused, match="there is none"):
+            task_of(write(tmp_path / "p", {}))
 
 
 def test_a_file_of_one_problem_leaves_none_to_train_on(tmp_path: Path) -> None:
