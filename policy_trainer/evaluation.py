@@ -83,7 +83,7 @@ class Evaluator:
             samples = [self._judge.sample(problem, *own) for (problem, _), own in zip(chunk, completions, strict=True)]
             answered.extend(self._judged(samples))
             on_progress(len(answered), len(asked))
-        return _summarise(answered, params, left_out=min(problems, len(self._task.held_out())) - len(asked))
+        return _summarise(answered, params, too_long=min(problems, len(self._task.held_out())) - len(asked))
 
     def _judged(self, samples: Sequence[Sample]) -> "list[_Answered]":
         parts = self._judge.score(samples).parts
@@ -126,11 +126,15 @@ class _Answered:
     parts: dict[str, float]
 
 
-def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_out: int) -> Evaluation:
+def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_long: int) -> Evaluation:
     judged = [item for item in answered if not math.isnan(item.right)]
     count = len(judged)
     if not count:
-        raise Refused("there is no held-out problem that can be answered and judged")
+        raise Refused(
+            f"data: of {too_long + len(answered)} held-out problems none can be answered and judged: "
+            f"{too_long} prompts are too long (data.max_prompt_tokens, or the model's context less "
+            f"sampling.max_new_tokens), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
+        )
     right = sum(item.right for item in judged)
     low, high = wilson_interval(right, count)
     return Evaluation(
@@ -142,7 +146,7 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, left_ou
         rewards={name: _mean([item.parts[name] for item in judged]) for name in judged[0].parts},
         finished=sum(item.sample.finished for item in judged) / count,
         mean_tokens=sum(item.sample.tokens for item in judged) / count,
-        left_out=left_out + len(answered) - count,
+        left_out=too_long + len(answered) - count,
         transcripts=tuple(_transcript(item) for item in judged),
     )
 

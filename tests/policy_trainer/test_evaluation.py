@@ -133,11 +133,19 @@ def test_the_first_so_many(tokenizer: PreTrainedTokenizerFast, asked: int, probl
     assert (result.problems, result.left_out) == (problems, left_out)
 
 
-@pytest.mark.parametrize("problems", [PROBLEMS[2:3], PROBLEMS[3:4], ()])
-def test_nothing_to_judge_is_an_error_with_words(
-    tokenizer: PreTrainedTokenizerFast, problems: tuple[tuple[str, str], ...]
+@pytest.mark.parametrize(
+    ("problems", "asked", "too_long", "unjudged"),
+    [(PROBLEMS[2:3], 1, 0, 1), (PROBLEMS[3:4], 1, 1, 0), (PROBLEMS[2:4] + PROBLEMS[3:4], 3, 2, 1), ((), 0, 0, 0)],
+)
+def test_nothing_to_judge_is_an_error_with_its_causes(
+    tokenizer: PreTrainedTokenizerFast,
+    problems: tuple[tuple[str, str], ...],
+    asked: int,
+    too_long: int,
+    unjudged: int,
 ) -> None:
-    with pytest.raises(Refused, match="no held-out problem"):
+    causes = rf"of {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unjudged} gold .*data\.answer_rule"
+    with pytest.raises(Refused, match=causes):
         evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
 
 
