@@ -132,8 +132,8 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_lon
     if not count:
         raise Refused(
             f"data: of {too_long + len(answered)} held-out problems none can be answered and judged: "
-            f"{too_long} prompts are too long (data.max_prompt_tokens, or the model's context less "
-            f"sampling.max_new_tokens), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
+            f"{too_long} prompts are too long (data.max_prompt_tokens, or the model's context less sampling."
+            f"max_new_tokens), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
         )
     right = sum(item.right for item in judged)
     low, high = wilson_interval(right, count)
