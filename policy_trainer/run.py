@@ -5,37 +5,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from transformers import PreTrainedModel
 
-from policy_trainer.cautions import cautions
-from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.config import TrainConfig
 from policy_trainer.display import Display, make_display
 from policy_trainer.endings import Stopped, StopRequest
-from policy_trainer.evaluation import make_evaluator
 from policy_trainer.health import Health
-from policy_trainer.judging import Judge
-from policy_trainer.learner import Learner
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
 from policy_trainer.matching import check_models_match, check_reference, check_room
 from policy_trainer.metrics import MetricsFile, read_metrics, truncate_metrics
+from policy_trainer.policy import load_policy
 from policy_trainer.publish import latest
-from policy_trainer.recomputation import recompute_layers
 from policy_trainer.renewal import choose_renewal
 from policy_trainer.run_directory import RunDirectory
-from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
-from policy_trainer.tasks.registry import make_task
 from policy_trainer.tracking import Trackers, refuse_missing, start_trackers
 from policy_trainer.train import Parts, Trainer
-from policy_trainer.weights import PURE_BFLOAT16
 from policy_trainer.workers import ExternalWorkers, InlineWorker, Workers
 from shared.client import ClientError, RefServerClient
-from shared.logprobs import choose_forward
-from shared.models import load_model, load_tokenizer, use_threads
+from shared.models import use_threads
 from shared.states import Order, State
 
 
@@ -92,27 +82,25 @@ def _run(
         on_outage()
         display.waiting(reason, seconds)
 
-    source = str(checkpoint) if checkpoint else config.model
-    revision = None if checkpoint else config.revision
-    # First: what is wrong with data and rewards shows at once, not after minutes of loading.
-    task = make_task(config)
-    tokenizer = load_tokenizer(source, revision=revision)
-    judge = Judge(tokenizer, task, config)
-    display.note(f"loading {source}")
-    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
-    learner = _make_learner(config, model, checkpoint, display)
-    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
-    sampler = HFSampler(model, tokenizer)
+    policy = load_policy(config, checkpoint, display)
     stop.check()
     trackers = start_trackers(config, state.step, display.note)  # which may ask for a login: before the display
     display.start()
     client = connect(config, outage)
     reference = client.model()
     check_reference(reference, config.loss, config.model)
-    check_models_match(reference, model, tokenizer, config.model)
+    check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
     allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
     renewal = choose_renewal(
-        config.reference, config.run, state, learner, tokenizer, client, checkpoints, on_wait=outage, note=display.note
+        config.reference,
+        config.run,
+        state,
+        policy.learner,
+        policy.tokenizer,
+        client,
+        checkpoints,
+        on_wait=outage,
+        note=display.note,
     )
     ledger = Ledger(state.ledger)
     workers = choose_workers(config, directory, display.note)
@@ -125,10 +113,10 @@ def _run(
                 directory=directory,
                 state=state,
                 ledger=ledger,
-                tokenizer=tokenizer,
-                learner=learner,
-                sampler=sampler,
-                evaluator=evaluator,
+                tokenizer=policy.tokenizer,
+                learner=policy.learner,
+                sampler=policy.sampler,
+                evaluator=policy.evaluator,
                 client=client,
                 feed=feed,
                 workers=workers,
@@ -147,31 +135,6 @@ def _run(
             feed.close()
         metrics.close()
         client.close()
-
-
-def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None, display: Display) -> Learner:
-    if config.gradient_checkpointing:
-        recompute_layers(model)
-    forward = choose_forward(model)
-    display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
-    learner = Learner(
-        model,
-        forward,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        steps=config.steps,
-        micro_batch_tokens=config.micro_batch_tokens,
-        max_new_tokens=config.sampling.max_new_tokens,
-        passes=config.passes,
-        minibatches=config.minibatches,
-    )
-    if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
-        display.note(PURE_BFLOAT16)
-    for caution in cautions(config):
-        display.note(caution)
-    if checkpoint:
-        restore(checkpoint, learner.weights)
-    return learner
 
 
 def _make_feed(
