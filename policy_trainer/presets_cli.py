@@ -1,7 +1,7 @@
 """The command `policy-trainer presets`: what there are, and every number of one."""
 
 import json
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from typing import Any
 
 from pydantic import BaseModel
@@ -64,7 +64,8 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="what", metavar="show NAME")
     show = commands.add_parser("show", help="every number of one preset, its source, and every deviation")
     show.add_argument("name", metavar="NAME")
-    show.add_argument("--json", action="store_true", help="for scripts")
+    # Where it is not given here, what stands before `show` holds.
+    show.add_argument("--json", action="store_true", default=SUPPRESS, help="for scripts")
     return parser
 
 

@@ -29,6 +29,7 @@ GUIDE = Preset(
         "optimizer.lr": Number(5e-6, "learning rate 5e-6"),
     },
     deviations=(AT_ONCE,),
+    unpublished=("steps",),
 )
 
 DAPO = Preset(

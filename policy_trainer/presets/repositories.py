@@ -97,6 +97,11 @@ GRPO_ZERO = Preset(
         "task": Number("countdown", "the numbers and the target of each row"),
         "data.dataset": Number(_COUNTDOWN, "data.path: Countdown-Tasks-3to4"),
         "rewards": Number(["countdown/grpo_zero"], "0.1 * format_reward + answer_reward"),
+        "steps": Number(
+            100,
+            "train.py: one pass over the data",
+            "A pass is some 15,000 steps; 100 is the default of any run.",
+        ),
         "groups_per_step": Number(32, "num_questions_per_batch: 32"),
         "passes": Number(1, "one optimizer step a batch"),
         "minibatches": Number(1, "one optimizer step a batch"),
@@ -123,7 +128,11 @@ GRPO_ZERO = Preset(
         "optimizer.weight_decay": Number(0.0, "weight_decay: 0.0"),
         "optimizer.clip_norm": Number(1.0, "max_grad_norm: 1.0"),
     },
-    deviations=(AT_ONCE,),
+    deviations=(
+        AT_ONCE,
+        'The prompt has the words of nano-aha-moment; the original has "in your mind", "return the final answer", and '
+        "another example.",
+    ),
 )
 
 LM_BOOK = Preset(
@@ -174,6 +183,12 @@ OPEN_R1 = Preset(
     numbers={
         "task": Number("math", "dataset_name: open-r1/OpenR1-Math-220k"),
         "rewards": Number(["math/open_r1"], "reward_funcs: accuracy, format, tag_count"),
+        "steps": Number(
+            100,
+            "num_train_epochs: 1, max_steps: -1",
+            "An epoch is some 21,000 steps of these; 100 is the default of any run, and the cosine with its warm-up is "
+            "over as many.",
+        ),
         "groups_per_step": Number(
             4,
             "per_device_train_batch_size: 16, gradient_accumulation_steps: 4, in groups of 16",

@@ -138,6 +138,7 @@ class TestNumbers:
     def test_say_of_the_rest_that_a_default_holds(self, name: str) -> None:
         preset, defaults = PRESETS[name], from_values(TrainConfig, model="m")
         assert not set(preset.unpublished) & set(preset.numbers)
+        assert "steps" in {*preset.numbers, *preset.unpublished}
         for key in preset.unpublished:
             assert setting(resolved(preset), key) == setting(defaults, key), key
 
@@ -231,6 +232,7 @@ class TestCommand:
     @pytest.mark.parametrize("name", PRESETS)
     def test_shows_the_same_to_scripts(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
         shown = json.loads(self.output(capsys, "show", name, "--json"))
+        assert json.loads(self.output(capsys, "--json", "show", name)) == shown
         numbers = PRESETS[name].numbers
         assert shown["settings"].keys() == numbers.keys()
         for key, item in shown["settings"].items():
