@@ -88,7 +88,7 @@ def load_settings(
     except ValidationError as error:
         sys.exit(_explain(error, cls, prog))
     except SettingsError as error:
-        print(f'{prog}: {error}: there lists and groups are JSON, as in \'["a", "b"]\'', file=sys.stderr)
+        print(f"{prog}: {error}: {_form_of_lists(str(error))}", file=sys.stderr)
         sys.exit(2)
     except (OSError, ValueError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
@@ -194,6 +194,12 @@ def _nested_model(info: FieldInfo) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
+def _required(info: FieldInfo) -> list[str]:
+    """Names of the fields without a default of a group."""
+    nested = _nested_model(info)
+    return [name for name, field in nested.model_fields.items() if field.is_required()] if nested else []
+
+
 def _refuse_secrets(arguments: list[str], cls: type[BaseModel], prefix: str) -> None:
     """A command line is shown to everyone who lists processes."""
     given = {argument.partition("=")[0] for argument in arguments}
@@ -208,12 +214,22 @@ def _is_secret(info: FieldInfo) -> bool:
     return SecretStr in (info.annotation, *get_args(info.annotation))
 
 
+def _form_of_lists(message: str) -> str:
+    """What would be right where a list or a group cannot be read at all."""
+    # A list of the command line is made JSON before it is read as such; JSON has neither infinity nor NaN.
+    if "CliSettingsSource" in message:
+        return "numbers must be finite"
+    return 'there lists and groups are JSON, as in \'["a", "b"]\''
+
+
 def _explain(error: ValidationError, cls: type[BaseModel], prog: str) -> int:
     """What was given is repeated, unless the field's `repr=False` says that there may be a secret in it."""
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         field = cls.model_fields.get(str(item["loc"][0])) if item["loc"] else None
+        # Of a group that is missing what nobody can do without is.
+        wanted = _required(field) if field and item["type"] == "missing" and len(item["loc"]) == 1 else ()
+        where = ".".join(str(part) for part in (*item["loc"], *wanted[:1]))
         shown = not isinstance(item["input"], dict) and not (field and (not field.repr or _is_secret(field)))
         got = f", got {item['input']!r}" if shown else ""
         # A check of several fields together has no place of its own, or only their group's: its message names them.

@@ -26,6 +26,7 @@ from policy_trainer.config import (
     RolloutConfig,
     RunConfig,
     SamplingConfig,
+    SftConfig,
     TrainConfig,
 )
 from policy_trainer.run_directory import RunDirectory
@@ -111,6 +112,7 @@ class TestRefusals:
             (EvalConfig, ["--sampling.top-p", "1.1"], "sampling.top_p"),
             (EvalConfig, ["--sampling.top-k", "-1"], "sampling.top_k"),
             (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
+            (SftConfig, [], "data.path"),
             (DemoConfig, ["--steps", "0"], "steps"),
         ],
     )

@@ -291,6 +291,34 @@ def test_help_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert default.rstrip(")") in entry, option
 
 
+class Sized(BaseModel):
+    width: int
+    height: int = 1
+
+
+class Drawn(BaseSettings):
+    """Draw things."""
+
+    model_config = settings_config("TANDEM_TEST_")
+
+    size: Sized
+    weights: CliVariadicArg[list[float]] = []
+
+
+def test_of_a_group_that_is_missing_what_it_needs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(Drawn, [], prog="draw", schema=Drawn)
+    assert capsys.readouterr().err == "draw: size.width: Field required\n"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_lists_of_numbers_that_are_not_finite(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(Drawn, ["--size.width", "3", "--weights", "1", number], prog="draw", schema=Drawn)
+    words = capsys.readouterr().err
+    assert '"weights"' in words and words.endswith(": numbers must be finite\n")
+
+
 class Told(BaseSettings):
     """Tell things.
 
