@@ -100,7 +100,7 @@ GRPO_ZERO = Preset(
         "steps": Number(
             100,
             "train.py: one pass over the data",
-            "A pass is some 15,000 steps; 100 is the default of any run.",
+            "A pass is many thousand steps; 100 is the default of any run.",
         ),
         "groups_per_step": Number(32, "num_questions_per_batch: 32"),
         "passes": Number(1, "one optimizer step a batch"),
@@ -186,7 +186,7 @@ OPEN_R1 = Preset(
         "steps": Number(
             100,
             "num_train_epochs: 1, max_steps: -1",
-            "An epoch is some 21,000 steps of these; 100 is the default of any run, and the cosine with its warm-up is "
+            "An epoch is many thousand steps; 100 is the default of any run, and the cosine with its warm-up is "
             "over as many.",
         ),
         "groups_per_step": Number(
