@@ -3,7 +3,7 @@
 import math
 import re
 
-from policy_trainer.rewards.mathematics import read_math, read_solution, same
+from policy_trainer.rewards.mathematics import read_gold, read_solution, same
 from policy_trainer.rewards.sample import Sample
 
 _START = "<think>\n"
@@ -14,7 +14,7 @@ _COUNTED = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 
 def open_r1_accuracy(sample: Sample) -> float:
     """1 where math-verify finds the answer anywhere in the completion equal to the gold answer, else 0."""
-    expected = read_math(sample.problem.answer)
+    expected = read_gold(sample.problem.answer)
     if not expected:
         return math.nan
     return float(same(expected, read_solution(sample.completion)))

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from policy_trainer.rewards import COMPARISONS, Reward, Sample
+from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.correct import Accuracy, ByAnswer
+from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import repetition_penalty
 from policy_trainer.rewards.registry import RULES
 from policy_trainer.tasks.interface import Problem
@@ -67,7 +68,20 @@ COMPLETIONS = (
     "<answer>-Infinity</answer>",
     "<answer>nan</answer>",
     megabyte("😀"),
+    megabyte("1 000 "),
+    megabyte("7 3/4 "),
+    "1" + megabyte(" "),
+    megabyte("√("),
+    "sqrt(" + megabyte("x"),
+    megabyte(r"\text{"),
+    f"<answer>{'word ' * 190}</answer>",
+    f"<answer>{'the answer is ' * 7}</answer>",
+    f"<answer>{'abcdefghij' * 9}</answer>",
+    f"<answer>6 {'abc ' * 20}+</answer>",
 )
+
+# What may keep math-verify busy for ever.
+BUSY = ("9**9**9**9", "$10000000!$", "$9^{9^{9^{9}}}$", "$98^{99^{97}}$", "98^{99^{97}}", "10000000!", "9^9^9^9")
 
 # The best that a wrong answer in no form can have: some rules count tags one by one.
 BEST: Mapping[str, float] = {
@@ -101,12 +115,15 @@ def test_rules_that_are_judged_here_are_bounded(bounded: ApartRewards, name: str
     assert all(score <= BEST[name] for score in scores), scores
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if isinstance(rule, Apart)])
+APART = {name: rule for name, rule in RULES.items() if isinstance(rule, Apart)}
+APART["math"] = Apart(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
+
+
+@pytest.mark.parametrize("name", APART)
 def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
-    rule = RULES[name]
-    assert isinstance(rule, Apart)
+    rule = APART[name]
     rewards = ApartRewards({name: rule}, seconds=3, memory=2**30)
-    for text in ("9**9**9**9", "$10000000!$", "$9^{9^{9^{9}}}$", "$98^{99^{97}}$", *COMPLETIONS[15:]):
+    for text in (*(form.format(part) for part in BUSY for form in ("{}", "<answer>{}</answer>")), *COMPLETIONS[15:]):
         assert rewards.scores(name, [Sample(ASKED, text)]) == [rule.cut_off], text[:40]
 
 

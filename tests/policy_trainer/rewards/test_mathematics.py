@@ -1,56 +1,139 @@
 """Answers compared as mathematics."""
 
 import math
+import time
 
 import pytest
 
 from policy_trainer.rewards import equal_math
+from policy_trainer.rewards.mathematics import library
 
-NAN = math.nan
+# gold answer, what equals it, what does not
+TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    # numbers
+    (
+        "5",
+        (r"\boxed{5}", "5.", "5.0", "+5", "$5$", "x=5", "x = 5"),
+        ("", "6", "no idea", "((((", "1/0", r"\infty", "-5"),
+    ),
+    ("5", ("$5 dollars", "€5", "5°"), ("1" * 900, "\u0665", "5x", "5 + 1", "55", "5/3", "3, 5", "x=6")),
+    (
+        "1/2",
+        ("0.5", r"\frac{1}{2}", r"$\frac{1}{2}$", r"\frac12", "50%", "0.50"),
+        ("1", "2", "1, 2", "0.6", r"\frac{3}{4}"),
+    ),
+    ("0.5", (r"\frac{1}{2}", "1/2", "2/4"), ("5", "0.05")),
+    (r"\frac{1}{2}", ("0.5", "1/2"), ("1", "2")),
+    ("1/3", ("0.333333", "2/6"), ("0.33", "3")),
+    ("7 3/4", ("7 3/4", "7.75", r"7\frac{3}{4}", "31/4"), ("5/2", "9 3/4", "3/4", "7", "3")),
+    ("-7 3/4", ("-7.75",), ("7.75", "-6.25")),
+    ("- 3", ("-3", "- 3", "\u22123"), ("3",)),
+    ("-3", ("- 3",), ("3", "5 or -3")),
+    ("3", ("3",), ("- 3", "-3", "\u22123")),
+    ("1000", ("1,000", "1 000", r"1\,000", "1{,}000", "10^3"), ("0", "1", "1, 000", "100")),
+    ("1 000", ("1000", "1,000"), ("0", "1")),
+    ("1,234,567", ("1234567", "1 234 567"), ("1", "567", "1, 234, 567")),
+    ("1234.5", ("1,234.5",), ("1, 234.5", "12345")),
+    ("50%", ("50%", "0.5", "50 %", r"50\%", "50"), ("40%", "5")),
+    (r"50\%", ("50%", "1/2", "50"), ("20%",)),
+    ("12.5", ("12.5%", r"12.5\%", "12.5 %."), ("1.25%", "3, 12.5%")),
+    (r"12.5\%", ("12.5%", "12.5", "0.125", "1/8"), ("1.25",)),
+    ("-5", ("-5%",), ("5%",)),
+    ("49", ("49",), ("48",)),
+    # with units, in prose
+    (
+        "18",
+        ("18 dollars", "$18", r"\$18", "18.00", "the answer is 18", "It is 18.", "18 km"),
+        ("81 dollars", "18 and 17"),
+    ),
+    ("18 dollars", ("18", "18 dollars", "$18"), ("17 dollars", "dollars", "81")),
+    (r"\$18", ("18", "$18", r"\$18"), ("17", "")),
+    ("12 apples", ("12", "12 apples"), ("21",)),
+    ("10 cm", ("10", "10 cm", r"10\text{ cm}"), ("20 cm",)),
+    ("2 hours and 30 minutes", ("2 hours and 30 minutes",), ("30", "2", "2 hours and 20 minutes")),
+    ("12:30", ("12:30",), ("11:30", "12", "30")),
+    (r"90^\circ", ("90", "90°"), ("91",)),
+    # lists and sets in any order, tuples and intervals in theirs
+    (
+        "1, 2",
+        ("1, 2", "2, 1", "$1, 2$", "1,2", "1 and 2", r"\{1, 2\}"),
+        ("7, 2", "1, 7", "2", "1", "12", "1, 2, 3", "1.2"),
+    ),
+    ("2, 5, 7", ("7, 5, 2",), ("3, 5, 7", "7", "2, 5")),
+    ("3 and 4", ("4, 3", "3 or 4"), ("5 and 4", "4")),
+    ("5 or -5", ("-5 or 5", "5, -5", r"\pm 5"), ("-5", "5", "4 or -5")),
+    (r"\{1,2\}", ("2, 1", r"\{2, 1\}", "{1,2}"), ("1", "1, 3")),
+    ("(1,2)", ("(1, 2)", r"\left(1,2\right)"), ("(2, 1)", "[1,2]", "1, 3", "2")),
+    ("(2,1,3)", ("(2, 1, 3)",), ("(1,2,3)", "3")),
+    ("[1,2)", ("[1, 2)",), ("(1,2]", "(1,2)", "2")),
+    (r"(-\infty, 3]", (r"(-\infty,3]",), (r"(-\infty,3)", "3")),
+    ("1: 2", ("1:2", "1/2", "2:4"), ("3: 2", "2")),
+    # formulas, with delimiters or without
+    (r"2\sqrt{3}", (r"$2\sqrt{3}$", "2√3", "2 sqrt(3)", r"\sqrt{12}"), ("2", "3", "2√5")),
+    ("2√3", (r"2\sqrt{3}",), ("2", "2√5")),
+    ("2", ("2",), ("2√3", "2 sqrt(3)", "2·3", "2x", "2xy", "7, 2")),
+    ("√13", (r"\sqrt{13}",), ("3", "13")),
+    ("6", ("2·3", "2\u00d73"), ("2", "3")),
+    ("x^2+1", ("1+x^2", "$x^2+1$"), ("x^2", "y^2+1")),
+    (r"\pi", (r"$\pi$", "π"), ("3",)),
+    ("2xy", ("2yx", "2 x y"), ("2", "2x")),
+    (r"x \cdot y", ("xy", "yx"), ("x",)),
+    ("x=5", ("5", "x=5", "$x = 5$"), ("y=5", "x=6", "6")),
+    ("y=2x+1", ("y=2x+1", "2x+1", "y = 1 + 2x"), ("y=2x", "2", "1")),
+    ("x>3", ("x>3", "x > 3", "3<x"), ("x<3", "y>3", "x>5", "3", r"x \geq 3")),
+    ("x≤3", (r"x \le 3", "x<=3"), ("x<3", "x≥3")),
+    # letters: multiple choice, variables
+    ("A", ("A", "(A)", "a", "A.", "$A$", r"\text{A}", r"\textbf{(A)}"), ("B", "(B)", "A, B", "", "5")),
+    ("(B)", ("B", "(B)"), ("A",)),
+    ("E", ("E",), ("D",)),
+    ("A, C", ("C, A", "A and C"), ("A", "C", "A, B")),
+    ("x", ("x", "$x$"), ("y", "2x")),
+    # words
+    (
+        "even",
+        ("even", "Even.", "$even$", r"\text{even}", r"$\text{Even}$", r"\boxed{\text{even}}"),
+        ("odd", "neve", "not even"),
+    ),
+    ("listen", ("listen",), ("silent", "$silent$", r"\text{silent}", "lis ten", "$s i l e n t$")),
+    (r"\text{listen}", ("listen", r"\mathrm{listen}"), ("silent", "$silent$")),
+    ("no", ("No",), ("on", "$on$", r"\text{on}", "5")),
+    (
+        "no solution",
+        ("no  solution", r"\text{no solution}", r"\text{No} \text{ solution}"),
+        ("on solution", "solution", "0"),
+    ),
+    ("red, blue", ("red, blue",), ("red", "der, blue")),
+    ("brother-in-law", ("brother-in-law",), ("brother",)),
+    ("xy", ("xy", "$xy$"), ("yx", "x")),
+    ("true", ("True",), ("false",)),
+    ("inf", ("inf",), ("5",)),
+    ("日本", ("日本",), ("日", "本日")),
+)
 
 
+@pytest.mark.parametrize(("gold", "right", "wrong"), TABLE, ids=[f"{i}-{row[0]}" for i, row in enumerate(TABLE)])
+def test_table(gold: str, right: tuple[str, ...], wrong: tuple[str, ...]) -> None:
+    assert {answer: equal_math(answer, gold) for answer in right} == dict.fromkeys(right, 1.0)
+    assert {answer: equal_math(answer, gold) for answer in wrong} == dict.fromkeys(wrong, 0.0)
+
+
+@pytest.mark.parametrize("gold", ["", " ", "???", "...", "-", "((((", "$$", "1" * 5000])
+def test_a_gold_answer_with_nothing_to_compare_is_unjudged(gold: str) -> None:
+    assert all(math.isnan(equal_math(answer, gold)) for answer in ("5", "", gold))
+
+
+@pytest.mark.parametrize("gold", ["5", "1, 2", "x^2+1", "even", "A"])
 @pytest.mark.parametrize(
-    ("answer", "gold", "expected"),
+    "answer",
     [
-        ("0.5", "1/2", 1),
-        (r"\frac{1}{2}", "0.5", 1),
-        (r"$\frac{1}{2}$", r"\frac{1}{2}", 1),
-        (r"\frac{3}{4}", r"\frac{1}{2}", 0),
-        ("1", r"\frac{1}{2}", 0),
-        (r"\boxed{5}", "5", 1),
-        ("x=5", "5", 1),
-        ("1,000", "1000", 1),
-        ("6", "5", 0),
-        ("", "5", 0),
-        ("no idea", "5", 0),
-        ("((((", "5", 0),
-        ("1/0", "5", 0),
-        (r"\infty", "5", 0),
-        ("1" * 900, "5", 0),
-        ("\u0665", "5", 0),
-        ("5", "", NAN),
-        ("5", "???", NAN),
-        ("5", "hello", NAN),
-        ("inf", "inf", NAN),
-        ("5", "1" * 5000, NAN),
+        "because the first train leaves at noon, the second one later, they meet in the town of Aachen",
+        "the quick brown fox jumps over it and we say it is a very fine thing that it did so late",
+        "abcdefghijklmnopqrstuvwxyz" * 3,
+        "(" * 99,
     ],
 )
-def test_table(answer: str, gold: str, expected: float) -> None:
-    assert equal_math(answer, gold) == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("gold", "right", "wrong"),
-    [
-        (r"2\sqrt{3}", r"$2\sqrt{3}$", "2"),
-        ("x^2+1", "1+x^2", "x^2"),
-        ("(1,2)", "(1, 2)", "(2, 1)"),
-        (r"\frac{1}{2}", "0.5", "1"),
-        (r"\pi", r"$\pi$", "3"),
-        ("1/2", "0.5", "1"),
-        ("49", "49", "48"),
-    ],
-)
-def test_bare_latex_is_read_as_latex(gold: str, right: str, wrong: str) -> None:
-    assert equal_math(right, gold) == 1.0
-    assert equal_math(wrong, gold) == 0.0
+def test_prose_is_judged_quickly(answer: str, gold: str) -> None:
+    library()
+    began = time.monotonic()
+    assert equal_math(answer, gold) == 0
+    assert time.monotonic() - began < 5
