@@ -16,6 +16,8 @@ def import_named(name: str, setting: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
+    except MemoryError:  # not the module's fault, where memory is limited
+        raise
     except Exception as error:  # whatever a module raises
         raise Refused(
             f"{setting}: {name} cannot be imported from {here}, nor from what is installed: "

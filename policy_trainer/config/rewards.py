@@ -38,8 +38,8 @@ class PenaltyConfig(Section):
 class JudgingConfig(Section):
     """How completions are judged."""
 
-    seconds: float = Field(default=5.0, gt=0)
-    """Time limit for judging one completion by one reward that may hang; what exceeds it is killed."""
+    seconds: float = Field(default=5.0, gt=0, le=86_400)
+    """Time limit for judging one completion by one reward that may hang; what exceeds it is killed. A day at most."""
     memory_gib: float = Field(default=4.0, ge=0)
     """Memory of the process that judges by such rewards, in GiB; 0 is no limit, as CUDA in one's own reward wants."""
     steps: bool = False

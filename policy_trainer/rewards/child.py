@@ -49,6 +49,8 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
             prepare()
     except Refused as error:
         _send(stream, {"refused": str(error)})
+    except MemoryError:
+        _send(stream, {"refused": "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"})
     except BaseException:  # SystemExit of a module too
         _send(stream, {"refused": f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"})
     else:

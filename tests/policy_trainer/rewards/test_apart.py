@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.own import OwnReward
+from policy_trainer.rewards.registry import RULES
 from policy_trainer.tasks.interface import Problem
 from shared.refusal import Refused
 
@@ -138,6 +139,21 @@ def test_a_module_that_ends_the_process_is_refused_at_start(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Refused, match=r"rewards: loading own ended the process, with status 7"):
         ApartRewards({"own": Apart(OwnReward("ending:f"), OwnReward("ending:f").load)}, seconds=30, memory=0)
+
+
+def test_too_little_memory_to_load_a_reward_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hoarding.py").write_text("bytearray(2**31)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = OwnReward("hoarding:f")
+    with pytest.raises(Refused, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
+        ApartRewards({"own": Apart(own, own.load)}, seconds=30, memory=2**30)
+
+
+def test_too_little_memory_for_a_rule_is_named() -> None:
+    rule = RULES["open_r1/accuracy"]
+    assert isinstance(rule, Apart)
+    with pytest.raises(Refused, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
+        ApartRewards({"rule": rule}, seconds=30, memory=50 * 2**20)
 
 
 def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
