@@ -19,7 +19,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """rewards: float32 (G,) weighted totals, NaN where a part could not be judged. parts: float32 (G,) each."""
+    """rewards: float32 (G,) weighted totals, NaN where a part that weighs could not be judged. parts: float32 (G,)."""
 
     rewards: np.ndarray
     parts: dict[str, np.ndarray]
@@ -44,8 +44,11 @@ class Judge:
     def score(self, samples: Sequence[Sample]) -> Judgement:
         """The same, of completions of any problems."""
         parts = {name: self._scores(name, chosen.rule, samples) for name, chosen in self._rewards.items()}
-        total = sum(chosen.weight * parts[name] for name, chosen in self._rewards.items())
-        return Judgement(np.asarray(total, dtype=np.float32), parts)
+        total = np.zeros(len(samples), dtype=np.float32)
+        for name, chosen in self._rewards.items():
+            if chosen.weight:  # what is only logged must not make a completion unjudged
+                total += chosen.weight * parts[name]
+        return Judgement(total, parts)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
         """float32 (G,): 1 where a completion is right by the task's own judgement, else 0; NaN where there is none."""
@@ -60,8 +63,9 @@ class Judge:
         return dict(self._apart.failures) if self._apart else {}
 
     def text(self, completion: Completion) -> str:
-        """For judging and reading only: nothing is ever tokenised again."""
-        return self.decode(completion.ids.tolist())
+        """For judging and reading only: nothing is ever tokenised again. Without the EOS, be it special or not."""
+        ids = completion.ids.tolist()
+        return self.decode(ids[:-1] if completion.eos else ids)
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

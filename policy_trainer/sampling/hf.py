@@ -61,7 +61,7 @@ class HFSampler:
                     decoding.select(staying)
                     tokens = tokens[staying]
                 logits = decoding.advance(tokens)
-        completions = rows.completions()
+        completions = rows.completions(self._eos)
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
     def _ended(self, tokens: Tensor, rows: Rows, stop: tuple[str, ...]) -> Tensor:

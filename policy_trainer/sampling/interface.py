@@ -26,12 +26,14 @@ class SamplingParams:
 class Completion:
     """ids: int64 (T,), EOS included when it was sampled. logps: float32 (T,), at the sampling temperature.
 
-    finished: ended by itself, with an EOS token or a stop text, rather than cut off at the length limit.
+    finished: ended by itself, with an EOS token or a stop text, rather than cut off at the length limit. eos: whether
+    the last id is an EOS token, which is no part of the text.
     """
 
     ids: np.ndarray
     logps: np.ndarray
     finished: bool
+    eos: bool = False
 
 
 class Sampler(Protocol):

@@ -64,9 +64,12 @@ class Rows:
         """The last tokens of each row that is computed, as many or all that there are."""
         return self._ids[self._rows, max(0, self._length - tokens) : self._length].tolist()
 
-    def completions(self) -> list[Completion]:
+    def completions(self, eos: Tensor) -> list[Completion]:
+        """eos: int64 (E,), the ids that end a completion."""
         ids, logps = self._ids.cpu().numpy(), self._logps.cpu().numpy()
+        last = self._ids.gather(1, self._lengths[:, None] - 1)[:, 0]
+        ends = zip(self._lengths.tolist(), self._finished.tolist(), torch.isin(last, eos).tolist(), strict=True)
         return [
-            Completion(ids[row, :length].copy(), logps[row, :length].copy(), finished)
-            for row, (length, finished) in enumerate(zip(self._lengths.tolist(), self._finished.tolist(), strict=True))
+            Completion(ids[row, :length].copy(), logps[row, :length].copy(), finished, ended_with_eos)
+            for row, (length, finished, ended_with_eos) in enumerate(ends)
         ]

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.base_model import make_tokenizer
+from policy_trainer.config import JudgingConfig, TrainConfig
 from policy_trainer.judging import Judge
 from policy_trainer.rewards import Comparison, equal_math, equal_number, equal_text
 from policy_trainer.rewards.correct import ByAnswer
@@ -80,9 +82,45 @@ def test_an_unjudged_part_leaves_the_total_unjudged(tokenizer: PreTrainedTokeniz
     assert math.isnan(judged.rewards[0]) and judged.parts["tags"].tolist() == [1]
 
 
+def test_an_unjudged_part_without_weight_leaves_the_total_judged(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = TrainConfig(model="m", rewards=["accuracy", "tags"], reward_weights=[0.0, 1.0])
+    judge = Judge(tokenizer, FakeTask(equal_number), config)
+    judged = judge.judge(Problem(answer="two", messages=(USER,)), [said(tokenizer, text) for text in (RIGHT, "well")])
+    assert judged.rewards.tolist() == [1, 0]
+    assert all(math.isnan(score) for score in judged.parts["accuracy"])
+
+
 def test_text_is_without_special_tokens_but_with_tags(tokenizer: PreTrainedTokenizerFast) -> None:
     judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
     assert judge.text(said(tokenizer, RIGHT + " é日")) == RIGHT + " é日"
+
+
+@pytest.fixture
+def two_ends() -> PreTrainedTokenizerFast:
+    """A tokenizer with a second end token, `<|eot|>`, that it does not mark as special."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens("<|eot|>")
+    return tokenizer
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|eot|>"])
+def test_no_rule_sees_an_eos(two_ends: PreTrainedTokenizerFast, end: str) -> None:
+    config = TrainConfig(model="m", rewards=["accuracy", "format", "tags"])
+    judge = Judge(two_ends, FakeTask(), config)
+    ids = np.array(two_ends.encode(RIGHT + end))
+    completion = Completion(ids, np.zeros(len(ids), np.float32), finished=True, eos=True)
+    assert judge.text(completion) == RIGHT
+    assert judge.judge(ASKED, [completion]).rewards.tolist() == [3]
+    assert judge.sample(ASKED, completion).tokens == len(ids)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_is_no_eos_is_text(two_ends: PreTrainedTokenizerFast, finished: bool) -> None:
+    """The last token of a stop text, or the one at the length limit."""
+    judge = Judge(two_ends, FakeTask(), TrainConfig(model="m"))
+    ids = np.array(two_ends.encode("1<|eot|>" + RIGHT))
+    completion = Completion(ids, np.zeros(len(ids), np.float32), finished)
+    assert judge.text(completion) == "1<|eot|>" + RIGHT
 
 
 @pytest.mark.parametrize("compare", [equal_text, equal_math])
@@ -98,6 +136,18 @@ def test_samples_say_how_a_completion_came_about(tokenizer: PreTrainedTokenizerF
     cut_off = Completion(np.array(tokenizer.encode("1+1")), np.zeros(3, np.float32), False)
     sample = judge.sample(ASKED, cut_off)
     assert (sample.problem, sample.completion, sample.tokens, sample.finished) == (ASKED, "1+1", 3, False)
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 1e12}, {"seconds": 86_401}, {"seconds": 0}, {"memory_gib": -1}])
+def test_limits_that_cannot_be_kept_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=rf"(?s)judging\.{next(iter(limits))}.*(less|greater) than"):
+        TrainConfig(model="m", judging=limits)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_longest_limit_is_kept(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = TrainConfig(model="m", judging=JudgingConfig(seconds=86_400))
+    judge = Judge(tokenizer, FakeTask(equal_math), config)
+    assert judge.right([judge.sample(ASKED, said(tokenizer, RIGHT))]).tolist() == [1]
 
 
 def test_an_unknown_reward_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

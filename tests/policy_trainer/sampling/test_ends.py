@@ -98,6 +98,7 @@ class TestEnds:
         """Its list, and not the tokenizer's own EOS, which is 1."""
         completions, _ = self.say(tokenizer, [[40, 7, 41, 42, 42], [1, 1, 8, 41, 42]], eos=[7, 8])
         assert [c.ids.tolist() for c in completions] == [[40, 7], [1, 1, 8]]
+        assert [c.eos for c in completions] == [True, True]
 
     @pytest.mark.parametrize("limit", [1, 3])
     def test_the_length_limit_does_not_finish(self, tokenizer: PreTrainedTokenizerFast, limit: int) -> None:
@@ -108,6 +109,7 @@ class TestEnds:
     def test_an_eos_at_the_limit_finishes(self, tokenizer: PreTrainedTokenizerFast) -> None:
         completions, _ = self.say(tokenizer, [[40, 41, 1], [40, 41, 42]], limit=3)
         assert [c.finished for c in completions] == [True, False]
+        assert [c.eos for c in completions] == [True, False]
 
     @pytest.mark.parametrize("seed", range(6))
     def test_any_lengths(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
@@ -149,7 +151,7 @@ class TestEnds:
         """However many tokens they span: here each byte is a token, and each tag is one."""
         (completion,), _ = self.say(tokenizer, [[*tokenizer.encode(text), 1]], stop=stop)
         assert tokenizer.decode(completion.ids.tolist()) == kept
-        assert completion.finished is True
+        assert (completion.finished, completion.eos) == (True, False)
 
     def test_a_stop_text_that_never_comes(self, tokenizer: PreTrainedTokenizerFast) -> None:
         (completion,), _ = self.say(tokenizer, [tokenizer.encode("abcdef")], stop=("fa", "é"), limit=6)
