@@ -3,19 +3,17 @@
 from policy_trainer.config.commands import (
     ENV_PREFIX,
     CommonConfig,
-    DemoChoices,
-    DemoConfig,
-    DemoSetupConfig,
     EvalConfig,
     RolloutConfig,
     RunConfig,
-    TrainConfig,
 )
 from policy_trainer.config.data import ColumnsConfig, CountdownConfig, DataConfig, MixtureSource, SourceConfig
+from policy_trainer.config.demo import DemoChoices, DemoConfig, DemoSetupConfig
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sft import SftConfig
+from policy_trainer.config.train import TrainConfig
 from policy_trainer.config.training import (
     CheckpointConfig,
     EvalEvaluationConfig,

@@ -73,7 +73,7 @@ class MixtureSource(SourceConfig):
     def _task_has_what_it_needs(self) -> "MixtureSource":
         if self.task == "mixture":
             raise ValueError("data.mixture: a mixture holds no other mixture")
-        refuse_missing_source(self.task, self)
+        check_source(self.task, self)
         return self
 
 
@@ -94,7 +94,7 @@ class DataConfig(SourceConfig):
     """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""
 
 
-def refuse_missing_source(task: TaskName, source: SourceConfig) -> None:
+def check_source(task: TaskName, source: SourceConfig) -> None:
     """Raises ValueError for a task that does not say where its problems are, or where it would not look for them."""
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs the file of its problems")
