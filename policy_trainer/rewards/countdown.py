@@ -64,7 +64,10 @@ def _reaches(expression: str, sample: Sample) -> float:
     asked = sample.problem.extras
     missing = [name for name in ("numbers", "target") if name not in asked]
     if missing:
-        raise Refused(f"rewards: countdown rewards want problems with {' and '.join(missing)}, as task countdown has")
+        raise Refused(
+            f"rewards: countdown rewards want problems with {' and '.join(missing)}, as task countdown has; "
+            "--rewards takes others"
+        )
     try:
         numbers, target = sorted(map(int, asked["numbers"])), Fraction(str(asked["target"]))
     except (TypeError, ValueError, ZeroDivisionError):

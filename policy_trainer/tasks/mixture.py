@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policy_trainer.rewards.correct import ByTask
+from policy_trainer.steps import JudgesSteps, Step
 from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.lazy import LazyProblems
 from policy_trainer.tasks.schedule import Schedule
@@ -41,6 +42,15 @@ class Mixture:
 
     def _labelled(self, source: int, problem: Problem) -> Problem:
         return replace(problem, task=self._labels[source], assistant_prefill="")
+
+
+class StepMixture(Mixture):
+    """One of tasks that all judge steps."""
+
+    def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
+        task = self._tasks[self._labels.index(problem.task)]
+        assert isinstance(task, JudgesSteps)
+        return task.steps(problem, completion)
 
 
 def _labels(names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.interface import Task
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
-from policy_trainer.tasks.mixture import Mixture
+from policy_trainer.tasks.mixture import Mixture, StepMixture
 from shared.refusal import Refused
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
@@ -32,7 +32,9 @@ def make_task(config: CommonConfig) -> Task:
     judge steps where they are asked for."""
     task = _make(config)
     if config.judging.steps and not isinstance(task, JudgesSteps):
-        raise Refused(f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own")
+        raise Refused(
+            f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own (docs/tasks.md)"
+        )
     return task
 
 
@@ -41,7 +43,8 @@ def _make(config: CommonConfig) -> Task:
         return _one(config.task, config.data, config.seed)
     sources = config.data.mixture
     tasks = [_one(source.task, source, config.seed) for source in sources]
-    return Mixture(tasks, [source.weight for source in sources], config.seed)
+    kind = StepMixture if all(isinstance(task, JudgesSteps) for task in tasks) else Mixture
+    return kind(tasks, [source.weight for source in sources], config.seed)
 
 
 def _one(name: str, source: SourceConfig, seed: int) -> Task:

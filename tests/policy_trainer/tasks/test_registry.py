@@ -5,6 +5,9 @@ from pydantic import ValidationError
 
 from policy_trainer.config import DataConfig, JudgingConfig, TrainConfig
 from policy_trainer.config.data import TASK_NAMES
+from policy_trainer.steps import JudgesSteps
+from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.interface import Task
 from policy_trainer.tasks.registry import TASKS, make_task
 from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import DATA
@@ -41,6 +44,19 @@ def test_a_task_that_judges_no_steps_is_refused_where_they_are_asked_for() -> No
     assert make_task(TrainConfig(model="m", judging=judging)).name == "arithmetic"
     with pytest.raises(Refused, match=r"judging\.steps: task countdown"):
         make_task(TrainConfig(model="m", task="countdown", judging=judging))
+
+
+def test_a_mixture_judges_steps_where_all_of_its_tasks_do() -> None:
+    def mixture(*names: str) -> Task:
+        data = DataConfig.model_validate({"mixture": [{"task": name} for name in names]})
+        return make_task(TrainConfig(model="m", task="mixture", data=data, judging=JudgingConfig(steps=True)))
+
+    task = mixture("arithmetic", "arithmetic")
+    assert isinstance(task, JudgesSteps)
+    problem, completion = task.problem(0), "<think>1+1=2</think><answer>0</answer>"
+    assert task.steps(problem, completion) == Arithmetic(0).steps(problem, completion) != []
+    with pytest.raises(Refused, match=r"judging\.steps: task mixture"):
+        mixture("arithmetic", "countdown")
 
 
 class TestOnesOwn:
