@@ -18,6 +18,7 @@ from policy_trainer.matching import check_models_match, check_reference, check_r
 from policy_trainer.metrics import MetricsFile, read_metrics, truncate_metrics
 from policy_trainer.policy import load_policy
 from policy_trainer.publish import latest
+from policy_trainer.queue_watch import QueueWatch
 from policy_trainer.renewal import choose_renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
@@ -117,7 +118,7 @@ def _run(
                 learner=policy.learner,
                 sampler=policy.sampler,
                 evaluator=policy.evaluator,
-                client=client,
+                watch=QueueWatch(client, config.run),
                 feed=feed,
                 workers=workers,
                 checkpoints=checkpoints,

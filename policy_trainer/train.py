@@ -19,22 +19,18 @@ from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
 from policy_trainer.metrics import batch_metrics
 from policy_trainer.publish import Publication, publish
+from policy_trainer.queue_watch import QueueWatch
 from policy_trainer.renewal import Renewal
 from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.interface import Sampler
-from policy_trainer.server import batches_by_state, leases_are_full
 from policy_trainer.tracking import Tracker
 from policy_trainer.workers import Workers
 from shared import wire
-from shared.client import Leased, RefServerClient
+from shared.client import Leased
 from shared.models import save_model
-from shared.states import State
 
-# The queue's depth is asked for at most this often, in seconds.
-_DEPTH_SECONDS = 1.0
 # Steps' worth of groups that may wait for training before workers wait too.
 _WAITING_STEPS = 3
-_DEPTH_STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Parts:
     learner: Learner
     sampler: Sampler
     evaluator: Evaluator
-    client: RefServerClient
+    watch: QueueWatch
     feed: LeaseFeed
     workers: Workers
     checkpoints: Checkpoints
@@ -69,9 +65,6 @@ class Trainer:
         self._state = parts.state
         self._accuracy: float | None = None
         self._noise_floor: float | None = None
-        self._depth: dict[str, int] = {}
-        self._depth_at = 0.0
-        self._leases_full = False
 
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. Either way a checkpoint holds what was trained."""
@@ -194,7 +187,7 @@ class Trainer:
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
             "held_out_accuracy": self._accuracy,
             "kl_noise_floor": self._noise_floor,
-            **self._depth,
+            **self._parts.watch.depth,
         }
         if kl_at_step_0 is not None:
             record["kl_at_step_0"] = kl_at_step_0
@@ -204,7 +197,7 @@ class Trainer:
             self._parts.metrics.write(health_record(trouble, state.step))
             self._parts.display.note(f"step {state.step}: {trouble}")
         self._parts.workers.delivered()
-        self._look_at_queue()
+        self._parts.watch.look()
 
     def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:
         """A loss that stays not finite is a fault of the run: keep the batches that show it, and stop."""
@@ -226,28 +219,7 @@ class Trainer:
         """Called while there is nothing to train on: look after the workers, and say whom we wait for."""
         self._parts.stop.check()
         self._parts.workers.check()
-        self._look_at_queue()
-        depth = self._depth
-        if self._leases_full and self._parts.feed.unsettled:
+        self._parts.watch.look()
+        if self._parts.watch.leases_full and self._parts.feed.unsettled:
             self._checkpoint()  # the limits were lowered, or are shared: what we hold may be what we wait for
-        if self._leases_full:
-            reason = "leased batches to be settled: the reference server has as many out as it allows"
-        elif depth.get("queued") or depth.get("scoring"):
-            reason = f"the reference server to score {depth['queued'] + depth['scoring']} batches"
-        else:
-            reason = self._parts.workers.describe()
-        for state in ("dead", "expired"):
-            if depth.get(state):
-                reason += f"; {depth[state]} batches are {state}"
-        self._parts.display.waiting(reason, seconds)
-
-    def _look_at_queue(self) -> None:
-        """Batches of this run by state, asked for at most once a second, and only if the server answers at once."""
-        if time.monotonic() - self._depth_at < _DEPTH_SECONDS:
-            return
-        queue = self._parts.client.glance()
-        if queue is not None:
-            states = batches_by_state(queue, self._config.run)
-            self._depth = {state: states[state] for state in _DEPTH_STATES}
-            self._leases_full = leases_are_full(queue, self._config.run)
-        self._depth_at = time.monotonic()
+        self._parts.display.waiting(self._parts.watch.wait_reason(self._parts.workers.describe()), seconds)

@@ -7,23 +7,10 @@ import pytest
 
 from policy_trainer.config import RolloutConfig
 from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance, leases_are_full
-from shared.api import Depth, LimitsView, QueueView, ScoringView
 from shared.refusal import Refused
 from shared.settings import from_values
 from shared.states import Order, State
-
-
-def queue_of(leased: int = 0, leased_by_others: int = 0, **limits: int) -> QueueView:
-    """A queue in which run `ours` has 2 batches ready and so many leased."""
-    ours = {State.READY: Depth(batches=2, bytes=20), State.LEASED: Depth(batches=leased, bytes=10 * leased)}
-    states = {state: Depth(batches=0, bytes=0) for state in State}
-    return QueueView(
-        states={**states, State.LEASED: Depth(batches=leased + leased_by_others, bytes=1)},
-        runs={"ours": ours},
-        oldest_age_seconds=None,
-        scoring=ScoringView.model_validate(dict.fromkeys(ScoringView.model_fields, 0)),
-        limits=LimitsView.model_validate(dict.fromkeys(LimitsView.model_fields, 100) | limits),
-    )
+from tests.policy_trainer.queues import queue_of
 
 
 def test_what_is_asked_for() -> None:

@@ -1,0 +1,65 @@
+"""What a trainer sees of the queue, and says of its waiting."""
+
+import re
+from typing import Any, cast
+
+import pytest
+
+from policy_trainer.queue_watch import QueueWatch
+from shared.api import QueueView
+from shared.client import RefServerClient
+from tests.policy_trainer.queues import queue_of
+
+
+class Client:
+    """Answers a glance with what is left to say."""
+
+    def __init__(self, *answers: QueueView | None) -> None:
+        self.answers = list(answers)
+
+    def glance(self) -> QueueView | None:
+        return self.answers.pop(0)
+
+
+def watch(*answers: QueueView | None) -> QueueWatch:
+    return QueueWatch(cast(RefServerClient, Client(*answers)), "ours")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("policy_trainer.queue_watch.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_it_asks_once_a_second(clock: list[float]) -> None:
+    watched = watch(queue_of(ready=2), queue_of(ready=5))
+    for now, ready in ((100.0, 2), (100.9, 2), (101.0, 5)):
+        clock[0] = now
+        watched.look()
+        assert watched.depth["ready"] == ready
+    assert watched.depth == {"queued": 0, "scoring": 0, "ready": 5, "expired": 0, "dead": 0}
+
+
+def test_what_was_seen_holds_while_the_server_does_not_answer(clock: list[float]) -> None:
+    watched = watch(queue_of(leased=8, max_in_flight=8), None)
+    for now in (100.0, 102.0):
+        clock[0] = now
+        watched.look()
+        assert watched.leases_full and watched.depth["ready"] == 2
+
+
+@pytest.mark.parametrize(
+    ("queue", "reason"),
+    [
+        ({}, "the worker"),
+        ({"queued": 2, "scoring": 1}, "the reference server to score 3 batches"),
+        ({"queued": 2, "leased": 8, "max_in_flight": 8}, "leased batches to be settled: .* as it allows"),
+        ({"dead": 1, "expired": 4}, "the worker; 1 batches are dead; 4 batches are expired"),
+    ],
+)
+def test_whom_a_trainer_waits_for(queue: dict[str, Any], reason: str) -> None:
+    watched = watch(queue_of(**queue))
+    assert watched.wait_reason("the worker") == "the worker", "nothing is known yet"
+    watched.look()
+    assert re.fullmatch(reason, watched.wait_reason("the worker"))
