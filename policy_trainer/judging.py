@@ -1,7 +1,8 @@
 """Completions as rewards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -31,28 +32,29 @@ class Judge:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
         """Raises Refused for rewards that cannot be used."""
         self._tokenizer = tokenizer
-        self._rewards = choose_rewards(config, task)
-        self._accuracy = accuracy_rule(task)
-        rules = {"accuracy": self._accuracy, **{name: chosen.rule for name, chosen in self._rewards.items()}}
+        chosen = choose_rewards(config, task)
+        self._weights = {name: reward.weight for name, reward in chosen.items()}
+        rules = {"accuracy": accuracy_rule(task), **{name: reward.rule for name, reward in chosen.items()}}
         apart = {name: rule for name, rule in rules.items() if isinstance(rule, Apart)}
         limits = {"seconds": config.judging.seconds, "memory": int(config.judging.memory_gib * _GIB)}
-        self._apart = ApartRewards(apart, **limits) if apart else None
+        self._apart = ApartRewards(apart, **limits)
+        self._scorers = {name: _scorer(name, rule, self._apart) for name, rule in rules.items()}
 
     def judge(self, problem: Problem, completions: Sequence[Completion]) -> Judgement:
         return self.score([self.sample(problem, completion) for completion in completions])
 
     def score(self, samples: Sequence[Sample]) -> Judgement:
         """The same, of completions of any problems."""
-        parts = {name: self._scores(name, chosen.rule, samples) for name, chosen in self._rewards.items()}
+        parts = {name: self._scores(name, samples) for name in self._weights}
         total = np.zeros(len(samples), dtype=np.float32)
-        for name, chosen in self._rewards.items():
-            if chosen.weight:  # what is only logged must not make a completion unjudged
-                total += chosen.weight * parts[name]
+        for name, weight in self._weights.items():
+            if weight:  # what is only logged must not make a completion unjudged
+                total += weight * parts[name]
         return Judgement(total, parts)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
         """float32 (G,): 1 where a completion is right by the task's own judgement, else 0; NaN where there is none."""
-        return self._scores("accuracy", self._accuracy, samples)
+        return self._scores("accuracy", samples)
 
     def sample(self, problem: Problem, completion: Completion) -> Sample:
         return Sample(problem, self.text(completion), len(completion.ids), completion.finished)
@@ -60,7 +62,7 @@ class Judge:
     @property
     def failures(self) -> dict[str, int]:
         """How many completions a reward could not judge so far because it failed: those that may, by name."""
-        return dict(self._apart.failures) if self._apart else {}
+        return dict(self._apart.failures)
 
     def text(self, completion: Completion) -> str:
         """For judging and reading only: nothing is ever tokenised again. Without the EOS, be it special or not."""
@@ -70,12 +72,14 @@ class Judge:
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _scores(self, name: str, rule: Rule, samples: Sequence[Sample]) -> np.ndarray:
-        if isinstance(rule, RewardModel):
-            scores = rule.scores(samples)
-        elif isinstance(rule, Apart):
-            assert self._apart is not None
-            scores = self._apart.scores(name, samples)
-        else:
-            scores = [rule(sample) for sample in samples]
-        return np.array(scores, dtype=np.float32)
+    def _scores(self, name: str, samples: Sequence[Sample]) -> np.ndarray:
+        return np.array(self._scorers[name](samples), dtype=np.float32)
+
+
+def _scorer(name: str, rule: Rule, apart: ApartRewards) -> Callable[[Sequence[Sample]], list[float]]:
+    """What judges any number of completions by one rule, wherever it runs."""
+    if isinstance(rule, RewardModel):
+        return rule.scores
+    if isinstance(rule, Apart):
+        return partial(apart.scores, name)
+    return lambda samples: [rule(sample) for sample in samples]

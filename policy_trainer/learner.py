@@ -54,6 +54,7 @@ class Learner:
         self._minibatches = minibatches
         # With a single update the policy before it is the policy: its log-probs need no forward of their own.
         self._recomputes = loss.old_logps == "recomputed" and passes * minibatches > 1
+        self._against_itself = not self._recomputes and loss.old_logps != "sampler"
         self.weights = make_weights(model, optimizer)
 
     def step(self, batches: Sequence[Batch], *, step: int) -> StepStats:
@@ -65,6 +66,8 @@ class Learner:
         judged = judge(batches, self._loss)
         teaching = [group for group in judged if group.teaches]
         groups = prepare(teaching, self._loss, self._old_logps(teaching))
+        if self._against_itself:  # what a penalty was taken with is no matter of the ratio
+            groups = [replace(group, old_logps=None) for group in groups]
         lr = self._schedule.lr * lr_factor(step, self._schedule, self._steps)
         parts = shares(len(groups), self._minibatches)
         updates = [self._update(groups[part], lr) for _ in range(self._passes) for part in parts]
@@ -121,8 +124,6 @@ class Learner:
         if self._recomputes:
             assert tokens.old_logps is not None
             before = tokens.old_logps
-        elif self._loss.old_logps != "sampler":
-            tokens = replace(tokens, old_logps=None)
         if sampler_logps is None:
             unknown = torch.full_like(logps, torch.nan)
             return tokens, unknown, CorrectionStats(unknown, torch.zeros_like(tokens.mask))

@@ -39,7 +39,8 @@ class ApartRewards:
     """Judges by such rewards. Where one fails on a completion, that is logged and counted."""
 
     def __init__(self, rewards: Mapping[str, Apart], *, seconds: float, memory: int) -> None:
-        """seconds: of one completion and one reward. memory: bytes of the process, 0 for any number.
+        """rewards: where there are none, there is no process. seconds: of one completion and one reward. memory: bytes
+        of the process, 0 for any number.
 
         Raises Refused for a reward that cannot be loaded.
         """
@@ -48,8 +49,9 @@ class ApartRewards:
         self._memory = memory
         self._judged = dict.fromkeys(rewards, 0)
         self.failures = dict.fromkeys(rewards, 0)
-        self._start()
-        self._await_start()
+        if rewards:
+            self._start()
+            self._await_start()
 
     def scores(self, name: str, samples: Sequence[Sample]) -> list[float]:
         """One for each sample. Raises Refused for a reward that does nothing but fail."""
