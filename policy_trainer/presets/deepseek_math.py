@@ -32,7 +32,14 @@ _DEEPSEEK_MATH: Mapping[str, Number] = {
     "loss.kl": Number("k3", "equation 4"),
     "optimizer.lr": Number(1e-6, "4.2: the learning rate of the policy model is 1e-6"),
 }
-_DEEPSEEK_MATH_UNPUBLISHED = ("loss.clip", "loss.advantage_eps", "loss.advantage_std", "sampling.temperature", "steps")
+_DEEPSEEK_MATH_UNPUBLISHED = (
+    "sampling.temperature",
+    "loss.advantage_std",
+    "loss.advantage_eps",
+    "loss.clip",
+    "optimizer.clip_norm",
+    "steps",
+)
 
 DEEPSEEK_MATH = Preset(
     name="deepseek-math",

@@ -29,7 +29,7 @@ GUIDE = Preset(
         "optimizer.lr": Number(5e-6, "learning rate 5e-6"),
     },
     deviations=(AT_ONCE,),
-    unpublished=("steps",),
+    unpublished=("sampling.max_new_tokens", "loss.advantage_std", "optimizer.clip_norm", "steps"),
 )
 
 DAPO = Preset(
@@ -71,7 +71,7 @@ DAPO = Preset(
         "optimizer.clip_norm": Number(1.0, "verl: grad_clip=1.0"),
     },
     deviations=(AT_ONCE, "Published with DAPO-Math-17K: --task dataset or math, with --data.dataset."),
-    unpublished=("loss.advantage_eps", "steps"),
+    unpublished=("loss.advantage_std", "loss.advantage_eps", "steps"),
 )
 
 DR_GRPO = Preset(
@@ -120,7 +120,17 @@ GSPO = Preset(
         "loss.beta": Number(0.0, "2: the KL is left out, as no matter of the paper"),
     },
     deviations=(AT_ONCE,),
-    unpublished=("groups_per_step", "sampling.group_size", "sampling.max_new_tokens", "optimizer.lr", "steps"),
+    unpublished=(
+        "groups_per_step",
+        "sampling.group_size",
+        "sampling.temperature",
+        "sampling.max_new_tokens",
+        "loss.advantage_std",
+        "loss.advantage_eps",
+        "optimizer.lr",
+        "optimizer.clip_norm",
+        "steps",
+    ),
 )
 
 CISPO = Preset(
@@ -150,7 +160,16 @@ CISPO = Preset(
         "--rewards accuracy soft_overlong.",
         "Section 3.2 sets AdamW's eps to 1e-15; here it is 1e-8.",
     ),
-    unpublished=("sampling.group_size", "sampling.max_new_tokens", "optimizer.lr", "steps"),
+    unpublished=(
+        "sampling.group_size",
+        "sampling.temperature",
+        "sampling.max_new_tokens",
+        "loss.advantage_std",
+        "loss.advantage_eps",
+        "optimizer.lr",
+        "optimizer.clip_norm",
+        "steps",
+    ),
 )
 
 REINFORCE_PLUS_PLUS = Preset(
@@ -176,5 +195,12 @@ REINFORCE_PLUS_PLUS = Preset(
         "optimizer.lr": Number(5e-7, "OpenRLHF: actor_learning_rate 5e-7"),
     },
     deviations=(AT_ONCE,),
-    unpublished=("optimizer.betas", "optimizer.clip_norm", "steps"),
+    unpublished=(
+        "sampling.temperature",
+        "loss.advantage_std",
+        "loss.advantage_eps",
+        "optimizer.betas",
+        "optimizer.clip_norm",
+        "steps",
+    ),
 )

@@ -23,6 +23,8 @@ SIMPLE_GRPO = Preset(
         "rewards": Number(["gsm8k/simple_grpo"], "reward_correct + reward_format"),
         "steps": Number(250, "all_steps = 1000 micro-batches, accumulated by 4"),
         "groups_per_step": Number(4, "micro-batches of 8 are one group each, gradient_accumulation_steps = 4"),
+        "passes": Number(1, "one optimizer step for 4 micro-batches, each trained on once"),
+        "minibatches": Number(1, "one optimizer step for 4 micro-batches, each trained on once"),
         "publish_every": Number(4, "gen_update_steps = 16 micro-batches, accumulated by 4"),
         "sampling.group_size": Number(8, "num_pre_Q = 8"),
         "sampling.prompts_per_round": Number(5, "Q_batch_size = 5"),

@@ -1,5 +1,7 @@
 """A preset in a few words, taken from the settings that it resolves to."""
 
+from collections.abc import Callable, Mapping
+
 from policy_trainer.config import LossConfig, TrainConfig
 from policy_trainer.presets.preset import Preset, nested
 from shared.settings import from_values
@@ -13,12 +15,36 @@ def resolved(preset: Preset) -> TrainConfig:
 
 
 def surrogate(loss: LossConfig) -> str:
-    if loss.surrogate == "reinforce":
-        return "reinforce"
-    if loss.surrogate == "cispo":
-        return f"cispo, ratio to {loss.ratio_max:g}"
+    return _SURROGATES[loss.surrogate](loss)
+
+
+def _clip(loss: LossConfig) -> str:
     bounds = f"{loss.clip:g}" if loss.clip_high is None else f"{loss.clip:g}/{loss.clip_high:g}"
-    return f"clip {bounds}" + {"token": "", "sequence": ", sequences", "sequence_sum": ", sums"}[loss.ratio]
+    return f"clip {bounds}{_ratio(loss)}"
+
+
+def _reinforce(loss: LossConfig) -> str:
+    return "reinforce"
+
+
+def _cispo(loss: LossConfig) -> str:
+    return f"cispo, ratio to {loss.ratio_max:g}{_ratio(loss)}"
+
+
+def _sapo(loss: LossConfig) -> str:
+    return f"sapo, tau {loss.sapo_tau_pos:g}/{loss.sapo_tau_neg:g}{_ratio(loss)}"
+
+
+def _ratio(loss: LossConfig) -> str:
+    return {"token": "", "sequence": ", sequences", "sequence_sum": ", sums"}[loss.ratio]
+
+
+_SURROGATES: Mapping[str, Callable[[LossConfig], str]] = {
+    "clip": _clip,
+    "reinforce": _reinforce,
+    "cispo": _cispo,
+    "sapo": _sapo,
+}
 
 
 def kl(loss: LossConfig) -> str:
@@ -28,8 +54,7 @@ def kl(loss: LossConfig) -> str:
 
 
 def advantage(loss: LossConfig) -> str:
-    scale = {"outcome": "group", "process": "group", "reinforce++": "batch"}.get(loss.advantage, "none")
-    if (loss.advantage_scale or scale) == "none":
+    if loss.scale == "none":
         return loss.advantage
     return f"{loss.advantage}, {loss.advantage_std} std + {loss.advantage_eps:g}"
 

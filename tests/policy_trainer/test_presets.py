@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from policy_trainer.__main__ import FileSchema, read_settings
-from policy_trainer.config import EvalConfig, RolloutConfig, TrainConfig
-from policy_trainer.presets import PRESETS
+from policy_trainer.config import EvalConfig, LossConfig, RolloutConfig, TrainConfig
+from policy_trainer.loss import SURROGATES
+from policy_trainer.presets import PRESETS, Preset
+from policy_trainer.presets import words as say
 from policy_trainer.presets.words import resolved
 from policy_trainer.presets_cli import COLUMNS, presets, setting
 from policy_trainer.run_directory import RunDirectory
@@ -142,10 +144,57 @@ class TestNumbers:
         for key in preset.unpublished:
             assert setting(resolved(preset), key) == setting(defaults, key), key
 
+    def test_say_where_everything_in_the_table_comes_from(self, name: str) -> None:
+        preset = PRESETS[name]
+        known = {*preset.numbers, *preset.unpublished, "publish_every", "reference.renew_every"}
+        if {"passes", "minibatches"} & known:  # the table has their product
+            known |= {"passes", "minibatches"}
+        assert _read_by_row(preset) - known - _SILENT_BY_DEFAULT == set()
+
     def test_depart_from_their_sources_in_sentences(self, name: str) -> None:
         preset = PRESETS[name]
         stated = [*preset.deviations, *(number.deviation for number in preset.numbers.values() if number.deviation)]
         assert all(text.endswith(".") and text[0].isupper() for text in stated), stated
+
+
+# Of which the table says something where a recipe has set them, and nothing else.
+_SILENT_BY_DEFAULT = {
+    "loss.advantage_scale",
+    "loss.ratio",
+    "loss.clip_high",
+    "loss.kl_in",
+    "sampling.top_p",
+    "optimizer.schedule",
+    "optimizer.weight_decay",
+}
+
+
+def _read_by_row(preset: Preset) -> set[str]:
+    """Names of the settings that a preset's words are made of."""
+    names = {"loss.old_logps", "loss.mean"}  # as they are
+    config: Any = _Noting(resolved(preset), "", names)
+    for part in (say.sampling, say.cadence, say.reference):
+        part(config)
+    for part in (say.surrogate, say.kl, say.advantage):
+        part(config.loss)
+    return names
+
+
+class _Noting:
+    """A configuration that notes the name of every setting that is read."""
+
+    def __init__(self, section: Any, prefix: str, names: set[str]) -> None:
+        self._section, self._prefix, self._names = section, prefix, names
+
+    def __getattr__(self, name: str) -> Any:
+        computed = getattr(type(self._section), name, None)
+        if isinstance(computed, property):
+            return computed.__get__(self)
+        value = getattr(self._section, name)
+        if hasattr(value, "model_dump"):
+            return _Noting(value, f"{self._prefix}{name}.", self._names)
+        self._names.add(f"{self._prefix}{name}")
+        return value
 
 
 def read(cls: Any, *arguments: str) -> Any:
@@ -246,6 +295,16 @@ class TestCommand:
     def test_refuses_a_name_that_is_none(self) -> None:
         with pytest.raises(Refused, match="'grpo'; there are simple-grpo, "):
             presets(["show", "grpo"])
+
+
+def test_words_name_every_surrogate() -> None:
+    """With the numbers that are its own, and no other's."""
+    assert {name: say.surrogate(LossConfig.model_validate({"surrogate": name})) for name in SURROGATES} == {
+        "clip": "clip 0.2",
+        "reinforce": "reinforce",
+        "cispo": "cispo, ratio to 5",
+        "sapo": "sapo, tau 1/1.05",
+    }
 
 
 def _letters(text: str) -> str:
