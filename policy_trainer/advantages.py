@@ -116,8 +116,6 @@ ADVANTAGES: dict[str, Callable[[Sequence[JudgedGroup], LossConfig], list[Array]]
     "rloo": _rloo,
     "reinforce++": _reinforce_plus_plus,
 }
-# What is standardised where nothing else was asked for.
-_OWN_SCALES = {"outcome": "group", "process": "group", "dr_grpo": "none", "rloo": "none", "reinforce++": "batch"}
 
 
 def deviations(rewards: Tensor) -> Tensor:
@@ -130,7 +128,7 @@ def deviations(rewards: Tensor) -> Tensor:
 
 
 def _divisor(rewards: Tensor, config: LossConfig) -> Tensor:
-    return _SCALES[config.advantage_scale or _OWN_SCALES[config.advantage]](rewards, config)
+    return _SCALES[config.scale](rewards, config)
 
 
 def _of_group(rewards: Tensor, config: LossConfig) -> Tensor:

@@ -14,8 +14,6 @@ Records = Sequence[Mapping[str, Any]]
 WINDOW = 20
 # Steps after which nothing but zeros is no chance.
 LONG = 60
-# Whose advantages are not divided by a standard deviation, or are sums of such.
-_UNSCALED = ("dr_grpo", "rloo", "process")
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,9 @@ def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
 
 
 def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
-    """Of groups without variance advantages are 0, which is no fault of the scale."""
-    if loss.advantage in _UNSCALED or loss.advantage_scale == "none":
+    """Of groups without variance advantages are 0, which is no fault of the scale. Those of process supervision are
+    sums of scaled rewards, and may have any deviation."""
+    if loss.advantage == "process" or loss.scale == "none":
         return []
     seen = _mean(latest, "advantage_std")
     zeros = 0.0 if loss.drop_zero_variance else _mean(latest, "zero_variance")

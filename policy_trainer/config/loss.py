@@ -1,10 +1,19 @@
 """The GRPO family: how rewards become advantages, and advantages a loss."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from policy_trainer.config.section import Section
+
+_OWN_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
+    "outcome": "group",
+    "process": "group",
+    "dr_grpo": "none",
+    "rloo": "none",
+    "reinforce++": "batch",
+}
 
 
 class LossConfig(Section):
@@ -62,6 +71,11 @@ class LossConfig(Section):
     """mask: lower bound."""
     correction_high: float = Field(default=5.0, gt=0)
     """mask: upper bound."""
+
+    @property
+    def scale(self) -> Literal["group", "batch", "none"]:
+        """advantage_scale, or where it is not given the advantage's own."""
+        return self.advantage_scale or _OWN_SCALES[self.advantage]
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "LossConfig":

@@ -108,6 +108,12 @@ class TestWhatBelongsToTheLoss:
     def test_unscaled_advantages_have_any_deviation(self, loss: dict[str, Any]) -> None:
         assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == []
 
+    @pytest.mark.parametrize("scale", ["group", "batch"])
+    @pytest.mark.parametrize("advantage", ["outcome", "rloo"])
+    def test_scaled_advantages_have_not(self, advantage: str, scale: str) -> None:
+        loss: dict[str, Any] = {"advantage": advantage, "advantage_scale": scale}
+        assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == ["advantage_std"]
+
     def test_groups_without_variance_lower_it_where_they_stay(self) -> None:
         """Three quarters of the advantages are 0: a deviation of a half is that of the others, 1."""
         recent = run(WINDOW, zero_variance=0.75, advantage_std=0.4)
