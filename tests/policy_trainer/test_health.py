@@ -1,6 +1,8 @@
 """Health: a healthy run hears nothing, each sickness is named with its remedy, and nothing is said twice."""
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from policy_trainer.config import LossConfig
 from policy_trainer.health import LONG, WINDOW, Health, diagnose, health_record
 
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 WELL: dict[str, Any] = {
     "kind": "step",
     "reward": 0.5,
@@ -44,28 +47,34 @@ def test_a_healthy_run_hears_nothing() -> None:
     assert names(run(WINDOW), run(LONG)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "well", "ill", "remedy"),
-    [
-        ("clip_fraction", 0.29, 0.31, "optimizer.lr"),
-        ("advantage_std", 0.55, 0.45, "advantage_eps"),
-        ("advantage_std", 1.45, 1.55, "outweigh"),
-        ("kl", 0.14, 1.01, "loss.beta"),
-        ("kl", 0.14, 0.21, "loss.beta"),  # it was 0.05
-        ("entropy", 0.051, 0.049, "clip_high"),
-        ("truncated", 0.149, 0.151, "max_new_tokens"),
-        ("zero_variance", 0.79, 0.81, "max_resamples"),
-        ("effective_sample_size", 0.51, 0.49, "correction"),
-        ("staleness", 16, 17, "publish_every"),
-        ("unjudged", 3, 4, "judging.seconds"),
-    ],
-)
+BANDS = [
+    ("clip_fraction", 0.29, 0.31, "optimizer.lr"),
+    ("advantage_std", 0.55, 0.45, "advantage_eps"),
+    ("advantage_std", 1.45, 1.55, "outweigh"),
+    ("kl", 0.14, 1.01, "loss.beta"),
+    ("kl", 0.14, 0.21, "loss.beta"),  # it was 0.05
+    ("entropy", 0.051, 0.049, "clip_high"),
+    ("truncated", 0.149, 0.151, "max_new_tokens"),
+    ("zero_variance", 0.79, 0.81, "max_resamples"),
+    ("effective_sample_size", 0.51, 0.49, "correction"),
+    ("staleness", 16, 17, "publish_every"),
+    ("unjudged", 3, 4, "judging.seconds"),
+]
+
+
+@pytest.mark.parametrize(("name", "well", "ill", "remedy"), BANDS)
 def test_each_band(name: str, well: float, ill: float, remedy: str) -> None:
     assert sick(name, well) == []
     (trouble,) = diagnose(run(WINDOW), [*run(WINDOW), *run(WINDOW, **{name: ill})], LossConfig())
     assert trouble.name == name and remedy in trouble.remedy
     assert trouble.seen == pytest.approx(ill / 64 if name == "unjudged" else ill)
     assert trouble.remedy in str(trouble) and trouble.band in str(trouble) and f"{trouble.seen:.3g}" in str(trouble)
+
+
+def test_the_page_names_what_is_watched() -> None:
+    watched = re.search(r"^Watched are (.*?) and no other figure", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    assert watched
+    assert set(re.findall(r"`(\w+)`", watched[1])) == {name for name, *_ in BANDS}
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
