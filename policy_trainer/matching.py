@@ -1,8 +1,8 @@
-"""Whether a run can be trained with a server: they speak of the same tokens, and a step fits its queue."""
+"""Whether a run can be trained with a server: they speak of the same tokens, and it has room for a group and a step."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import LossConfig
+from policy_trainer.config import DataConfig, LossConfig, SamplingConfig
 from policy_trainer.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
 from shared.logprobs import embedding_rows
@@ -38,6 +38,22 @@ def check_models_match(
         raise Refused(
             f"model: the tokenizer of {name} is not that of the server's reference {reference.name}; "
             "start ref-server with the model that this policy began as"
+        )
+
+
+def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, data: DataConfig, room: int | None) -> None:
+    """Raises Refused where the longest groups would be more than the server takes: it would then train on the others.
+
+    room: tokens that the model's context leaves for a prompt, see `prompt_room`.
+    """
+    prompt = data.max_prompt_tokens if room is None else min(room, data.max_prompt_tokens)
+    tokens = prompt + sampling.group_size * sampling.max_new_tokens
+    if tokens > reference.max_batch_tokens:
+        raise Refused(
+            f"sampling.group_size, sampling.max_new_tokens: {sampling.group_size} completions of "
+            f"{sampling.max_new_tokens} tokens and a prompt of {prompt} have {tokens}, and the server takes batches of "
+            f"{reference.max_batch_tokens} at most; lower them, or data.max_prompt_tokens, or start the server with: "
+            f"ref-server serve --max-batch-tokens {tokens}"
         )
 
 

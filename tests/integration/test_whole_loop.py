@@ -76,6 +76,15 @@ def test_model_that_is_not_the_references_is_refused(random_model, tmp_path, sta
     assert "Traceback" not in trainer.output()
 
 
+def test_groups_that_the_server_would_refuse_are_refused_at_the_start(random_model, tmp_path, start):
+    """Otherwise a run would train on its short groups alone. 256 tokens of context leave 244 for a prompt."""
+    server = start(Server(random_model, tmp_path, None, "--max-batch-tokens", str(244 + 4 * 12 - 1)))
+    trainer = start(train(random_model, server, tmp_path / "refused", *QUICK))
+    assert trainer.wait() == 2, trainer.output()
+    assert "ref-server serve --max-batch-tokens 292" in trainer.output()
+    assert "Traceback" not in trainer.output()
+
+
 def tiny_llama(vocabulary: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
