@@ -78,6 +78,11 @@ class Outbox:
         return int(path.stem)
 
 
+def count_refused(workers: Path) -> int:
+    """Batches that the server refused, in all outboxes below a directory."""
+    return sum(1 for _ in workers.glob("*/*.refused"))
+
+
 def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
     """Locks an outbox until the file that is returned is closed, since two workers would draw the same problems.
 

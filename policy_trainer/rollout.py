@@ -15,6 +15,7 @@ from policy_trainer.outbox import Outbox, hold
 from policy_trainer.prompts import PromptEncoder, prompt_room
 from policy_trainer.publish import Publication, latest
 from policy_trainer.rounds import Judged, Rounds
+from policy_trainer.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.interface import Sampler, group_tokens
 from policy_trainer.server import batches_by_state, connect
@@ -82,7 +83,7 @@ class RolloutWorker:
     def run(self) -> None:
         """Samples until the run is finished. Raises Refused for data that cannot be used."""
         publication = self._follow()
-        directory = self._config.run_dir / "workers" / f"{self._config.worker}-of-{self._config.workers}"
+        directory = RunDirectory(self._config.run_dir).workers / f"{self._config.worker}-of-{self._config.workers}"
         place = {"worker": self._config.worker, "workers": self._config.workers}
         with hold(directory, **place):
             outbox = Outbox(directory, **place, start=publication.next_index)

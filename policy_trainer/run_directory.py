@@ -42,6 +42,10 @@ class RunDirectory:
         return self.root / "logs"
 
     @property
+    def workers(self) -> Path:
+        return self.root / "workers"
+
+    @property
     def bad_batches(self) -> Path:
         return self.root / "bad_batches"
 

@@ -18,6 +18,7 @@ from policy_trainer.learner import Learner, StepStats
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
 from policy_trainer.metrics import batch_metrics
+from policy_trainer.outbox import count_refused
 from policy_trainer.publish import Publication, publish
 from policy_trainer.queue_watch import QueueWatch
 from policy_trainer.renewal import Renewal
@@ -187,6 +188,7 @@ class Trainer:
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
             "held_out_accuracy": self._accuracy,
             "kl_noise_floor": self._noise_floor,
+            "refused_batches": count_refused(self._parts.directory.workers),
             **self._parts.watch.depth,
         }
         if kl_at_step_0 is not None:

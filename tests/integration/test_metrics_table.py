@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policy_trainer.health import Trouble
 from policy_trainer.metrics import read_metrics
 from policy_trainer.supervision import SupervisedStats
-from tests.integration.processes import Server
+from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, train
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -31,6 +31,9 @@ def written(records: list[dict[str, Any]], kind: str) -> set[str]:
 @pytest.fixture(scope="module")
 def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("metrics")
+    refused = directory / "run" / "workers" / "1-of-2" / "000000000007.refused"
+    refused.parent.mkdir(parents=True)
+    refused.touch()
     server = Server(random_model, directory)
     trainer = train(random_model, server, directory / "run", *QUICK, "--steps", "3", "--track", "tensorboard")
     try:
@@ -49,6 +52,10 @@ def test_the_table_is_what_a_run_writes(run_dir: Path, kind: str) -> None:
 @pytest.mark.parametrize(("kind", "record"), [("health", Trouble), ("sft step", SupervisedStats)])
 def test_the_table_is_what_is_written_elsewhere(kind: str, record: type) -> None:
     assert {field.name for field in fields(record)} | {"kind", "step"} == documented(kind)
+
+
+def test_batches_that_the_server_refused_are_counted(run_dir: Path) -> None:
+    assert [record["refused_batches"] for record in steps_of(run_dir)] == [1, 1, 1]
 
 
 def test_tensorboard_has_every_number(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.delivery import Delivery
-from policy_trainer.outbox import Outbox, hold
+from policy_trainer.outbox import Outbox, count_refused, hold
 from shared import wire
 from shared.batch import ScoredBatch
 from shared.client import RefServerError
@@ -127,15 +127,17 @@ def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
 
     server = Picky()
     server.open.set()
-    box = outbox(tmp_path)
+    directory = tmp_path / "0-of-1"
+    box = outbox(directory)
     delivery = deliver(server, box)
     for body in (b"too large", b"good"):
         delivery.send(box.draw(), body)
     server.wait_for(1)
-    until(lambda: not list(tmp_path.glob("*.safetensors")))
+    until(lambda: not list(directory.glob("*.safetensors")))
     assert server.bodies == [b"good"]
-    assert [path.name for path in tmp_path.glob("*.refused")] == ["000000000000.refused"]
-    assert outbox(tmp_path).next_index == 2, "a restart does not send it again"
+    assert [path.name for path in directory.glob("*.refused")] == ["000000000000.refused"]
+    assert count_refused(tmp_path) == 1, "the trainer is told"
+    assert outbox(directory).next_index == 2, "a restart does not send it again"
 
 
 def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> None:
