@@ -12,9 +12,11 @@ from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import EvalConfig
 from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.steps import JudgesSteps, Step
+from policy_trainer.tasks.countdown import ASSISTANT_PREFILL, QUESTION, SYSTEM_PROMPT
 from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.registry import make_task
+from policy_trainer.tasks.words import THINK_THEN_ANSWER
 from shared.settings import load_settings
 from tests.policy_trainer.tasks.formats import write
 
@@ -51,6 +53,20 @@ def test_there_is_a_row_and_a_heading_for_every_task() -> None:
         arguments = shlex.split(command)[2:]
         task = make_task(load_settings(EvalConfig, arguments, prog="policy-trainer", schema=FileSchema))
         assert tuple(re.findall(r"`(.*?)`", rows[task.name])) == task.default_rewards
+
+
+def test_the_words_of_tasks() -> None:
+    """What stands in no file of problems, but for its line breaks."""
+    quoted = [" ".join(block.split()) for block in blocks("text")]
+    question = QUESTION.format(numbers=[3, 5, 7], target=15)
+    said = (THINK_THEN_ANSWER, SYSTEM_PROMPT, question, ASSISTANT_PREFILL)
+    assert quoted == [" ".join(text.split()) for text in said]
+    for command in COMMANDS:
+        task = make_task(load_settings(EvalConfig, shlex.split(command)[2:], prog="policy-trainer", schema=FileSchema))
+        words = {"gsm8k": (THINK_THEN_ANSWER, ""), "math": (THINK_THEN_ANSWER, "")}
+        words["countdown"] = (SYSTEM_PROMPT, ASSISTANT_PREFILL)
+        problem = task.problem(0)
+        assert (problem.system_prompt, problem.assistant_prefill) == words.get(task.name, ("", ""))
 
 
 def test_the_mixture() -> None:
