@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -39,6 +40,7 @@ from policy_trainer.run import TrainResult, train
 from policy_trainer.run_directory import RunDirectory
 from shared.client import RefServerClient
 from shared.models import use_threads
+from shared.refusal import Refused
 from shared.settings import from_values
 
 HELD_OUT_PROBLEMS = 512
@@ -52,8 +54,10 @@ def demo(config: DemoConfig, console: Console) -> int:
     """Runs it all and leaves run_dir/summary.json. Exit status: 0, 1 when the KL check fails, 130 when interrupted."""
     began = time.monotonic()
     directory = RunDirectory(config.run_dir)
-    if not config.resume:
-        _set_aside(config.run_dir, console)
+    if config.resume:
+        _refuse_another_seed(directory, config.seed)
+    else:
+        _set_aside(directory, console)
     use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
@@ -61,7 +65,8 @@ def demo(config: DemoConfig, console: Console) -> int:
         recipe = _recipe(config, base, client.url).model_copy(update={"resume": config.resume})
         result = train(recipe, console, on_outage=lambda: _check(server))
         if not result.finished:
-            console.print(f"stopped after {result.steps} steps; continue with: make demo RESUME=1", highlight=False)
+            going_on = _going_on(config.seed)
+            console.print(f"stopped after {result.steps} steps; continue with: {going_on}", highlight=False)
             return 130
         scored = client.queue().scoring.working_seconds
     after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
@@ -86,12 +91,32 @@ def set_up(config: DemoSetupConfig) -> Path:
     return directory.config
 
 
-def _set_aside(run_dir: Path, console: Console) -> None:
+def _refuse_another_seed(directory: RunDirectory, seed: int) -> None:
+    """Raises Refused rather than go on with another reference and other problems than the demo there began with."""
+    begun = _seed(directory)
+    if begun not in (None, seed):
+        raise Refused(
+            f"--seed: {directory.root} holds a demo of --seed {begun}, not of {seed}; continue it with: "
+            f"{_going_on(begun)}, or begin anew without --resume"
+        )
+
+
+def _seed(directory: RunDirectory) -> int | None:
+    """Of the demo that is there, if one got so far."""
+    return tomllib.loads(directory.config.read_text()).get("seed") if directory.config.exists() else None
+
+
+def _going_on(seed: int) -> str:
+    return f"make demo {f'SEED={seed} ' if seed else ''}RESUME=1"
+
+
+def _set_aside(directory: RunDirectory, console: Console) -> None:
     """An earlier demo is kept until the next but one."""
+    run_dir, seed = directory.root, _seed(directory)
     if not run_dir.exists():
         return
-    if not (run_dir / "summary.json").exists():
-        console.print(f"{run_dir} holds an interrupted demo; `make demo RESUME=1` would have continued it")
+    if seed is not None and not (run_dir / "summary.json").exists():
+        console.print(f"{run_dir} holds an interrupted demo; `{_going_on(seed)}` would have continued it")
     previous = run_dir.with_name(run_dir.name + ".previous")
     shutil.rmtree(previous, ignore_errors=True)
     run_dir.rename(previous)
