@@ -22,6 +22,8 @@ def cautions(config: TrainConfig) -> list[str]:
         )
     if config.reference.decay and not config.reference.renew_every:
         said.append("reference.decay does nothing while reference.renew_every is 0: the reference stays as it began")
+    if config.judging.model.path and "model" not in config.rewards:
+        said.append("judging.model.path: no reward asks this model: --rewards has no `model`")
     if config.judging.steps and loss.advantage != "process":
         said.append(
             f"judging.steps: loss.advantage = {loss.advantage} makes nothing of the rewards of steps: take process"

@@ -1,5 +1,6 @@
 """Step rewards, and their way from text to tokens: process supervision (DeepSeekMath, arXiv 2402.03300, 4.1.3)."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,13 +10,17 @@ import numpy as np
 
 from policy_trainer.tasks.interface import Problem
 from shared.batch import StepRewards
+from shared.refusal import Refused
 
 _UNDECODED = "\ufffd"
 
 
 @dataclass(frozen=True)
 class Step:
-    """The reward of one step of a completion. end: how many characters of the text there are up to the step's end."""
+    """The reward of one step of a completion; NaN where it cannot be judged, and the completion then does not train.
+
+    end: how many characters of the text there are up to the step's end.
+    """
 
     end: int
     reward: float
@@ -46,8 +51,11 @@ def step_rewards(
 
 
 def _by_token(steps: Sequence[Step], ids: list[int], text: Callable[[list[int]], str]) -> dict[int, float]:
-    """Rewards by the index of the token at which they end, in rising order."""
-    assert all(one.end <= other.end for one, other in pairwise(steps)), "steps come in the order of their ends"
+    """Rewards by the index of the token at which they end, in rising order. Raises Refused for what no batch holds."""
+    if any(one.end > other.end for one, other in pairwise(steps)):
+        raise Refused(f"task: its steps must come in the order of their ends, got {[step.end for step in steps]}")
+    if any(math.isinf(step.reward) for step in steps):
+        raise Refused(f"task: the reward of a step must not be infinite, got {[step.reward for step in steps]}")
     rewards: dict[int, float] = {}
     token = 0
     for step in steps:

@@ -75,6 +75,8 @@ class ApartRewards:
         self._process.send((name, list(samples)), seconds=self._seconds)
         for _ in samples:
             answer = self._process.receive(seconds=self._seconds)
+            if "refused" in answer:
+                raise Refused(answer["refused"])
             if "score" in answer:
                 self._judged[name] += 1
                 scores.append(answer["score"])

@@ -6,6 +6,7 @@ lines of JSON.
 
 import faulthandler
 import json
+import os
 import pickle
 import resource
 import socket
@@ -29,6 +30,7 @@ _PATIENCE = 3
 def main(descriptor: int, memory: int, seconds: float) -> None:
     """Judges until the socket is closed. memory: bytes of address space, 0 for any number."""
     end_with_parent()
+    judge = os.getpid()
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
@@ -37,7 +39,10 @@ def main(descriptor: int, memory: int, seconds: float) -> None:
             name, samples = request
             for sample in samples:
                 faulthandler.dump_traceback_later(_PATIENCE * seconds, exit=True)
-                _send(stream, _judge(rewards[name], sample))
+                answer = _judge(rewards[name], sample)
+                if os.getpid() != judge:  # a reward has forked, and a copy must not answer for other completions
+                    os._exit(0)
+                _send(stream, answer)
                 faulthandler.cancel_dump_traceback_later()
 
 
@@ -62,6 +67,8 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
 def _judge(reward: Reward, sample: Sample) -> dict[str, Any]:
     try:
         return {"score": float(reward(sample))}
+    except Refused as error:
+        return {"refused": str(error)}
     except BaseException:  # whatever a reward of the user's raises, SystemExit too
         return {"error": traceback.format_exc()[-_MAX_CHARACTERS:]}
 

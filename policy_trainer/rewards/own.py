@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,10 +27,15 @@ class OwnReward:
         _load(self.name)
 
     def __call__(self, sample: Sample) -> float:
-        """NaN where the function answers None. Raises ValueError for what is no finite number."""
-        function, wanted = _load(self.name)
+        """NaN where the function answers None. Raises ValueError for what is no finite number, Refused for a function
+        that wants what no problem of this kind has."""
+        function, parameters = _load(self.name)
         known = {**sample.problem.extras, **_known(sample)}
-        answer = function(**{name: known[name] for name in known if wanted is None or name in wanted})
+        if lacking := [wanted for wanted in _required(parameters) if wanted not in known]:
+            raise Refused(f"rewards: {self.name} wants {', '.join(lacking)}; there are {', '.join(sorted(known))}")
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        names = {parameter.name for parameter in parameters}
+        answer = function(**{name: known[name] for name in known if takes_any or name in names})
         return math.nan if answer is None else _number(answer)
 
 
@@ -47,15 +52,21 @@ def _known(sample: Sample) -> dict[str, Any]:
 
 
 @cache
-def _load(name: str) -> tuple[Callable[..., Any], set[str] | None]:
-    """The function, and the names of its parameters; None when it takes any."""
+def _load(name: str) -> tuple[Callable[..., Any], tuple[inspect.Parameter, ...]]:
+    """The function, and its parameters."""
     function = import_named(name, "rewards")
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise Refused(f"rewards: {name} is no function whose parameters can be known: {error}") from error
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return function, None if takes_any else {parameter.name for parameter in parameters}
+    if nameless := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
+        raise Refused(f"rewards: {name} takes {', '.join(nameless)} by position alone: arguments are given by name")
+    return function, parameters
+
+
+def _required(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in several]
 
 
 def _number(answer: Any) -> float:

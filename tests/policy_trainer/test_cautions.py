@@ -21,6 +21,7 @@ def said(**settings: Any) -> list[str]:
         ({"sampling": {"top_k": 5}}, "renormalise"),
         ({"reference": {"decay": 0.9}}, "renew_every"),
         ({"judging": {"steps": True}}, "outcome"),
+        ({"judging": {"model": {"path": "judge"}}}, "--rewards"),
     ],
 )
 def test_a_caution(settings: dict[str, Any], word: str) -> None:
@@ -37,6 +38,7 @@ def test_a_caution(settings: dict[str, Any], word: str) -> None:
         {"loss": {"kl": "k1", "beta": 0}},
         {"loss": {"kl": "k2"}},
         {"judging": {"steps": True}, "loss": {"advantage": "process"}},
+        {"judging": {"model": {"path": "judge"}}, "rewards": ["model"]},
     ],
 )
 def test_nothing_to_say(settings: dict[str, Any]) -> None:

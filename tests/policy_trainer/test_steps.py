@@ -10,6 +10,7 @@ from policy_trainer.base_model import make_tokenizer
 from policy_trainer.steps import Step, step_rewards
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.interface import Problem
+from shared.refusal import Refused
 
 TOKENIZER = make_tokenizer()
 
@@ -90,3 +91,12 @@ def test_steps_of_column_addition(completion: str, expected: list[tuple[int, flo
 
 def test_a_text_of_commas_has_few_steps() -> None:
     assert len(Arithmetic(0).steps(PROBLEM, f"<think>{',' * 1_000_000}</think>")) < 20
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [([Step(3, 1.0), Step(2, 0.0)], r"order of their ends, got \[3, 2\]"), ([Step(1, float("inf"))], "infinite")],
+)
+def test_what_no_batch_holds_is_refused(steps: list[Step], message: str) -> None:
+    with pytest.raises(Refused, match=f"task: .*{message}"):
+        step_rewards([steps], [ids_of("abc")], decode)

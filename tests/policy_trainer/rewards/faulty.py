@@ -74,6 +74,19 @@ def seeing(**known: Any) -> float:
     return float(known == expected and "torch" not in sys.modules)
 
 
+def forking(completion: str) -> float:
+    """Two come back from it."""
+    return -1.0 if completion == "fork" and os.fork() == 0 else len(completion)
+
+
+def wanting(completion: str, nosuch: int) -> float:
+    return nosuch
+
+
+def by_position(completion: str, /) -> float:
+    return len(completion)
+
+
 def choosing(numbers: Any, answer: str, beyond: int = 5) -> float:
     return len(numbers) + int(answer) + beyond
 

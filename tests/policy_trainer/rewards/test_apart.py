@@ -109,6 +109,19 @@ def test_it_sees_what_there_is_to_judge_by() -> None:
     assert rewards.scores("choosing", samples("a")) == [2 + 2 + 5]
 
 
+def test_a_copy_that_a_reward_forks_answers_for_nobody() -> None:
+    rewards = apart("forking", seconds=30)
+    assert rewards.scores("forking", samples("a", "fork", "ccc", "fork", "eeeee")) == [1, 4, 3, 4, 5]
+
+
+def test_a_parameter_that_nothing_has_is_refused_by_name() -> None:
+    rewards = apart("wanting", seconds=30)
+    with pytest.raises(Refused, match=r"wanting wants nosuch; there are answer, completion, finished, .*numbers"):
+        rewards.scores("wanting", samples("a"))
+    with pytest.raises(Refused, match="by_position takes completion by position alone"):
+        apart("by_position", seconds=30)
+
+
 def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert apart("talking").scores("talking", samples("said")) == [4]
     out, error = capfd.readouterr()
