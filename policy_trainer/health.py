@@ -38,9 +38,11 @@ class Health:
         self._first: list[Mapping[str, Any]] = []
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=LONG)
         self._seen: dict[str, int] = {}
-        for record in past:
-            if record["kind"] == "step":
-                self._remember(record)
+        steps = [record for record in past if record["kind"] == "step"]
+        for record in steps[:-WINDOW]:
+            self._remember(record)
+        for record in steps[-WINDOW:]:  # what is wrong here has been said
+            self.observe(record)
 
     def observe(self, record: Mapping[str, Any]) -> list[Trouble]:
         """What is newly wrong at this step."""
@@ -72,6 +74,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
     latest = recent[-WINDOW:]
     return [
         *(trouble for trouble in (band.trouble(_mean(latest, band.name)) for band in _BANDS) if trouble),
+        *_variance(latest),
         *_inert(recent, loss),
         *_advantages(latest, loss),
         *_kl(recent[-2 * WINDOW : -WINDOW], latest, loss),
@@ -101,10 +104,6 @@ _BANDS = (
         "lower optimizer.lr, publish more often (publish_every), or take fewer passes and minibatches",
     ),
     _Band(
-        "zero_variance", 0, 0.8, "at most 0.8 of the groups",
-        "most prompts teach nothing: take harder or easier ones, a larger sampling.group_size, sampling.max_resamples",
-    ),
-    _Band(
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
         "sampler and learner disagree: lower publish_every, set max_lag, or take loss.correction = tis "
         "with loss.old_logps = recomputed",
@@ -114,6 +113,21 @@ _BANDS = (
         "lower publish_every or max_waiting, set max_lag, or train the freshest first (order)",
     ),
 )  # fmt: skip
+
+
+def _variance(latest: Records) -> list[Trouble]:
+    """Groups without a reward have no variance either, and are told of by that."""
+    seen = _mean(latest, "zero_variance")
+    if not seen > 0.8 or _unjudged(latest):
+        return []
+    if _mean(latest, "truncated") > 0.5:
+        remedy = "completions are cut off before they can earn anything: raise sampling.max_new_tokens"
+    else:
+        remedy = (
+            "most prompts teach nothing: take harder or easier ones, a larger sampling.group_size, "
+            "sampling.max_resamples"
+        )
+    return [Trouble("zero_variance", seen, "at most 0.8 of the groups", remedy)]
 
 
 def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
@@ -176,7 +190,7 @@ def _unjudged(latest: Records) -> list[Trouble]:
     seen = _mean(latest, "unjudged") / _mean(latest, "completions")
     if not seen > 0.05:
         return []
-    remedy = "no reward could judge them, and they train nothing: see the worker's log, and judging.seconds"
+    remedy = "they have no reward and train nothing: see the worker's log and judging.seconds, or a reward answers NaN"
     return [Trouble("unjudged", seen, "at most 0.05 of the completions", remedy)]
 
 

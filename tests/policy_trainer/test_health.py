@@ -138,6 +138,14 @@ class TestWhatBelongsToTheLoss:
         assert names(run(WINDOW), [*run(WINDOW, reference_version_max=1), *renewed]) == ["kl"]
 
 
+def test_groups_without_variance_are_told_of_by_their_cause() -> None:
+    cut_off = run(WINDOW, zero_variance=1.0, truncated=1.0)
+    (trouble,) = diagnose(cut_off, cut_off, LossConfig())
+    assert trouble.name == "zero_variance" and "max_new_tokens" in trouble.remedy
+    nothing = run(WINDOW, zero_variance=1.0, unjudged=64)
+    assert names(nothing, nothing) == ["unjudged"]
+
+
 def test_entropy_may_fall_where_the_reward_rises() -> None:
     recent = run(WINDOW, entropy=0.02, reward=0.9)
     assert names(run(WINDOW), recent) == []
@@ -168,6 +176,13 @@ class TestSaying:
         health = Health(LossConfig(), past)
         assert len(self.said(health, run(WINDOW, entropy=0.01), WINDOW + 1)) == 1
         assert self.said(Health(LossConfig()), run(WINDOW, entropy=0.01), WINDOW + 1) == []
+
+    @pytest.mark.parametrize("steps", [WINDOW, 3 * WINDOW])
+    def test_a_resumed_run_does_not_say_it_again(self, steps: int) -> None:
+        past = run(steps, clip_fraction=0.5)
+        first = Health(LossConfig())
+        assert [trouble.name for record in past for trouble in first.observe(record)] == ["clip_fraction"]
+        assert Health(LossConfig(), past).observe({**past[-1], "step": steps + 1}) == []
 
     def test_the_record_names_the_step(self) -> None:
         (trouble,) = diagnose(run(WINDOW), run(WINDOW, staleness=20.0), LossConfig())
