@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer import supervision
-from policy_trainer.config import DataConfig, OptimizerConfig
+from policy_trainer.config import OptimizerConfig, PromptConfig
 from policy_trainer.demonstrations import Demonstration, RowEncoder
 from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import TAGS
@@ -123,7 +123,7 @@ def warm_up(
         model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
     )
     assert isinstance(tokenizer.eos_token_id, int)
-    prompts = PromptEncoder(tokenizer, DataConfig())
+    prompts = PromptEncoder(tokenizer, PromptConfig())
     encoder = RowEncoder(tokenizer, prompts, eos=tokenizer.eos_token_id, limit=MAX_TOKENS)
     shown = demonstrations(seed)
     for step in range(STEPS):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import DataConfig, SftConfig
+from policy_trainer.config import SftConfig
 from policy_trainer.config.sft import SftDataConfig
 from policy_trainer.demonstrations import Demonstration, RowEncoder, encode_all, read_demonstrations
 from policy_trainer.prompts import PromptEncoder
@@ -13,9 +13,6 @@ from policy_trainer.tasks.shuffle import Shuffle
 from shared.batch import TokenGroup
 from shared.models import context_length, eos_token_ids
 from shared.refusal import Refused
-
-# Prompts are bounded together with their completions.
-_ANY_LENGTH = 2**62
 
 
 class DemonstrationSet:
@@ -47,17 +44,12 @@ def load_demonstrations(
 ) -> DemonstrationSet:
     """Reads and encodes all of them; `note` is told how many there are. Raises Refused for what cannot be used."""
     data = config.data
-    prompts = DataConfig(
-        prompt_style=data.prompt_style,
-        system_prompt=data.system_prompt,
-        assistant_prefill=data.assistant_prefill,
-        max_prompt_tokens=_ANY_LENGTH,
-    )
+    limits = [limit for limit in (config.max_tokens, context_length(model)) if limit is not None]
     encoder = RowEncoder(
         tokenizer,
-        PromptEncoder(tokenizer, prompts),
+        PromptEncoder(tokenizer, data),
         eos=_end_of_completions(model, tokenizer),
-        limit=min(config.max_tokens or _ANY_LENGTH, context_length(model) or _ANY_LENGTH),
+        limit=min(limits, default=None),
     )
     train, held_out = split(data)
     rows, dropped = encode_all(train, encoder, data.too_long)

@@ -38,8 +38,10 @@ class Demonstration:
 class RowEncoder:
     """Demonstration -> a group of one completion, as a sampler would have left it: with the token that ends it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, *, eos: int, limit: int) -> None:
-        """eos: id of the token that ends a completion. limit: tokens that a row may have."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, *, eos: int, limit: int | None
+    ) -> None:
+        """eos: id of the token that ends a completion. limit: tokens that a row may have; None for any number."""
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._eos = eos
@@ -53,7 +55,7 @@ class RowEncoder:
             raise Refused(f"{demonstration.where}: {error}") from error
         completion = [*self._tokenizer.encode(demonstration.completion, add_special_tokens=False), self._eos]
         tokens = len(prompt) + len(completion)
-        if tokens > self._limit:
+        if self._limit is not None and tokens > self._limit:
             raise RowTooLong(
                 f"{demonstration.where}: has {tokens} tokens and may have {self._limit}: "
                 "max_tokens, or the model's context"

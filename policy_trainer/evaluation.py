@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.judging import Judge
-from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_room
+from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.rewards import Sample
 from policy_trainer.sampling.interface import Sampler, SamplingParams
 from policy_trainer.tasks.interface import Problem, Task
@@ -115,7 +115,7 @@ def make_evaluator(
     batch_size: int,
 ) -> Evaluator:
     """Of the configuration's held-out problems, for prompts that the model has room for."""
-    encoder = PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens))
+    encoder = PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config))
     return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
 
 

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import DataConfig, LossConfig, SamplingConfig
+from policy_trainer.config import LossConfig, SamplingConfig
 from policy_trainer.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
 from shared.logprobs import embedding_rows
@@ -41,12 +41,11 @@ def check_models_match(
         )
 
 
-def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, data: DataConfig, room: int | None) -> None:
+def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, prompt: int) -> None:
     """Raises Refused where the longest groups would be more than the server takes: it would then train on the others.
 
-    room: tokens that the model's context leaves for a prompt, see `prompt_room`.
+    prompt: tokens that a prompt may have, see `prompt_limit`.
     """
-    prompt = data.max_prompt_tokens if room is None else min(room, data.max_prompt_tokens)
     tokens = prompt + sampling.group_size * sampling.max_new_tokens
     if tokens > reference.max_batch_tokens:
         raise Refused(

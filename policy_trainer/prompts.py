@@ -5,7 +5,7 @@ import re
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import DataConfig
+from policy_trainer.config import CommonConfig, PromptConfig
 from policy_trainer.tasks.interface import Problem
 from shared.models import context_length
 from shared.refusal import Refused
@@ -25,27 +25,27 @@ class PromptEncoder:
     is taken as it stands.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, *, room: int | None = None) -> None:
-        """room: tokens that a prompt may have besides, see `prompt_room`."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig, *, limit: int | None = None) -> None:
+        """limit: tokens that a prompt may have, see `prompt_limit`; None for any number."""
         self._tokenizer = tokenizer
-        self._data = data
-        self._limit = data.max_prompt_tokens if room is None else min(room, data.max_prompt_tokens)
+        self._prompts = prompts
+        self._limit = limit
 
     def encode(self, problem: Problem) -> list[int]:
         """Raises PromptTooLong, or Refused where the model and the data do not go together."""
-        if problem.messages and self._data.prompt_style == "chat":
+        if problem.messages and self._prompts.prompt_style == "chat":
             # The template writes the special tokens itself, so none are added.
             ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
         else:
             ids = self._tokenizer.encode(self._plain_text(problem))
-        if len(ids) > self._limit:
+        if self._limit is not None and len(ids) > self._limit:
             why = "data.max_prompt_tokens, or what the model's context leaves"
             raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
         return ids
 
     def prefill(self, problem: Problem) -> str:
         """The beginning of the answer that the prompt ends with: part of the text that is judged, but never sampled."""
-        given = self._data.assistant_prefill
+        given = self._prompts.assistant_prefill
         return problem.assistant_prefill if given is None else given
 
     def _chat_text(self, problem: Problem) -> str:
@@ -74,7 +74,7 @@ class PromptEncoder:
             texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
             return "\n\n".join(text for text in texts if text)
         system = self._system_prompt(problem)
-        if system and self._data.prompt_style == "chat":
+        if system and self._prompts.prompt_style == "chat":
             raise Refused("data.system_prompt needs problems with messages, or --data.prompt-style plain")
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
@@ -86,7 +86,7 @@ class PromptEncoder:
         return messages
 
     def _system_prompt(self, problem: Problem) -> str:
-        given = self._data.system_prompt
+        given = self._prompts.system_prompt
         return problem.system_prompt if given is None else given
 
 
@@ -99,11 +99,12 @@ def _continuation(opening: str, prefill: str) -> str:
     return prefill[tag.end() :].removeprefix(opening[len(written) :])
 
 
-def prompt_room(model: PreTrainedModel, max_new_tokens: int) -> int | None:
-    """Tokens that the model's context leaves for a prompt; None when it has no bound. Raises Refused when none are."""
-    context = context_length(model)
+def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
+    """Tokens that a prompt may have: data.max_prompt_tokens, or fewer where the model's context leaves fewer for it.
+    Raises Refused when it leaves none."""
+    context, new = context_length(model), config.sampling.max_new_tokens
     if context is None:
-        return None
-    if context <= max_new_tokens:
-        raise Refused(f"sampling.max_new_tokens: {max_new_tokens} leave no room in the model's context of {context}")
-    return context - max_new_tokens
+        return config.data.max_prompt_tokens
+    if context <= new:
+        raise Refused(f"sampling.max_new_tokens: {new} leave no room in the model's context of {context}")
+    return min(context - new, config.data.max_prompt_tokens)

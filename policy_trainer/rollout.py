@@ -12,7 +12,7 @@ from policy_trainer.delivery import Delivery
 from policy_trainer.judging import Judge
 from policy_trainer.matching import check_models_match
 from policy_trainer.outbox import Outbox, hold
-from policy_trainer.prompts import PromptEncoder, prompt_room
+from policy_trainer.prompts import PromptEncoder, prompt_limit
 from policy_trainer.publish import Publication, latest
 from policy_trainer.rounds import Judged, Rounds
 from policy_trainer.run_directory import RunDirectory
@@ -179,7 +179,7 @@ def run_worker(config: RolloutConfig) -> None:
         worker = RolloutWorker(
             config,
             HFSampler(model, tokenizer),
-            PromptEncoder(tokenizer, config.data, room=prompt_room(model, config.sampling.max_new_tokens)),
+            PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config)),
             judge,
             task,
             client,

@@ -17,7 +17,7 @@ from policy_trainer.ledger import Ledger
 from policy_trainer.matching import check_group_fits, check_models_match, check_reference, check_room
 from policy_trainer.metrics import MetricsFile, read_metrics, truncate_metrics
 from policy_trainer.policy import load_policy
-from policy_trainer.prompts import prompt_room
+from policy_trainer.prompts import prompt_limit
 from policy_trainer.publish import latest
 from policy_trainer.queue_watch import QueueWatch
 from policy_trainer.renewal import choose_renewal
@@ -92,8 +92,7 @@ def _run(
     reference = client.model()
     check_reference(reference, config.loss, config.model)
     check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
-    room = prompt_room(policy.learner.model, config.sampling.max_new_tokens)
-    check_group_fits(reference, config.sampling, config.data, room)
+    check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
     allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
     renewal = choose_renewal(
         config.reference,

@@ -10,6 +10,7 @@ from policy_trainer.config.commands import (
 from policy_trainer.config.data import ColumnsConfig, CountdownConfig, DataConfig, MixtureSource, SourceConfig
 from policy_trainer.config.demo import DemoChoices, DemoConfig, DemoSetupConfig
 from policy_trainer.config.loss import LossConfig
+from policy_trainer.config.prompts import PromptConfig
 from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sft import SftConfig
@@ -40,6 +41,7 @@ __all__ = [
     "MixtureSource",
     "OptimizerConfig",
     "PenaltyConfig",
+    "PromptConfig",
     "ReferenceConfig",
     "RewardModelConfig",
     "RolloutConfig",

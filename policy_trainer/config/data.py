@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from policy_trainer.config.prompts import PromptConfig
 from policy_trainer.config.section import Section
 from policy_trainer.config.task_settings import refuse_unused
 
@@ -77,17 +78,11 @@ class MixtureSource(SourceConfig):
         return self
 
 
-class DataConfig(SourceConfig):
+class DataConfig(PromptConfig, SourceConfig):
     """Where prompts come from and how answers are judged."""
 
     mixture: list[MixtureSource] = Field(default=[])
     """mixture: its tasks, each as {task, weight, path, …}."""
-    prompt_style: Literal["chat", "plain"] = "chat"
-    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
-    system_prompt: str | None = None
-    """Put before every prompt that has no system message of its own. The task's when not given; empty for none."""
-    assistant_prefill: str | None = None
-    """The beginning of the answer, put after every prompt: not sampled, not trained on. The task's when not given."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Prompts with more tokens are too long."""
     too_long: Literal["drop", "refuse"] = "drop"

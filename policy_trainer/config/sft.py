@@ -6,23 +6,17 @@ from typing import Literal
 from pydantic import Field
 
 from policy_trainer.config.commands import ModelConfig
-from policy_trainer.config.section import Section
+from policy_trainer.config.prompts import PromptConfig
 from policy_trainer.config.training import CheckpointConfig, OptimizerConfig
 
 
-class SftDataConfig(Section):
+class SftDataConfig(PromptConfig):
     """Where demonstrations come from. Its names are those of the data of other commands, which one file describes."""
 
     path: Path
     """JSONL file of {"prompt", "completion"}, {"messages", "completion"}, or {"messages"} that end with the answer."""
     held_out_path: Path | None = None
     """File of held-out demonstrations. Without it every tenth line of `path` is held out."""
-    prompt_style: Literal["chat", "plain"] = "chat"
-    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
-    system_prompt: str | None = None
-    """Put before every prompt that has no system message of its own."""
-    assistant_prefill: str | None = None
-    """The beginning of the answer, put after every prompt: not trained on, and not repeated in the completions."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a demonstration that is too long: it is dropped and counted, or nothing is trained."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import DataConfig, TrainConfig
+from policy_trainer.config import PromptConfig, TrainConfig
 from policy_trainer.evaluation import Evaluator, wilson_interval
 from policy_trainer.judging import Judge
 from policy_trainer.prompts import PromptEncoder
@@ -86,7 +86,7 @@ class Parrot:
 
 def evaluator(tokenizer: PreTrainedTokenizerFast, task: FakeTask, batch_size: int = 3) -> Evaluator:
     judge = Judge(tokenizer, task, TrainConfig(model="m"))
-    encoder = PromptEncoder(tokenizer, DataConfig(max_prompt_tokens=60))
+    encoder = PromptEncoder(tokenizer, PromptConfig(), limit=60)
     return Evaluator(encoder, judge, task, batch_size=batch_size)
 
 
@@ -166,7 +166,7 @@ def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast)
     task = Textual(("<answer>5</answer>", "5"), ("<answer>a</answer>", "a"), ("<answer>6</answer>", "7"))
     silent = "tests.policy_trainer.rewards.faulty:silent"
     config = TrainConfig(model="m", rewards=["simple_grpo/accuracy", silent])
-    encoder = PromptEncoder(tokenizer, DataConfig())
+    encoder = PromptEncoder(tokenizer, PromptConfig())
     judge = Judge(tokenizer, task, config)
     result = Evaluator(encoder, judge, task, batch_size=3).evaluate(Parrot(tokenizer), GREEDY, 3)
     assert result.accuracy == pytest.approx(2 / 3)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import DataConfig, LossConfig, SamplingConfig
+from policy_trainer.config import LossConfig, SamplingConfig
 from policy_trainer.matching import check_group_fits, check_models_match, check_reference, check_room
 from shared.api import LimitsView, ModelInfo, QueueView, ScoringView
 from shared.models import tokenizer_fingerprint
@@ -43,26 +43,19 @@ def test_a_server_without_a_model_has_nothing_to_compare_with(make_tiny: Any, to
 
 
 @pytest.mark.parametrize(
-    ("limit", "room", "needed"),
-    [
-        (8 * 40 + 100, None, None),
-        (8 * 40 + 100, 200, None),
-        (8 * 40 + 16, 16, None),  # which is all that the model's context leaves for a prompt
-        (8 * 40 + 99, None, 420),
-        (8 * 40 + 99, 200, 420),
-        (8 * 40 + 15, 16, 336),
-    ],
+    ("limit", "prompt", "needed"),
+    [(8 * 40 + 100, 100, None), (8 * 40 + 16, 16, None), (8 * 40 + 99, 100, 420), (8 * 40 + 15, 16, 336)],
 )
-def test_the_longest_group_must_fit_a_batch(limit: int, room: int | None, needed: int | None) -> None:
+def test_the_longest_group_must_fit_a_batch(limit: int, prompt: int, needed: int | None) -> None:
     """Also one of a server without a model."""
-    sampling, data = SamplingConfig(group_size=8, max_new_tokens=40), DataConfig(max_prompt_tokens=100)
+    sampling = SamplingConfig(group_size=8, max_new_tokens=40)
     for reference in (described(max_batch_tokens=limit), described(max_batch_tokens=limit, name="ref")):
         if needed is None:
-            check_group_fits(reference, sampling, data, room)
+            check_group_fits(reference, sampling, prompt)
         else:
             words = rf"^sampling.group_size, sampling.max_new_tokens: 8 .* 40 .* {limit} .*--max-batch-tokens {needed}$"
             with pytest.raises(Refused, match=words):
-                check_group_fits(reference, sampling, data, room)
+                check_group_fits(reference, sampling, prompt)
 
 
 def queue_of(**limits: int) -> QueueView:

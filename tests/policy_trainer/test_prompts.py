@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.base_model import make_model, make_tokenizer
-from policy_trainer.config import DataConfig
-from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_room
+from policy_trainer.config import DataConfig, EvalConfig, PromptConfig, SamplingConfig
+from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.tasks.interface import Problem
 from shared.refusal import Refused
 
@@ -16,8 +16,8 @@ USER = {"role": "user", "content": "1+1=?"}
 ASKED = Problem(answer="2", messages=(USER,))
 
 
-def encoded(tokenizer: PreTrainedTokenizerFast, problem: Problem, **data: Any) -> str:
-    return str(tokenizer.decode(PromptEncoder(tokenizer, DataConfig(**data)).encode(problem)))
+def encoded(tokenizer: PreTrainedTokenizerFast, problem: Problem, *, limit: int | None = None, **prompts: Any) -> str:
+    return str(tokenizer.decode(PromptEncoder(tokenizer, PromptConfig(**prompts), limit=limit).encode(problem)))
 
 
 class TestEncoder:
@@ -25,7 +25,7 @@ class TestEncoder:
         assert encoded(tokenizer, ASKED) == "<|user|>1+1=?<|end|><|assistant|>"
 
     def test_special_tokens_of_the_template_are_one_token_each(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        ids = PromptEncoder(tokenizer, DataConfig()).encode(ASKED)
+        ids = PromptEncoder(tokenizer, PromptConfig()).encode(ASKED)
         assert all(type(token) is int for token in ids)
         assert len(ids) == 3 + len("1+1=?")
 
@@ -52,11 +52,11 @@ class TestEncoder:
             encoded(tokenizer, Problem(answer="2", prompt="1+1="), system_prompt="Be brief.")
 
     def test_the_length_limit(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        assert encoded(tokenizer, ASKED, max_prompt_tokens=8)
+        assert encoded(tokenizer, ASKED, limit=8)
         with pytest.raises(PromptTooLong, match=r"8 tokens and may have 7"):
-            encoded(tokenizer, ASKED, max_prompt_tokens=7)
+            encoded(tokenizer, ASKED, limit=7)
         with pytest.raises(PromptTooLong):
-            encoded(tokenizer, Problem(answer="2", prompt="x" * 9), max_prompt_tokens=8)
+            encoded(tokenizer, Problem(answer="2", prompt="x" * 9), limit=8)
 
     def test_without_a_chat_template_messages_are_refused_and_prompts_taken(self) -> None:
         bare = Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]"))
@@ -65,8 +65,8 @@ class TestEncoder:
         with pytest.raises(Refused, match=r"no chat template: .* or --data\.prompt-style plain"):
             encoded(tokenizer, ASKED)
         said = Problem(answer="", messages=({"role": "user", "content": "one one"},))
-        assert PromptEncoder(tokenizer, DataConfig(prompt_style="plain")).encode(said) == [0, 0]
-        assert PromptEncoder(tokenizer, DataConfig()).encode(Problem(answer="", prompt="one one")) == [0, 0]
+        assert PromptEncoder(tokenizer, PromptConfig(prompt_style="plain")).encode(said) == [0, 0]
+        assert PromptEncoder(tokenizer, PromptConfig()).encode(Problem(answer="", prompt="one one")) == [0, 0]
 
 
 WORDED = Problem(answer="2", messages=(USER,), system_prompt="Think.", assistant_prefill="Well.\n<think>")
@@ -136,17 +136,17 @@ class TestWords:
         assert encoded(tokenizer, problem, assistant_prefill=prefill) == "Use <think>" + text
 
     def test_the_prefill_is_told_to_whoever_judges(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        assert PromptEncoder(tokenizer, DataConfig()).prefill(WORDED) == "Well.\n<think>"
-        assert PromptEncoder(tokenizer, DataConfig(assistant_prefill="So")).prefill(WORDED) == "So"
-        assert PromptEncoder(tokenizer, DataConfig(assistant_prefill="")).prefill(WORDED) == ""
+        assert PromptEncoder(tokenizer, PromptConfig()).prefill(WORDED) == "Well.\n<think>"
+        assert PromptEncoder(tokenizer, PromptConfig(assistant_prefill="So")).prefill(WORDED) == "So"
+        assert PromptEncoder(tokenizer, PromptConfig(assistant_prefill="")).prefill(WORDED) == ""
 
     def test_tokens_do_not_stop_at_the_prefill(self) -> None:
         """The whole prompt is tokenised at once: what it and the prefill make together is one token."""
         words = Tokenizer(models.WordLevel({"ab": 0, "[UNK]": 1}, unk_token="[UNK]"))
         words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-        data = DataConfig(assistant_prefill="b")
-        assert PromptEncoder(tokenizer, data).encode(Problem(answer="", prompt="a")) == [0]
+        prompts = PromptConfig(assistant_prefill="b")
+        assert PromptEncoder(tokenizer, prompts).encode(Problem(answer="", prompt="a")) == [0]
 
 
 NO_SYSTEM = (
@@ -167,15 +167,27 @@ def test_a_template_without_system_messages_is_refused_with_two_remedies() -> No
     assert encoded(tokenizer, WORDED, prompt_style="plain") == "Think.\n\n1+1=?\n\nWell.\n<think>"
 
 
+def limit_of(model: Any, max_new_tokens: int, **data: Any) -> int:
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens)
+    return prompt_limit(model, EvalConfig(model="m", sampling=sampling, data=DataConfig(**data)))
+
+
+def test_a_model_without_a_bound_leaves_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.prompts.context_length", lambda model: None)
+    model = make_model(0)
+    assert limit_of(model, 10**6) == 1024 and limit_of(model, 10**6, max_prompt_tokens=9) == 9
+
+
 def test_a_prompt_leaves_room_for_its_completion(tokenizer: PreTrainedTokenizerFast) -> None:
     model = make_model(0)  # of 256 positions
-    assert prompt_room(model, 200) == 56
-    encoder = PromptEncoder(tokenizer, DataConfig(max_prompt_tokens=1000), room=prompt_room(model, 251))
+    assert limit_of(model, 200) == 56
+    assert limit_of(model, 200, max_prompt_tokens=56) == 56 and limit_of(model, 200, max_prompt_tokens=55) == 55
+    encoder = PromptEncoder(tokenizer, PromptConfig(), limit=limit_of(model, 251))
     assert len(encoder.encode(Problem(answer="", prompt="12345"))) == 5
     with pytest.raises(PromptTooLong, match="has 6 tokens and may have 5"):
         encoder.encode(Problem(answer="", prompt="123456"))
     with pytest.raises(Refused, match=r"sampling.max_new_tokens: 256 leave no room .* 256"):
-        prompt_room(model, 256)
+        limit_of(model, 256)
 
 
 def test_a_template_that_refuses_is_told_of() -> None:
@@ -183,4 +195,4 @@ def test_a_template_that_refuses_is_told_of() -> None:
     tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
     problem = Problem(answer="", messages=({"role": "system", "content": "Think."},))
     with pytest.raises(Refused, match=r"chat template does not take .* no system message, please"):
-        PromptEncoder(tokenizer, DataConfig()).encode(problem)
+        PromptEncoder(tokenizer, PromptConfig()).encode(problem)
