@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from policy_trainer.rounds import InVain
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 
@@ -51,7 +53,7 @@ def truncate_metrics(path: Path, step: int) -> None:
 def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
     """What the batches of a step say of themselves: docs/metrics.md has every name.
 
-    version: of the weights that train on them. next_index is the first problem that nobody has drawn yet.
+    version: of the weights that train on them.
     """
     rollouts = [lease.rollout for lease in leased]
     samples = [_numbers(rollout.sample) for rollout in rollouts]
@@ -67,8 +69,12 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
         "reference_version_max": max(references, default=None),
         "redelivered": sum(lease.deliveries > 1 for lease in leased),
         "problems": [sample.get("index") for sample in samples],
-        "next_index": max((sample.get("index", -1) for sample in samples), default=-1) + 1,
     }
+
+
+def next_index(leased: Sequence[Leased]) -> int:
+    """One past the newest problem of a step's batches; 0 where they name none."""
+    return max((_numbers(lease.rollout.sample).get("index", -1) for lease in leased), default=-1) + 1
 
 
 def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
@@ -108,7 +114,7 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
         "sampler_waiting_seconds": waiting,
         "sampler_waiting_share": waiting / max(seconds + waiting, 1e-9),
         "sampler_tokens_per_second": sampled / seconds if seconds else math.nan,
-        **{name: total(name) for name in ("dropped_prompts", "resampled_groups", "resampled_tokens")},
+        **{field.name: total(field.name) for field in fields(InVain)},
     }
 
 

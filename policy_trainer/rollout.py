@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import structlog
@@ -33,8 +34,6 @@ log = structlog.get_logger()
 
 _FOLLOW_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
-# What a round did in vain, told by its first batch alone.
-_COUNTED_ONCE = ("dropped_prompts", "resampled_groups", "resampled_tokens")
 
 
 class RunFinished(Exception):
@@ -116,11 +115,11 @@ class RolloutWorker:
             "sampling_seconds": (time.monotonic() - began) / len(made.groups),
             "waiting_seconds": (waited + self._blocked) / len(made.groups),
         }
-        lost = {name: getattr(made, name) for name in _COUNTED_ONCE}
+        in_vain = asdict(made.in_vain)
         for group in made.groups:
-            sample = json.dumps({"index": group.drawn.index, **cost, **lost})
+            sample = json.dumps({"index": group.drawn.index, **cost, **in_vain})
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
-            lost = {}
+            in_vain = {}  # the round's first batch alone tells of it
         self._blocked = delivery.blocked_seconds - blocked
 
     def _follow(self) -> Publication:

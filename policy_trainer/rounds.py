@@ -5,7 +5,7 @@ another problem's, a bounded number of times.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,22 +53,29 @@ class Judged:
 
 
 @dataclass
-class Round:
-    """The groups of a round, in the order of their problems, and what did not become one: prompts that were too long,
-    groups given up because they teach nothing, and the completion tokens of these."""
+class InVain:
+    """What did not become a group of a round: prompts that were too long, groups given up because they teach nothing,
+    and the completion tokens of these. Batches carry these names, and metrics sum them."""
 
-    groups: list[Judged]
     dropped_prompts: int = 0
     resampled_groups: int = 0
     resampled_tokens: int = 0
+
+
+@dataclass
+class Round:
+    """The groups of a round, in the order of their problems."""
+
+    groups: list[Judged]
+    in_vain: InVain = field(default_factory=InVain)
 
     def give_up_without_variance(self) -> int:
         """How many groups were."""
         varies = has_variance(padded([group.signal for group in self.groups])).tolist()
         given_up = [group for group, own in zip(self.groups, varies, strict=True) if not own]
         self.groups = [group for group in self.groups if group not in given_up]
-        self.resampled_groups += len(given_up)
-        self.resampled_tokens += sum(group.tokens for group in given_up)
+        self.in_vain.resampled_groups += len(given_up)
+        self.in_vain.resampled_tokens += sum(group.tokens for group in given_up)
         return len(given_up)
 
 
@@ -126,7 +133,7 @@ class Rounds:
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
                     raise Refused(f"problem {index}: {error}; raise it, or drop such prompts") from None
-                made.dropped_prompts += 1
+                made.in_vain.dropped_prompts += 1
                 dropped_in_a_row += 1
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
                     raise Refused(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None

@@ -17,7 +17,7 @@ from policy_trainer.health import Health, health_record
 from policy_trainer.learner import Learner, StepStats
 from policy_trainer.leases import LeaseFeed
 from policy_trainer.ledger import Ledger
-from policy_trainer.metrics import batch_metrics
+from policy_trainer.metrics import batch_metrics, next_index
 from policy_trainer.outbox import count_refused
 from policy_trainer.publish import Publication, publish
 from policy_trainer.queue_watch import QueueWatch
@@ -163,6 +163,7 @@ class Trainer:
         state = self._state
         state.step += 1
         state.batches += len(leased)
+        state.next_index = max(state.next_index, next_index(leased))
         state.groups_left_out += len(leased) - stats.groups
         state.bad_steps_in_a_row = state.bad_steps_in_a_row + 1 if stats.not_finite else 0
         state.bad_steps += stats.not_finite
@@ -172,13 +173,11 @@ class Trainer:
     ) -> None:
         """One line of metrics.jsonl, the display, and what is unwell."""
         state = self._state
-        batch = batch_metrics(leased, version=state.step - 1)
-        state.next_index = max(state.next_index, batch.pop("next_index"))
         record: dict[str, Any] = {
             "kind": "step",
             "step": state.step,
             "epoch": state.epoch,
-            **batch,
+            **batch_metrics(leased, version=state.step - 1),
             **asdict(stats),
             "batch_ids": [lease.id for lease in leased],
             "groups_left_out": len(leased) - stats.groups,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policy_trainer.curves import plot_curves
-from policy_trainer.metrics import MetricsFile, batch_metrics, read_metrics, truncate_metrics
+from policy_trainer.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
 from shared.client import Leased
 
 
@@ -173,14 +173,15 @@ class TestBatchMetrics:
             "reference_version_max": 12,
             "redelivered": 1,
             "problems": [7, 4],
-            "next_index": 8,
         }
+        assert next_index(leased) == 8
 
     def test_without_any_judgement_or_sample(self, make_scored: Any) -> None:
         batch = make_scored([3], [[4], [5]], [math.nan, math.nan])
-        metrics = batch_metrics([Leased(batch, batch.rollout.id, "token", 1)], version=0)
+        leased = [Leased(batch, batch.rollout.id, "token", 1)]
+        metrics = batch_metrics(leased, version=0)
         assert math.isnan(metrics["reward"]) and math.isnan(metrics["reward_std"])
-        assert (metrics["unjudged"], metrics["next_index"], metrics["sampling_seconds"]) == (2, 0, 0)
+        assert (metrics["unjudged"], next_index(leased), metrics["sampling_seconds"]) == (2, 0, 0)
         assert math.isnan(metrics["sampler_tokens_per_second"]) and metrics["sampler_waiting_share"] == 0
 
     @pytest.mark.parametrize("sample", ["5", "[1]", '"text"', "null", "{}", '{"index": "7", "sampling_seconds": null}'])
@@ -188,7 +189,8 @@ class TestBatchMetrics:
         """API.md: free for the client."""
         batch = make_scored([3], [[4], [5]], [0.0, 1.0])
         batch = replace(batch, rollout=replace(batch.rollout, sample=sample))
-        assert batch_metrics([Leased(batch, batch.rollout.id, "token", 1)], version=0)["next_index"] == 0
+        leased = [Leased(batch, batch.rollout.id, "token", 1)]
+        assert batch_metrics(leased, version=0)["problems"] == [None] and next_index(leased) == 0
 
     def test_are_json(self, leased: list[Leased], tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"

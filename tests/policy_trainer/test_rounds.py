@@ -14,7 +14,7 @@ from policy_trainer.judging import Judge, Judgement
 from policy_trainer.prompts import PromptEncoder
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.rounds import Drawn, Judged, Round, Rounds
+from policy_trainer.rounds import Drawn, InVain, Judged, Round, Rounds
 from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.interface import Problem
@@ -75,7 +75,7 @@ def indexes(made: Round) -> list[int]:
 def test_without_resampling_a_group_without_variance_is_sent(made: Any) -> None:
     result, sampler = made({1}, draw=iter(range(100)))
     assert indexes(result) == [0, 1, 2]
-    assert (result.resampled_groups, result.resampled_tokens, len(sampler.seeds)) == (0, 0, 1)
+    assert (result.in_vain, len(sampler.seeds)) == (InVain(), 1)
     assert [group.judgement.rewards.tolist() for group in result.groups] == [[1, 1], [1, 0], [1, 1]]
 
 
@@ -83,15 +83,15 @@ def test_others_take_the_place_of_groups_without_variance(made: Any) -> None:
     result, sampler = made({1, 5, 6}, draw=iter(range(100)), max_resamples=9)
     # 0 and 2 are given up for 3 and 4, these for 5 and 6.
     assert indexes(result) == [1, 5, 6]
-    assert result.resampled_groups == 4
-    assert result.resampled_tokens == 4 * 2 * len(sampler.answer(0).ids)
+    assert result.in_vain.resampled_groups == 4
+    assert result.in_vain.resampled_tokens == 4 * 2 * len(sampler.answer(0).ids)
     assert len(set(sampler.seeds)) == 3
 
 
 def test_resampling_is_bounded_and_the_last_groups_stay(made: Any) -> None:
     result, _ = made({1}, draw=iter(range(100)), max_resamples=2)
     assert indexes(result) == [1, 5, 6]
-    assert result.resampled_groups == 4
+    assert result.in_vain.resampled_groups == 4
 
 
 def test_a_worker_among_several_draws_its_own_problems_alone(made: Any) -> None:
