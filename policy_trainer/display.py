@@ -173,6 +173,6 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         "trainer waits": number("waiting_share", ".0%"),
         "sampler waits": number("sampler_waiting_share", ".0%"),
         "staleness": f"{number('staleness', '.1f')}, at most {number('staleness_max', 'd')}",
-        "queue": f"{record.get('queued', 0)} to score, {record.get('ready', 0)} ready",
+        "queue": f"{record.get('queued') or 0} to score, {record.get('ready') or 0} ready",
         "left": "-" if left is None else f"{left:.0f} s",
     }

@@ -81,13 +81,18 @@ def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
     """Mean and standard deviation over the completions that were judged, in all and for each part; and who was not."""
     names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
     parts = {name: np.concatenate([rollout.reward_parts.get(name, []) for rollout in rollouts]) for name in names}
-    rewards = {"": np.concatenate([rollout.rewards for rollout in rollouts])}
+    rewards = {"": np.concatenate([_of_completions(rollout) for rollout in rollouts])}
     rewards |= {f"/{name}": part for name, part in parts.items()}
     return {
         f"{name}{suffix}": figure(values)
         for name, figure in (("reward", _mean), ("reward_std", _std), ("unjudged", _missing))
         for suffix, values in rewards.items()
     }
+
+
+def _of_completions(rollout: RolloutBatch) -> np.ndarray:
+    """NaN where a completion, or a step of it, has no reward: it does not train."""
+    return rollout.rewards if rollout.steps is None else np.where(rollout.steps.unjudged, np.nan, rollout.rewards)
 
 
 def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:

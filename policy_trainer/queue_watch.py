@@ -12,13 +12,13 @@ _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 
 
 class QueueWatch:
-    """Batches of one run by state, as the server last said; 0 before it has said anything."""
+    """Batches of one run by state, as the server last said; None before it has said anything."""
 
     def __init__(self, client: RefServerClient, run: str) -> None:
         self._client = client
         self._run = run
         self._asked = 0.0
-        self.depth: dict[str, int] = {}
+        self.depth: dict[str, int | None] = dict.fromkeys(_STATES)
         self.leases_full = False
 
     def look(self) -> None:
@@ -34,12 +34,14 @@ class QueueWatch:
 
     def wait_reason(self, workers: str) -> str:
         """Whom a trainer without batches waits for. workers: what it is when those have nothing."""
-        to_score = self.depth.get("queued", 0) + self.depth.get("scoring", 0)
+        to_score = (self.depth[State.QUEUED] or 0) + (self.depth[State.SCORING] or 0)
         if self.leases_full:
             reason = "leased batches to be settled: the reference server has as many out as it allows"
         elif to_score:
             reason = f"the reference server to score {to_score} batches"
         else:
             reason = workers
-        lost = (f"; {self.depth[state]} batches are {state}" for state in ("dead", "expired") if self.depth.get(state))
+        lost = (
+            f"; {self.depth[state]} batches are {state}" for state in (State.DEAD, State.EXPIRED) if self.depth[state]
+        )
         return reason + "".join(lost)

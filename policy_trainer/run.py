@@ -108,6 +108,7 @@ def _run(
     ledger = Ledger(state.ledger)
     workers = choose_workers(config, directory, display.note)
     metrics = Trackers([MetricsFile(directory.metrics), *trackers])
+    past = read_metrics(directory.metrics)
     feed = _make_feed(client, config, state, ledger, allowance)
     try:
         Trainer(
@@ -126,9 +127,10 @@ def _run(
                 checkpoints=checkpoints,
                 renewal=renewal,
                 metrics=metrics,
-                health=Health(config.loss, read_metrics(directory.metrics)),
+                health=Health(config.loss, past),
                 display=display,
                 stop=stop,
+                accuracy=next((one["accuracy"] for one in reversed(past) if one["kind"] == "evaluation"), None),
             )
         ).run()
     finally:

@@ -90,8 +90,7 @@ def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:
     if loss.truncated == "drop":
         out |= ~rollout.finished
     if loss.advantage == "process" and rollout.steps is not None:
-        rows = np.repeat(np.arange(len(out)), rollout.steps.counts)
-        out[rows[np.isnan(rollout.steps.rewards)]] = True
+        out |= rollout.steps.unjudged
     return np.where(out, np.float32(np.nan), rollout.rewards)
 
 

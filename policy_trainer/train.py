@@ -55,6 +55,8 @@ class Parts:
     health: Health
     display: Display
     stop: StopRequest
+    # Of the latest evaluation of an earlier life.
+    accuracy: float | None
 
 
 class Trainer:
@@ -64,7 +66,7 @@ class Trainer:
         self._parts = parts
         self._config = parts.config
         self._state = parts.state
-        self._accuracy: float | None = None
+        self._accuracy = parts.accuracy
         self._noise_floor: float | None = None
 
     def run(self) -> bool:
@@ -127,6 +129,10 @@ class Trainer:
         )
         self._accuracy = evaluation.accuracy
         self._parts.metrics.write({"kind": "evaluation", "step": self._state.step, **evaluation.summary()})
+        self._parts.display.note(
+            f"step {self._state.step}: held-out accuracy {evaluation.accuracy:.3f}, "
+            f"95% interval {evaluation.low:.3f} to {evaluation.high:.3f}"
+        )
         if evaluation.accuracy <= self._state.best_accuracy:
             return False
         self._state.best_step, self._state.best_accuracy = self._state.step, evaluation.accuracy
@@ -172,6 +178,7 @@ class Trainer:
         self, leased: Sequence[Leased], stats: StepStats, kl_at_step_0: float | None, *, waiting: float, working: float
     ) -> None:
         """One line of metrics.jsonl, the display, and what is unwell."""
+        self._parts.watch.look()
         state = self._state
         record: dict[str, Any] = {
             "kind": "step",
@@ -198,7 +205,6 @@ class Trainer:
             self._parts.metrics.write(health_record(trouble, state.step))
             self._parts.display.note(f"step {state.step}: {trouble}")
         self._parts.workers.delivered()
-        self._parts.watch.look()
 
     def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:
         """A loss that stays not finite is a fault of the run: keep the batches that show it, and stop."""

@@ -96,6 +96,13 @@ class StepRewards:
     ends: Array
     counts: Array
 
+    @property
+    def unjudged(self) -> Array:
+        """bool (G,): which completions have a step whose reward is NaN."""
+        unknown = np.zeros(len(self.counts), np.bool_)
+        unknown[np.repeat(np.arange(len(self.counts)), self.counts)[np.isnan(self.rewards)]] = True
+        return unknown
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RolloutBatch:

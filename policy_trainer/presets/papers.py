@@ -70,7 +70,11 @@ DAPO = Preset(
         "optimizer.weight_decay": Number(0.1, "verl: weight_decay=0.1"),
         "optimizer.clip_norm": Number(1.0, "verl: grad_clip=1.0"),
     },
-    deviations=(AT_ONCE, "Published with DAPO-Math-17K: --task dataset or math, with --data.dataset."),
+    deviations=(
+        AT_ONCE,
+        "Published with DAPO-Math-17K: --task dataset or math, with --data.dataset.",
+        "A group may have 16 times 20,480 tokens, which the server must allow: --max-batch-tokens 328704.",
+    ),
     unpublished=("loss.advantage_std", "loss.advantage_eps", "steps"),
 )
 

@@ -60,7 +60,11 @@ def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, st
     done = len(steps_of(run_dir))
     resumed = start(train(random_model, server, run_dir, *QUICK, "--steps", str(done + 3), "--resume"))
     assert resumed.wait() == 0, resumed.output()
-    assert [record["step"] for record in steps_of(run_dir)] == list(range(1, done + 4))
+    steps = steps_of(run_dir)
+    assert [record["step"] for record in steps] == list(range(1, done + 4))
+    assert all(record.keys() == steps[1].keys() for record in steps[1:])
+    assert steps[done]["held_out_accuracy"] == steps[0]["held_out_accuracy"] is not None
+    assert f"step {done + 3}: held-out accuracy " in resumed.output()
     assert_trained_exactly_once(server, run_dir)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from policy_trainer.curves import plot_curves
 from policy_trainer.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
+from shared.batch import StepRewards
 from shared.client import Leased
 
 
@@ -175,6 +176,14 @@ class TestBatchMetrics:
             "problems": [7, 4],
         }
         assert next_index(leased) == 8
+
+    def test_a_step_without_a_reward_leaves_its_completion_without_one(self, make_scored: Any) -> None:
+        rollout = make_scored([1], [[2, 3], [4]], [1.0, 0.5]).rollout
+        steps = StepRewards(
+            rewards=np.array([0.0, math.nan, 1.0], np.float32), ends=np.array([0, 1, 0]), counts=np.array([2, 1])
+        )
+        metrics = batch_metrics([Leased(replace(rollout, steps=steps), rollout.id, "token", 1)], version=0)
+        assert (metrics["unjudged"], metrics["reward"]) == (1, 0.5)
 
     def test_without_any_judgement_or_sample(self, make_scored: Any) -> None:
         batch = make_scored([3], [[4], [5]], [math.nan, math.nan])

@@ -34,6 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_it_asks_once_a_second(clock: list[float]) -> None:
     watched = watch(queue_of(ready=2), queue_of(ready=5))
+    assert watched.depth == dict.fromkeys(("queued", "scoring", "ready", "expired", "dead"))
     for now, ready in ((100.0, 2), (100.9, 2), (101.0, 5)):
         clock[0] = now
         watched.look()
