@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.rounds import InVain
+from policy_trainer.in_vain import InVain
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from policy_trainer.advantages import JudgedGroup, has_variance, padded
 from policy_trainer.config import RolloutConfig
+from policy_trainer.in_vain import InVain
 from policy_trainer.judging import Judge, Judgement
 from policy_trainer.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.sampling.interface import Completion, Sampler
@@ -50,16 +51,6 @@ class Judged:
     @property
     def tokens(self) -> int:
         return sum(len(completion.ids) for completion in self.completions)
-
-
-@dataclass
-class InVain:
-    """What did not become a group of a round: prompts that were too long, groups given up because they teach nothing,
-    and the completion tokens of these. Batches carry these names, and metrics sum them."""
-
-    dropped_prompts: int = 0
-    resampled_groups: int = 0
-    resampled_tokens: int = 0
 
 
 @dataclass

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from policy_trainer.config.prompts import PromptConfig
 from policy_trainer.config.section import Section
-from policy_trainer.config.task_settings import refuse_unused
+from policy_trainer.config.task_settings import LOOKED_AT, refuse_unused
 
-TASK_NAMES = ("arithmetic", "countdown", "gsm8k", "math", "jsonl", "dataset", "mixture")
+TASK_NAMES = tuple(LOOKED_AT)
 
 
 def _task_name(name: str) -> str:
