@@ -16,7 +16,7 @@ from policy_trainer.config import (
     SftConfig,
     TrainConfig,
 )
-from policy_trainer.endings import RunFailed
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.presets import SETTINGS
 from shared.client import ClientError
 from shared.client.credentials import remedy
@@ -56,7 +56,7 @@ def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Se
 # Heavy imports wait until a command is chosen, so that --help and mistakes answer at once.
 def _train(arguments: list[str]) -> int:
     config = read_settings(TrainConfig, arguments, "train")
-    from policy_trainer.run import train
+    from policy_trainer.trainer.run import train
 
     console = Console(stderr=True)
     result = train(config, console)
@@ -71,7 +71,7 @@ def _train(arguments: list[str]) -> int:
 
 def _sft(arguments: list[str]) -> int:
     config = read_settings(SftConfig, arguments, "sft")
-    from policy_trainer.sft import sft
+    from policy_trainer.sft.sft import sft
 
     console = Console(stderr=True)
     result = sft(config, console)
@@ -84,7 +84,7 @@ def _sft(arguments: list[str]) -> int:
 
 def _rollout(arguments: list[str]) -> int:
     config = read_settings(RolloutConfig, arguments, "rollout")
-    from policy_trainer.rollout import run_worker
+    from policy_trainer.rollout.worker import run_worker
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_worker(config)
@@ -93,7 +93,7 @@ def _rollout(arguments: list[str]) -> int:
 
 def _eval(arguments: list[str]) -> int:
     config = read_settings(EvalConfig, arguments, "eval")
-    from policy_trainer.eval import evaluate_with_progress, evaluation_table
+    from policy_trainer.evaluation.eval import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)
     evaluations = evaluate_with_progress(config, console, "evaluating")
@@ -104,21 +104,21 @@ def _eval(arguments: list[str]) -> int:
 
 def _demo(arguments: list[str]) -> int:
     config = read_settings(DemoConfig, arguments, "demo")
-    from policy_trainer.demo import demo
+    from policy_trainer.demo.demo import demo
 
     return demo(config, Console())
 
 
 def _demo_setup(arguments: list[str]) -> int:
     config = read_settings(DemoSetupConfig, arguments, "demo-setup")
-    from policy_trainer.demo import set_up
+    from policy_trainer.demo.demo import set_up
 
     print(set_up(config))
     return 0
 
 
 def _presets(arguments: list[str]) -> int:
-    from policy_trainer.presets_cli import presets
+    from policy_trainer.cli.presets_cli import presets
 
     return presets(arguments)
 

@@ -21,25 +21,25 @@ commands:
 
 # Imports wait until a command is chosen: a health check needs no web server, and --help not even a client.
 def serve(arguments: list[str]) -> int:
-    from ref_server.serving import serve
+    from ref_server.cli.serve import serve
 
     return serve(arguments)
 
 
 def _ping(arguments: list[str]) -> int:
-    from ref_server.client_cli.ping import ping_command
+    from ref_server.cli.client.ping import ping_command
 
     return ping_command(arguments)
 
 
 def _score(arguments: list[str]) -> int:
-    from ref_server.client_cli.score import score_command
+    from ref_server.cli.client.score import score_command
 
     return score_command(arguments)
 
 
 def _queue(arguments: list[str]) -> int:
-    from ref_server.queue_cli.command import queue_command
+    from ref_server.cli.queue.command import queue_command
 
     return queue_command(arguments)
 

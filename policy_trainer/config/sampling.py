@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.section import Section
-from policy_trainer.sampling.interface import SamplingParams
+from policy_trainer.data.completion import SamplingParams
 
 
 class SamplingConfig(Section):

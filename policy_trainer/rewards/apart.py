@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from policy_trainer.data.sample import Reward, Sample
 from policy_trainer.rewards.process import Gone, JudgingProcess
-from policy_trainer.rewards.sample import Reward, Sample
 from shared.refusal import Refused
 
 log = structlog.get_logger()

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from io import BufferedRWPair
 from typing import Any
 
-from policy_trainer.rewards.sample import Reward, Sample
+from policy_trainer.data.sample import Reward, Sample
 from shared.lifetime import end_with_parent
 from shared.refusal import Refused
 

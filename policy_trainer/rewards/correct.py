@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from policy_trainer.data.problem import Correct, Problem
+from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.answers import Comparison, accuracy
 from policy_trainer.rewards.mathematics import equal_math
-from policy_trainer.rewards.sample import Sample
-from policy_trainer.tasks.interface import Correct, Problem
 
 
 @dataclass(frozen=True)

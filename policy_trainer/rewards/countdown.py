@@ -7,8 +7,8 @@ import math
 import re
 from fractions import Fraction
 
+from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.expressions import MAX_CHARACTERS, NoExpression, evaluate
-from policy_trainer.rewards.sample import Sample
 from policy_trainer.rewards.tags import matches_whole
 from shared.refusal import Refused
 

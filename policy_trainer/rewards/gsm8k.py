@@ -5,9 +5,9 @@ import re
 from collections import deque
 from decimal import Decimal
 
+from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.answers import MAX_ANSWER_CHARACTERS
 from policy_trainer.rewards.mathematics import read_number, same
-from policy_trainer.rewards.sample import Sample
 from policy_trainer.rewards.tags import each_tag_once, matches_whole
 
 # The same matches as `\d+\.\d+|\d+/\d+|\d+`.

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from policy_trainer.config import RewardModelConfig
-from policy_trainer.rewards.sample import Sample
+from policy_trainer.data.sample import Sample
 from shared.models import context_length, load_tokenizer
 from shared.refusal import Refused
 

@@ -3,8 +3,8 @@
 import math
 import re
 
+from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.mathematics import read_gold, read_solution, same
-from policy_trainer.rewards.sample import Sample
 
 _START = "<think>\n"
 _SEAM = "\n</think>\n<answer>\n"

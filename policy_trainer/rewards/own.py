@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from policy_trainer.imports import import_named
-from policy_trainer.rewards.sample import Sample
+from policy_trainer.data.imports import import_named
+from policy_trainer.data.sample import Sample
 from shared.refusal import Refused
 
 # Beyond it a weighted sum might leave float32.

@@ -1,6 +1,6 @@
 """Penalties: negative, and the larger the worse. They look at no gold answer."""
 
-from policy_trainer.rewards.sample import Reward, Sample
+from policy_trainer.data.sample import Reward, Sample
 
 
 def length_penalty(tokens: int) -> Reward:

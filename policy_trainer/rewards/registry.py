@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from policy_trainer.config import CommonConfig
+from policy_trainer.data.problem import Task
+from policy_trainer.data.sample import Reward
 from policy_trainer.rewards.apart import Apart
 from policy_trainer.rewards.correct import Accuracy, may_hang
 from policy_trainer.rewards.countdown import grpo_zero_equation, grpo_zero_format, nano_aha_equation, nano_aha_format
@@ -13,9 +15,7 @@ from policy_trainer.rewards.model import RewardModel
 from policy_trainer.rewards.open_r1 import open_r1_accuracy, open_r1_format, open_r1_tag_count
 from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
-from policy_trainer.rewards.sample import Reward
 from policy_trainer.rewards.tags import format_reward, tags_reward
-from policy_trainer.tasks.interface import Task
 from shared.refusal import Refused
 
 # A function is judged in this process: its time is in proportion to the completion's length, whatever that holds.

@@ -2,8 +2,8 @@
 
 import re
 
+from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.answers import TAGS
-from policy_trainer.rewards.sample import Sample
 
 _SPACE = re.compile(r"</think>\s*<answer>")
 

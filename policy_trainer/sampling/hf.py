@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.publish import load_weights
+from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.run_files.publish import load_weights
 from policy_trainer.sampling.copied_prompts import CopiedPrompts
 from policy_trainer.sampling.decoding import Decoding, Prompts, RepeatedPrompts, compute_prompts
 from policy_trainer.sampling.draw import draw
 from policy_trainer.sampling.growing import takes_our_attention
-from policy_trainer.sampling.interface import Completion, SamplingParams
 from policy_trainer.sampling.rows import Rows
 from policy_trainer.sampling.shared_prompts import SharedPrompts
 from shared.models import eos_token_ids

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from policy_trainer.sampling.interface import Completion
+from policy_trainer.data.completion import Completion
 
 # Rows that have ended leave when they are so large a share: to move the others each time that one ends would cost more.
 _LEAVING_SHARE = 0.125

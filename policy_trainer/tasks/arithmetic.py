@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.steps import Step
 from policy_trainer.rewards import equal_text, parse_answer
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.steps import Step
-from policy_trainer.tasks.interface import Problem
 from policy_trainer.tasks.shuffle import Shuffle
 
 NUMBERS = 100

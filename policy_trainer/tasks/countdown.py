@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from policy_trainer.config import SourceConfig
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.rows import Row
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.countdown import nano_aha_equation
 from policy_trainer.tasks.countdown_draws import CountdownDraws
-from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.problem_set import ProblemSet, read_split
-from policy_trainer.tasks.rows import Row
 from policy_trainer.tasks.words import asked_by_user
 from shared.refusal import Refused
 

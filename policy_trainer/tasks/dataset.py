@@ -3,12 +3,12 @@
 from functools import partial
 
 from policy_trainer.config import ColumnsConfig, SourceConfig
+from policy_trainer.data.fields import answer_of, messages_of, text_of
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.rows import Row
 from policy_trainer.rewards import COMPARISONS
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.tasks.fields import answer_of, messages_of, text_of
-from policy_trainer.tasks.interface import Problem
 from policy_trainer.tasks.problem_set import ProblemSet, read_split
-from policy_trainer.tasks.rows import Row
 from policy_trainer.tasks.words import asked_by_user
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from policy_trainer.tasks.interface import Problem
+from policy_trainer.data.problem import Problem
 
 
 class LazyProblems(Sequence[Problem]):

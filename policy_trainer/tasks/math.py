@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 
 from policy_trainer.config import SourceConfig
+from policy_trainer.data.fields import answer_of, text_of
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.rows import Row
 from policy_trainer.rewards import equal_math
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.tasks.fields import answer_of, text_of
-from policy_trainer.tasks.interface import Problem
 from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
-from policy_trainer.tasks.rows import Row
 from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
 from shared.refusal import Refused
 

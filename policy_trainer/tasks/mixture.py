@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.steps import JudgesSteps, Step
 from policy_trainer.rewards.correct import ByTask
-from policy_trainer.steps import JudgesSteps, Step
-from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.lazy import LazyProblems
 from policy_trainer.tasks.schedule import Schedule
 

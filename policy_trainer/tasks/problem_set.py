@@ -7,9 +7,9 @@ from pathlib import Path
 from textwrap import shorten
 
 from policy_trainer.config import SourceConfig
-from policy_trainer.tasks.interface import Correct, Problem
+from policy_trainer.data.problem import Correct, Problem
+from policy_trainer.data.rows import Row, Rows, read_dataset, read_file
 from policy_trainer.tasks.lazy import LazyProblems
-from policy_trainer.tasks.rows import Row, Rows, read_dataset, read_file
 from policy_trainer.tasks.shuffle import Shuffle
 from shared.refusal import Refused
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 
 from policy_trainer.config import CommonConfig, SourceConfig
-from policy_trainer.imports import import_named
-from policy_trainer.steps import JudgesSteps
+from policy_trainer.data.imports import import_named
+from policy_trainer.data.problem import Task
+from policy_trainer.data.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.dataset import dataset
 from policy_trainer.tasks.gsm8k import gsm8k
-from policy_trainer.tasks.interface import Task
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
 from policy_trainer.tasks.mixture import Mixture, StepMixture

@@ -1,6 +1,6 @@
 """What tasks say to a model besides their problems."""
 
-from policy_trainer.tasks.interface import Message
+from policy_trainer.data.problem import Message
 
 # The form that the rewards `format` and `tags` look for.
 THINK_THEN_ANSWER = (

@@ -7,10 +7,10 @@ from bottle import Bottle, request, response
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from ref_server.http.problem import Problem
 from ref_server.legacy.exchange import Exchange
 from ref_server.legacy.frame import MalformedUpload
-from ref_server.problem import Problem
-from ref_server.service import Service
+from ref_server.service.service import Service
 
 # Uploads and deliveries at once. Each takes memory for several times its length while it is read.
 _THREADS = 8

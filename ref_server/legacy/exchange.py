@@ -10,7 +10,7 @@ from ref_server.legacy.payload import scored_frame, write_payload
 from ref_server.legacy.upload import LegacyUpload, read_upload
 from ref_server.queue.interface import StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import TooLarge
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared.batch import BatchError
 from shared.states import LEGACY_RUN
 

@@ -12,11 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_la
 from prometheus_client.core import Metric
 from starlette.concurrency import run_in_threadpool
 
+from ref_server.http.patience import Question
 from ref_server.metrics import families
 from ref_server.metrics.traffic import Traffic
-from ref_server.patience import Question
 from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
-from ref_server.service import Service
+from ref_server.service.service import Service
 
 # A scrape waits so long for the store, in seconds: Prometheus itself gives up after ten.
 PATIENCE = 5.0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from policy_trainer.base_model import make_model, make_tokenizer
+from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.bench.processes import serving

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from itertools import islice, permutations, product
 from pathlib import Path
 
-from policy_trainer import base_model, supervision
-from policy_trainer.base_model import BATCH, MAX_TOKENS, OPTIMIZER, keep, make_model, make_tokenizer
 from policy_trainer.config import DataConfig, SourceConfig
-from policy_trainer.demonstrations import Demonstration, RowEncoder
-from policy_trainer.prompts import PromptEncoder
-from policy_trainer.supervision import SupervisedLearner
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.demo import base_model
+from policy_trainer.demo.base_model import BATCH, MAX_TOKENS, OPTIMIZER, keep, make_model, make_tokenizer
+from policy_trainer.sft import supervision
+from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
+from policy_trainer.sft.supervision import SupervisedLearner
 from policy_trainer.tasks import countdown as task
-from policy_trainer.tasks.interface import Problem
 from shared.logprobs import choose_forward
 
 # Without the task's many words, of which a model of this size would read one byte at a time.

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from policy_trainer.base_model import cached_base_model
 from policy_trainer.config import (
     CheckpointConfig,
     DataConfig,
@@ -17,6 +16,7 @@ from policy_trainer.config import (
     TrainConfig,
 )
 from policy_trainer.config.data import TaskName
+from policy_trainer.demo.base_model import cached_base_model
 from policy_trainer.presets import PRESETS
 from policy_trainer.presets.words import resolved
 from shared.settings import from_values

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
-from policy_trainer.learner import Learner
-from policy_trainer.recomputation import recompute_layers
+from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.recomputation import recompute_layers
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from tests.bench import measure

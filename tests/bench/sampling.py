@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.base_model import cached_base_model, make_tokenizer
 from policy_trainer.config import DataConfig
-from policy_trainer.prompts import PromptEncoder
-from policy_trainer.sampling.interface import group_tokens
+from policy_trainer.data.completion import group_tokens
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.demo.base_model import cached_base_model, make_tokenizer
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.logprobs import PlainForward
 from shared.models import load_model

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.base_model import make_model
+from policy_trainer.demo.base_model import make_model
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward, embedding_rows
 from tests.bench import measure

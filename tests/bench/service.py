@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import torch
 
-from policy_trainer.base_model import make_tokenizer
+from policy_trainer.demo.base_model import make_tokenizer
 from ref_server.scoring.scorer import Scorer
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch

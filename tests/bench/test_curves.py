@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.config import SourceConfig, TrainConfig
+from policy_trainer.data.sample import Sample
 from policy_trainer.presets import PRESETS
 from policy_trainer.presets.words import resolved
-from policy_trainer.rewards.sample import Sample
 from policy_trainer.tasks.countdown import countdown
 from tests.bench.curves import _result
 from tests.bench.curves_countdown import attempt

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
-from policy_trainer.learner import Learner
+from policy_trainer.learner.learner import Learner
 from ref_server.scoring.scorer import Scorer
 from shared.batch import Array, RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward

@@ -25,7 +25,7 @@ from statistics import median
 
 import numpy as np
 
-from policy_trainer.base_model import make_tokenizer
+from policy_trainer.demo.base_model import make_tokenizer
 from shared.batch import Array
 from shared.models import save_model
 from tests.bench import measure

@@ -16,15 +16,15 @@ import structlog
 from starlette.types import ASGIApp, Message, Scope
 from uuid6 import uuid7
 
-from ref_server.app import create_app
+from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.gate.requests import Requests
+from ref_server.http.app import create_app
+from ref_server.http.gate.requests import Requests
 from ref_server.metrics.page import Metrics
 from ref_server.metrics.traffic import Traffic
 from ref_server.queue.sql import SqlQueue
 from ref_server.scoring.no_model import NoReference
-from ref_server.service import Service
-from ref_server.stores import open_queue
+from ref_server.service.service import Service
 from tests.bench import measure
 from tests.bench.clients import Template
 from tests.bench.store import fill

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from policy_trainer.server import LeaseTerms
+from policy_trainer.queue_client.server import LeaseTerms
 from shared import wire
 from shared.client import RefServerClient
 from shared.states import State

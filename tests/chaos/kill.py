@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from policy_trainer.metrics import read_metrics
+from policy_trainer.reporting.metrics import read_metrics
 from shared.api import LeaseBody
 from shared.client import RefServerClient
 from shared.states import State

@@ -24,11 +24,11 @@ _PRELOADED = [
     "transformers",
     "transformers.models.qwen2.modeling_qwen2",
     "policy_trainer.__main__",
-    "policy_trainer.base_model",
-    "policy_trainer.run",
-    "policy_trainer.rollout",
+    "policy_trainer.demo.base_model",
+    "policy_trainer.trainer.run",
+    "policy_trainer.rollout.worker",
     "ref_server.__main__",
-    "ref_server.serving",
+    "ref_server.cli.serve",
 ]
 
 

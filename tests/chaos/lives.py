@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from policy_trainer.checkpoint import Checkpoints, read_state
-from policy_trainer.metrics import read_metrics
+from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.run_files.checkpoint import Checkpoints, read_state
 from tests.chaos.launch import Launched, Launcher
 
 

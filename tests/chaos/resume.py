@@ -14,8 +14,8 @@ from pathlib import Path
 
 import safetensors
 
-from policy_trainer.checkpoint import Checkpoints, read_state
-from policy_trainer.metrics import read_metrics
+from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.run_files.checkpoint import Checkpoints, read_state
 from shared import wire
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from policy_trainer.base_model import make_model, make_tokenizer
+from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.models import save_model
 from tests.integration.processes import Server
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from policy_trainer.base_model import make_model, make_tokenizer
+from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.models import save_model

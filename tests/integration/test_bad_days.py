@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from policy_trainer.publish import latest
-from policy_trainer.run_directory import RunDirectory
+from policy_trainer.run_files.publish import latest
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.models import load_model
 from tests.integration.processes import Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.base_model import cached_base_model
+from policy_trainer.demo.base_model import cached_base_model
 from tests.integration.processes import Process, steps_of, until
 
 
@@ -19,7 +19,7 @@ def demo(random_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.Mon
     def make(target: Path, seed: int, on_progress: Any) -> None:
         shutil.copytree(random_model, target)
 
-    monkeypatch.setattr("policy_trainer.base_model.make_base_model", make)
+    monkeypatch.setattr("policy_trainer.demo.base_model.make_base_model", make)
     cached_base_model(tmp_path / "base_models", 1, lambda done, total: None)
 
     def run(name: str, *options: str) -> Process:

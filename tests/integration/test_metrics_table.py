@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from policy_trainer.health import Trouble
-from policy_trainer.metrics import read_metrics
-from policy_trainer.supervision import SupervisedStats
+from policy_trainer.reporting.health import Trouble
+from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.sft.supervision import SupervisedStats
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, train
 

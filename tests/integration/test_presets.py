@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from policy_trainer.__main__ import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.presets import PRESETS
-from policy_trainer.publish import latest
-from policy_trainer.rollout import run_worker
-from policy_trainer.run import train
-from policy_trainer.run_directory import RunDirectory
+from policy_trainer.rollout.worker import run_worker
+from policy_trainer.run_files.publish import latest
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.run import train
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.ports import free_port
 

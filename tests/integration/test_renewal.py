@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from policy_trainer.checkpoint import read_state
+from policy_trainer.run_files.checkpoint import read_state
 from shared.api import LeaseBody
 from shared.batch import ScoredBatch
 from shared.client import RefServerClient

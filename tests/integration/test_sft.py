@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.base_model import example
+from policy_trainer.demo.base_model import example
 from policy_trainer.tasks.arithmetic import Arithmetic
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.integration.runs import QUICK, train

@@ -4,7 +4,7 @@ import json
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from policy_trainer.base_model import make_tokenizer
+from policy_trainer.demo.base_model import make_tokenizer
 from shared.models import save_model
 from tests.integration.processes import Process, Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train

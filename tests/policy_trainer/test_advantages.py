@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_trainer.advantages import ADVANTAGES, JudgedGroup, advantages, has_variance
 from policy_trainer.config import LossConfig
+from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup, advantages, has_variance
 from shared.batch import StepRewards
 
 NAN = math.nan

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer import base_model
+from policy_trainer.demo import base_model
 
 
 def test_two_processes_may_make_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.cautions import cautions
 from policy_trainer.config import TrainConfig
+from policy_trainer.config.cautions import cautions
 
 
 def said(**settings: Any) -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.weights import Weights, make_weights
+from policy_trainer.learner.weights import Weights, make_weights
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from shared.models import load_model
 
 Make = Callable[..., PreTrainedModel]

@@ -29,7 +29,7 @@ from policy_trainer.config import (
     SftConfig,
     TrainConfig,
 )
-from policy_trainer.run_directory import RunDirectory
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
 
 RENEWED = ["--reference.renew-every", "5", "--reference.snapshot-root", "snapshots"]

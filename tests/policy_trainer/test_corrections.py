@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.corrections import CORRECTIONS, CorrectionStats, correction
+from policy_trainer.objective.corrections import CORRECTIONS, CorrectionStats, correction
 
 # Completions of three and two tokens; the third token is masked, however absurd.
 ROWS = torch.tensor([0, 0, 0, 1, 1])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.delivery import Delivery
-from policy_trainer.outbox import Outbox, count_refused, hold
+from policy_trainer.rollout.delivery import Delivery
+from policy_trainer.rollout.outbox import Outbox, count_refused, hold
 from shared import wire
 from shared.batch import ScoredBatch
 from shared.client import RefServerError
@@ -187,7 +187,7 @@ def test_a_server_that_takes_nothing_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_two_workers_cannot_share_an_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy_trainer.outbox._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("policy_trainer.rollout.outbox._LOCK_SECONDS", 0.2)
     with (
         hold(tmp_path, worker=0, workers=1),
         pytest.raises(Refused, match="worker 0 of 1 is at work"),

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from policy_trainer.config import DemoConfig, TrainConfig
-from policy_trainer.demo import demo
-from policy_trainer.run_directory import RunDirectory
+from policy_trainer.demo.demo import demo
+from policy_trainer.run_files.run_directory import RunDirectory
 
 
 class Begun(Exception):
@@ -22,7 +22,7 @@ def test_what_would_have_continued_an_interrupted_demo(
     def begin(*_: object) -> Path:
         raise Begun
 
-    monkeypatch.setattr("policy_trainer.demo.cached_base_model", begin)
+    monkeypatch.setattr("policy_trainer.demo.demo.cached_base_model", begin)
     run_dir, output = tmp_path / "demo", StringIO()
     RunDirectory(run_dir).write_config(TrainConfig(model="base", seed=seed))
     with pytest.raises(Begun):

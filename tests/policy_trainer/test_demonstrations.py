@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.base_model import BATCH, BLURTING_STEPS, STEPS, demonstrations
 from policy_trainer.config import SftConfig
-from policy_trainer.demonstration_set import DemonstrationSet, load_demonstrations, split
-from policy_trainer.demonstrations import RowTooLong, read_demonstrations
+from policy_trainer.demo.base_model import BATCH, BLURTING_STEPS, STEPS, demonstrations
+from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations, split
+from policy_trainer.sft.demonstrations import RowTooLong, read_demonstrations
 from shared.batch import TokenGroup
 from shared.refusal import Refused
 from shared.settings import from_values

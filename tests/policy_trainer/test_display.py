@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from policy_trainer.display import make_display
+from policy_trainer.reporting.display import make_display
 
 STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "entropy": 1.25, "queued": 3, "ready": 2}
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from policy_trainer.endings import Stopped, StopRequest
+from policy_trainer.lifecycle.endings import Stopped, StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.health import LONG, WINDOW, Health, diagnose, health_record
+from policy_trainer.reporting.health import LONG, WINDOW, Health, diagnose, health_record
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 WELL: dict[str, Any] = {

@@ -8,13 +8,13 @@ import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.base_model import make_tokenizer
 from policy_trainer.config import JudgingConfig, TrainConfig
-from policy_trainer.judging import Judge
+from policy_trainer.data.completion import Completion
+from policy_trainer.data.problem import Problem
+from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Comparison, equal_math, equal_number, equal_text
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.sampling.interface import Completion
-from policy_trainer.tasks.interface import Problem
+from policy_trainer.rewards.judging import Judge
 from shared.refusal import Refused
 
 USER = {"role": "user", "content": "1+1=?"}

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
-from policy_trainer.learner import Learner
-from policy_trainer.micro_batches import micro_batches, totals
-from policy_trainer.step_groups import judge, prepare
-from policy_trainer.step_stats import StepStats
+from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.micro_batches import micro_batches, totals
+from policy_trainer.learner.step_groups import judge, prepare
+from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
 

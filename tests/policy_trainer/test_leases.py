@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.leases import LeaseFeed
-from policy_trainer.ledger import Ledger
-from policy_trainer.server import LeaseTerms
+from policy_trainer.queue_client.leases import LeaseFeed
+from policy_trainer.queue_client.ledger import Ledger
+from policy_trainer.queue_client.server import LeaseTerms
 from shared import wire
 from shared.batch import RolloutBatch, StepRewards
 from shared.client import RefServerClient, RefServerError

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.loss import KL_ESTIMATORS, SURROGATES, LossTokens, TokenLoss, k1, k2, k3, token_loss
-from policy_trainer.ratios import RATIOS
+from policy_trainer.objective.loss import KL_ESTIMATORS, SURROGATES, LossTokens, TokenLoss, k1, k2, k3, token_loss
+from policy_trainer.objective.ratios import RATIOS
 
 INF, NAN = math.inf, math.nan
 

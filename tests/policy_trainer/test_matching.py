@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, SamplingConfig
-from policy_trainer.matching import check_group_fits, check_models_match, check_reference, check_room
+from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
 from shared.api import LimitsView, ModelInfo, QueueView, ScoringView
 from shared.models import tokenizer_fingerprint
 from shared.refusal import Refused

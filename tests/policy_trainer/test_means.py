@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from policy_trainer.means import MEANS, Totals, token_weights
+from policy_trainer.objective.means import MEANS, Totals, token_weights
 
 # Lengths 3, 2, 1, 2; the second completion does not train, the third has no trained token.
 ROWS = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])

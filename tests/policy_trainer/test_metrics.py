@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.curves import plot_curves
-from policy_trainer.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
+from policy_trainer.reporting.curves import plot_curves
+from policy_trainer.reporting.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
 from shared.batch import StepRewards
 from shared.client import Leased
 

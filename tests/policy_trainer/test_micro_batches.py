@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.means import Totals
-from policy_trainer.micro_batches import cut, micro_batches, shares, totals
-from policy_trainer.step_groups import Prepared, judge, prepare
+from policy_trainer.learner.micro_batches import cut, micro_batches, shares, totals
+from policy_trainer.learner.step_groups import Prepared, judge, prepare
+from policy_trainer.objective.means import Totals
 
 Make = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.outbox import Outbox
+from policy_trainer.rollout.outbox import Outbox
 
 
 class Server:

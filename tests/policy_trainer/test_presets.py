@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from policy_trainer.__main__ import FileSchema, read_settings
+from policy_trainer.cli.presets_cli import COLUMNS, presets, setting
 from policy_trainer.config import EvalConfig, LossConfig, RolloutConfig, TrainConfig
-from policy_trainer.loss import SURROGATES
+from policy_trainer.objective.loss import SURROGATES
 from policy_trainer.presets import PRESETS, Preset
 from policy_trainer.presets import words as say
 from policy_trainer.presets.words import resolved
-from policy_trainer.presets_cli import COLUMNS, presets, setting
-from policy_trainer.run_directory import RunDirectory
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.refusal import Refused
 from shared.settings import from_values, load_settings
 from tests.presets_page import PAGE, written

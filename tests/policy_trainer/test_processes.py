@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from policy_trainer import workers
-from policy_trainer.endings import RunFailed
-from policy_trainer.processes import Child
-from policy_trainer.workers import ExternalWorkers, InlineWorker
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.processes import Child
+from policy_trainer.trainer import workers
+from policy_trainer.trainer.workers import ExternalWorkers, InlineWorker
 
 OpenChild = Callable[..., Child]
 
@@ -85,7 +85,7 @@ class TestChild:
     def test_one_that_will_not_end_is_killed(
         self, modules: Callable[[str, str], None], open_child: OpenChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("policy_trainer.processes._STOP_SECONDS", 0.2)
+        monkeypatch.setattr("policy_trainer.lifecycle.processes._STOP_SECONDS", 0.2)
         modules("stubborn", STUBBORN)
         child = open_child("stubborn")
         child.start()

@@ -6,10 +6,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.base_model import make_model, make_tokenizer
 from policy_trainer.config import DataConfig, EvalConfig, PromptConfig, SamplingConfig
-from policy_trainer.prompts import PromptEncoder, PromptTooLong, prompt_limit
-from policy_trainer.tasks.interface import Problem
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
+from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.refusal import Refused
 
 USER = {"role": "user", "content": "1+1=?"}
@@ -173,7 +173,7 @@ def limit_of(model: Any, max_new_tokens: int, **data: Any) -> int:
 
 
 def test_a_model_without_a_bound_leaves_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy_trainer.prompts.context_length", lambda model: None)
+    monkeypatch.setattr("policy_trainer.data.prompts.context_length", lambda model: None)
     model = make_model(0)
     assert limit_of(model, 10**6) == 1024 and limit_of(model, 10**6, max_prompt_tokens=9) == 9
 

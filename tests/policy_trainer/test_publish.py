@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.json_file import write_json
-from policy_trainer.publish import KEPT, Publication, latest, load_weights, publish
+from policy_trainer.run_files.json_file import write_json
+from policy_trainer.run_files.publish import KEPT, Publication, latest, load_weights, publish
 
 Make = Callable[..., PreTrainedModel]
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from policy_trainer.queue_watch import QueueWatch
+from policy_trainer.queue_client.queue_watch import QueueWatch
 from shared.api import QueueView
 from shared.client import RefServerClient
 from tests.policy_trainer.queues import queue_of
@@ -28,7 +28,7 @@ def watch(*answers: QueueView | None) -> QueueWatch:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("policy_trainer.queue_watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("policy_trainer.queue_client.queue_watch.time.monotonic", lambda: now[0])
     return now
 
 

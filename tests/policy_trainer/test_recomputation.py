@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.publish import load_weights
-from policy_trainer.recomputation import recompute_layers
+from policy_trainer.data.completion import SamplingParams
+from policy_trainer.learner.recomputation import recompute_layers
+from policy_trainer.run_files.publish import load_weights
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.interface import SamplingParams
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PlainForward
 from shared.models import save_model

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.config import OptimizerConfig, ReferenceConfig
-from policy_trainer.endings import RunFailed, Stopped
-from policy_trainer.renewal import FixedReference, choose_renewal
-from policy_trainer.weights import make_weights
+from policy_trainer.learner.weights import make_weights
+from policy_trainer.lifecycle.endings import RunFailed, Stopped
+from policy_trainer.reference.renewal import FixedReference, choose_renewal
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from shared.client import RefServerClient, RefServerError
 from shared.models import load_model, load_tokenizer, tokenizer_fingerprint
 from shared.refusal import Refused
@@ -351,7 +351,7 @@ class TestServer:
     def test_who_replaces_it_at_the_same_moment_is_waited_for(
         self, make_run: Callable[..., Run], code: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("policy_trainer.served_reference._BUSY_SECONDS", 0.01)
+        monkeypatch.setattr("policy_trainer.reference.served_reference._BUSY_SECONDS", 0.01)
         run = make_run()
         run.server.errors = [(409, code), (409, code)]
         run.begin().until(1)
@@ -514,7 +514,7 @@ class TestRemoval:
         def refuse(path: Path) -> None:
             raise PermissionError(f"{path} is read-only")
 
-        monkeypatch.setattr("policy_trainer.snapshots.shutil.rmtree", refuse)
+        monkeypatch.setattr("policy_trainer.reference.snapshots.shutil.rmtree", refuse)
         run = make_run(keep=9)
         run.begin().until(2)
         assert "old snapshots are not removed" in run.notes[-1]

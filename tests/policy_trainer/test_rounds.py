@@ -10,15 +10,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, SamplingConfig
-from policy_trainer.in_vain import InVain
-from policy_trainer.judging import Judge, Judgement
-from policy_trainer.prompts import PromptEncoder
+from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.reporting.in_vain import InVain
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.rounds import Drawn, Judged, Round, Rounds
-from policy_trainer.sampling.interface import Completion, SamplingParams
+from policy_trainer.rewards.judging import Judge, Judgement
+from policy_trainer.rollout.rounds import Drawn, Judged, Round, Rounds
 from policy_trainer.tasks.arithmetic import Arithmetic
-from policy_trainer.tasks.interface import Problem
 from shared.batch import StepRewards
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.schedules import lr_factor
+from policy_trainer.learner.schedules import lr_factor
 
 
 @pytest.mark.parametrize(

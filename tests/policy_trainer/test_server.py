@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.server import LeaseTerms, batches_by_state, connect, in_flight_allowance, leases_are_full
+from policy_trainer.queue_client.server import (
+    LeaseTerms,
+    batches_by_state,
+    connect,
+    in_flight_allowance,
+    leases_are_full,
+)
 from shared.refusal import Refused
 from shared.settings import from_values
 from shared.states import Order, State

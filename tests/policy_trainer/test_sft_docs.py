@@ -8,7 +8,7 @@ import pytest
 
 from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import EvalConfig, SftConfig, TrainConfig
-from policy_trainer.demonstrations import read_demonstrations
+from policy_trainer.sft.demonstrations import read_demonstrations
 from shared.settings import load_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sft.md").read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.loss import KL_ESTIMATORS
-from policy_trainer.step_groups import Prepared, StepGroup, judge, lack, prepare
+from policy_trainer.learner.step_groups import Prepared, StepGroup, judge, lack, prepare
+from policy_trainer.objective.loss import KL_ESTIMATORS
 from shared.batch import StepRewards
 
 Make = Callable[..., Any]

@@ -9,7 +9,7 @@ from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import EvalConfig, SourceConfig
 from policy_trainer.config.data import DataConfig
 from policy_trainer.config.task_settings import LOOKED_AT, SOURCE_SETTINGS
-from policy_trainer.run_directory import RunDirectory
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
 
 SOME_MIXTURE = '[{"task": "gsm8k"}]'

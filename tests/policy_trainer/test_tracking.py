@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.tracking import (
+from policy_trainer.reporting.tracking import (
     TRACKERS,
     Harmless,
     TrackedRun,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.weights import MasterWeights, OwnWeights, Weights, make_weights
+from policy_trainer.learner.weights import MasterWeights, OwnWeights, Weights, make_weights
 from shared.refusal import Refused
 
 Make = Callable[..., PreTrainedModel]

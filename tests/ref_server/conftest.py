@@ -18,14 +18,14 @@ import uvicorn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from uuid6 import uuid7
 
-from policy_trainer.base_model import make_model, make_tokenizer
-from ref_server.app import create_app
+from policy_trainer.demo.base_model import make_model, make_tokenizer
+from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.gate.listening import uvicorn_config
+from ref_server.http.app import create_app
+from ref_server.http.gate.listening import uvicorn_config
 from ref_server.queue.interface import Queue
 from ref_server.scoring.frozen_model import FrozenModel
-from ref_server.service import Service
-from ref_server.stores import open_queue
+from ref_server.service.service import Service
 from shared.batch import RolloutBatch, TokenGroup
 from shared.models import save_model
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 
@@ -76,7 +76,7 @@ def seconds_since(started: float) -> float:
 @pytest.fixture
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls look only when the bell rings."""
-    monkeypatch.setattr("ref_server.routes.leases.POLL_SECONDS", 60.0)
+    monkeypatch.setattr("ref_server.http.routes.leases.POLL_SECONDS", 60.0)
 
 
 @pytest.mark.usefixtures("rare_looks")

@@ -16,7 +16,7 @@ import pytest
 import structlog
 import torch
 
-from policy_trainer.base_model import make_model, make_tokenizer
+from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.__main__ import main, serve
 from ref_server.queue.interface import Limits
 from ref_server.queue.sqlite import SqliteQueue

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from ref_server.__main__ import serve
+from ref_server.cli.queue import command as queue_module
+from ref_server.cli.queue.command import VERBS, queue_command
+from ref_server.cli.queue.options import Ls
 from ref_server.config import QueueConfig
 from ref_server.queue.interface import State
-from ref_server.queue_cli import command as queue_module
-from ref_server.queue_cli.command import VERBS, queue_command
-from ref_server.queue_cli.options import Ls
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.client import NotRefServer, RefServerClient
@@ -312,7 +312,7 @@ def test_purge_by_age(
     arguments = ["purge", "--state", "ready", "--run", run, "--older-than-days", "1", "--yes"]
     assert command(*arguments)[1] == "0 batches purged, 0.0 MiB\n"
     admitted = http.get(f"/v1/batches/{id}").json()["admitted_at"]
-    monkeypatch.setattr("ref_server.queue_cli.command.time.time", lambda: admitted + 86_401)
+    monkeypatch.setattr("ref_server.cli.queue.command.time.time", lambda: admitted + 86_401)
     assert command(*arguments)[1] == "1 batch purged, <0.1 MiB\n"
     assert state(http, id) == "expired"
 
@@ -472,7 +472,7 @@ def test_a_process(http: httpx.Client, rollout: Rollout, run: str) -> None:
 
 
 def test_a_reader_that_has_seen_enough(http: httpx.Client) -> None:
-    code = "import sys; from ref_server.queue_cli.command import queue_command; sys.exit(queue_command(sys.argv[1:]))"
+    code = "import sys; from ref_server.cli.queue.command import queue_command; sys.exit(queue_command(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "stats", "--json", "--url", str(http.base_url)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr

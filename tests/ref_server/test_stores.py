@@ -2,8 +2,8 @@
 
 import pytest
 
+from ref_server.cli.stores import describe_store
 from ref_server.config import ServeConfig
-from ref_server.stores import describe_store
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_trainer.advantages import ADVANTAGES, JudgedGroup
 from policy_trainer.config import LossConfig
-from policy_trainer.corrections import correction
-from policy_trainer.loss import KL_ESTIMATORS, LossTokens, penalises_rewards, token_loss
-from policy_trainer.means import Totals, token_weights
+from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.objective.corrections import correction
+from policy_trainer.objective.loss import KL_ESTIMATORS, LossTokens, penalises_rewards, token_loss
+from policy_trainer.objective.means import Totals, token_weights
 from shared.batch import StepRewards
 from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
-from policy_trainer.learner import Learner
-from policy_trainer.step_stats import StepStats
+from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.policy_trainer.proofs.batches import completions_of, permuted, random_batches

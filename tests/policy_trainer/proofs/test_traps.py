@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.advantages import ADVANTAGES, JudgedGroup
 from policy_trainer.config import LossConfig, OptimizerConfig
-from policy_trainer.learner import Learner
-from policy_trainer.loss import LossTokens, k3, token_loss
-from policy_trainer.means import Totals, token_weights
+from policy_trainer.data.completion import Completion, SamplingParams, group_tokens
+from policy_trainer.learner.learner import Learner
+from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.objective.loss import LossTokens, k3, token_loss
+from policy_trainer.objective.means import Totals, token_weights
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.interface import Completion, SamplingParams, group_tokens
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from shared.logprobs.head import target_logps

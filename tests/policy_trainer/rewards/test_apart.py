@@ -13,11 +13,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.registry import RULES
-from policy_trainer.tasks.interface import Problem
 from shared.refusal import Refused
 
 HERE = "tests.policy_trainer.rewards.faulty"
@@ -200,7 +200,7 @@ import os, sys, time
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.own import OwnReward
-from policy_trainer.tasks.interface import Problem
+from policy_trainer.data.problem import Problem
 
 reward = OwnReward("{HERE}:" + sys.argv[1])
 rewards = ApartRewards({{"own": Apart(reward, reward.load)}}, seconds=float(sys.argv[2]), memory=0)

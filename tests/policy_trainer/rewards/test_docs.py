@@ -7,11 +7,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.judging import Judge
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
+from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
 from policy_trainer.tasks.arithmetic import Arithmetic
-from policy_trainer.tasks.interface import Problem
 
 PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
 

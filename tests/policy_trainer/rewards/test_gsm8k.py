@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Reward, Sample
 from policy_trainer.rewards.gsm8k import (
     last_number,
@@ -15,7 +16,6 @@ from policy_trainer.rewards.gsm8k import (
     simple_grpo_accuracy,
     simple_grpo_format,
 )
-from policy_trainer.tasks.interface import Problem
 
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n", "\t"]), max_size=14)
 

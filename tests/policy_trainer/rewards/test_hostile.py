@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.correct import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import repetition_penalty
 from policy_trainer.rewards.registry import RULES
-from policy_trainer.tasks.interface import Problem
 
 MEGABYTE = 2**20
 ASKED = Problem("5", extras={"numbers": (1, 2, 3), "target": 9})

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from policy_trainer.config import JudgingConfig
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, equal_math
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.correct import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
-from policy_trainer.tasks.interface import Problem
 
 # gold answer, what equals it, what does not
 TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (

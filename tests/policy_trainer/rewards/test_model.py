@@ -16,11 +16,11 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from policy_trainer.base_model import make_tokenizer
 from policy_trainer.config import RewardModelConfig
+from policy_trainer.data.problem import Problem
+from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.model import RewardModel
-from policy_trainer.tasks.interface import Problem
 from shared.refusal import Refused
 
 ASKED = ({"role": "user", "content": "1+1=?"},)

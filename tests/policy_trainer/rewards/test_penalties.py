@@ -2,9 +2,9 @@
 
 import pytest
 
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
-from policy_trainer.tasks.interface import Problem
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, -0.01), (50, -0.5), (100, -1), (101, -1), (10**9, -1)])

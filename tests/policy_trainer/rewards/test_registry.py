@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
 from policy_trainer.rewards.apart import Apart
 from policy_trainer.rewards.correct import Accuracy, ByAnswer, ByTask
@@ -12,7 +13,6 @@ from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards
 from policy_trainer.rewards.tags import format_reward, tags_reward
 from policy_trainer.tasks.arithmetic import Arithmetic
-from policy_trainer.tasks.interface import Correct, Problem
 from shared.refusal import Refused
 
 

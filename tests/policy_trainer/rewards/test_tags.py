@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.tags import format_reward, tags_reward
-from policy_trainer.tasks.interface import Problem
 
 WHOLE = "<think>1+1</think><answer>2</answer>"
 # completion, score of `format`, score of `tags`

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from policy_trainer.data.completion import Completion, SamplingParams
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.interface import Completion, SamplingParams
 from shared.refusal import Refused
 from tests.policy_trainer.sampling.test_greedy import ids_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from policy_trainer.data.completion import Completion, SamplingParams, group_tokens
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.interface import Completion, SamplingParams, group_tokens
 from shared.logprobs import PackedForward
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS, generate
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from policy_trainer.sampling.interface import Completion, group_tokens
+from policy_trainer.data.completion import Completion, group_tokens
 
 
 def test_group_tokens_packs() -> None:

@@ -1,7 +1,7 @@
 """The generated task: what is held out is never drawn, and a problem is a function of seed and index."""
 
+from policy_trainer.data.problem import Problem
 from policy_trainer.tasks.arithmetic import HELD_OUT, NUMBERS, Arithmetic
-from policy_trainer.tasks.interface import Problem
 
 
 def pair(problem: Problem) -> tuple[int, int]:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy_trainer.config import CountdownConfig, DataConfig
+from policy_trainer.data.problem import Problem, Task
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.countdown_draws import CountdownDraws
-from policy_trainer.tasks.interface import Problem, Task
 from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import DATA, write
 

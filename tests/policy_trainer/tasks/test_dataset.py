@@ -147,7 +147,7 @@ class TestRefusals:
     def test_without_a_network(self, tmp_path: Path) -> None:
         """In a process of its own: the library reads its settings when it is imported."""
         code = (
-            "from policy_trainer.tasks.rows import read_dataset\n"
+            "from policy_trainer.data.rows import read_dataset\n"
             "try: read_dataset('some/questions', 'main', 'train', ('question',))\n"
             "except ValueError as error: print(type(error).__name__, error)\n"
         )

@@ -11,9 +11,9 @@ import pytest
 from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import EvalConfig
 from policy_trainer.config.data import TASK_NAMES
-from policy_trainer.steps import JudgesSteps, Step
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.steps import JudgesSteps, Step
 from policy_trainer.tasks.countdown import ASSISTANT_PREFILL, QUESTION, SYSTEM_PROMPT
-from policy_trainer.tasks.interface import Problem, Task
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.tasks.words import THINK_THEN_ANSWER

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import ColumnsConfig, DataConfig
-from policy_trainer.tasks.interface import Problem
+from policy_trainer.data.problem import Problem
 from policy_trainer.tasks.jsonl import jsonl
 from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import write, write_parquet

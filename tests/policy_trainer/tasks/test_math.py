@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import DataConfig
-from policy_trainer.tasks.interface import Problem
+from policy_trainer.data.problem import Problem
 from policy_trainer.tasks.math import last_boxed, math
 from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import DATA, write, write_parquet

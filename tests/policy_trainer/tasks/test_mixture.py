@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy_trainer.config import DataConfig, MixtureSource, TrainConfig
-from policy_trainer.tasks.interface import Problem, Task
+from policy_trainer.data.problem import Problem, Task
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.tasks.schedule import ROUND, Schedule
 from shared.refusal import Refused

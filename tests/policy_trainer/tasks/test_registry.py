@@ -5,9 +5,9 @@ from pydantic import ValidationError
 
 from policy_trainer.config import DataConfig, JudgingConfig, TrainConfig
 from policy_trainer.config.data import TASK_NAMES
-from policy_trainer.steps import JudgesSteps
+from policy_trainer.data.problem import Task
+from policy_trainer.data.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
-from policy_trainer.tasks.interface import Task
 from policy_trainer.tasks.registry import TASKS, make_task
 from shared.refusal import Refused
 from tests.policy_trainer.tasks.formats import DATA

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trustme
 
-from ref_server.service import Service
+from ref_server.service.service import Service
 from tests.ports import free_port
 from tests.ref_server.processes import running
 from tests.site import Answer, open_site

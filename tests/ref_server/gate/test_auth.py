@@ -11,11 +11,11 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Mount, Route
 
-from ref_server.app import create_app
 from ref_server.config import ServeConfig
-from ref_server.gate.auth import ACCESS, Role, one_admin, read_keys, role_wanted
-from ref_server.problem import Problem
-from ref_server.service import Service
+from ref_server.http.app import create_app
+from ref_server.http.gate.auth import ACCESS, Role, one_admin, read_keys, role_wanted
+from ref_server.http.problem import Problem
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, ExitStack
 import httpx
 import pytest
 
-from ref_server.gate import bodies
-from ref_server.service import Service
+from ref_server.http.gate import bodies
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ref_server.config import ServeConfig
-from ref_server.gate import connections
-from ref_server.gate.listening import uvicorn_config
+from ref_server.http.gate import connections
+from ref_server.http.gate.listening import uvicorn_config
 from tests.ref_server.processes import running
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from ref_server.app import create_app
+from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.gate.door import MAX_SCOUTS, MEMORY_SECONDS, SCOUTS_PER_SECOND, Door
+from ref_server.http.app import create_app
+from ref_server.http.gate.door import MAX_SCOUTS, MEMORY_SECONDS, SCOUTS_PER_SECOND, Door
 from ref_server.queue.interface import NoRoom
 from ref_server.scoring.no_model import NoReference
-from ref_server.service import Service
-from ref_server.stores import open_queue
+from ref_server.service.service import Service
 from shared import wire
 from shared.settings import from_values
 from tests.chaos.batches import random_batch
@@ -107,8 +107,8 @@ def test_all_are_let_in_a_while_after_there_was_no_room() -> None:
 
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are refused alike, few of them by the queue; the next one after a place has become free is taken."""
-    monkeypatch.setattr("ref_server.gate.door.DELAY_SECONDS", 0.0)
-    monkeypatch.setattr("ref_server.gate.door.SCOUTS_PER_SECOND", 0.0)
+    monkeypatch.setattr("ref_server.http.gate.door.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("ref_server.http.gate.door.SCOUTS_PER_SECOND", 0.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 1})
     service = Service(NoReference(config.max_batch_tokens), open_queue(config), config)
     chance = random.Random(0)
@@ -132,7 +132,7 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
             assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
             assert len(asked) == 2 + MAX_SCOUTS
             assert (await client.delete(f"/v1/batches/{first.json()['id']}")).status_code == 204
-            monkeypatch.setattr("ref_server.gate.door.MEMORY_SECONDS", 0.0)
+            monkeypatch.setattr("ref_server.http.gate.door.MEMORY_SECONDS", 0.0)
             assert (await upload(client)).status_code == 201
         service.close()
 

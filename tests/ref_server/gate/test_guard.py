@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ref_server.config import ServeConfig
-from ref_server.gate.guard import MAX_JSON_BYTES, Guard
+from ref_server.http.gate.guard import MAX_JSON_BYTES, Guard
 from shared import wire
 from tests.ref_server.sockets import answer, connected, head
 

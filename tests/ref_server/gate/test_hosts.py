@@ -9,9 +9,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from ref_server.config import ServeConfig
-from ref_server.gate.hosts import Hosts, is_loopback
-from ref_server.problem import Problem
-from ref_server.service import Service
+from ref_server.http.gate.hosts import Hosts, is_loopback
+from ref_server.http.problem import Problem
+from ref_server.service.service import Service
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 

@@ -20,7 +20,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from ref_server.queue.interface import Queue, StorageBroken
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.ports import free_port

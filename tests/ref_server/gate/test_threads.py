@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ref_server.gate.threads import Threads
+from ref_server.http.gate.threads import Threads
 from ref_server.scoring.reference import Busy
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ref_server.queue.activity import Count
 from ref_server.queue.interface import Claim, StorageBroken, StorageFull
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, TokenGroup
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload

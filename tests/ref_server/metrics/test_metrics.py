@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ref_server.metrics import families as metric_families
 from ref_server.metrics.histogram import Histogram
 from ref_server.queue.interface import Depth, Queue, Stats, StorageBroken, StorageFull
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.states import State

@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.base_model import make_model
+from policy_trainer.demo.base_model import make_model
+from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import BatchInfo, Claim, Queue, State, StorageBroken, Upload
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
 from ref_server.scoring.scorer import Scorer
-from ref_server.stores import open_queue
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ref_server.queue.interface import Claim, Queue
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ref_server.cli.queue.tables import token_sheet
+from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Upload
-from ref_server.queue_cli.tables import token_sheet
 from ref_server.scoring.no_model import NoReference
-from ref_server.service import Service
-from ref_server.stores import open_queue
+from ref_server.service.service import Service
 from shared import wire
 from shared.api import TokensView
 from shared.batch import RolloutBatch, TokenGroup
@@ -63,7 +63,7 @@ def test_what_was_uploaded_is_leased_at_once_and_as_it_is(plain: httpx.Client, r
 
 
 def test_an_upload_wakes_who_waits(tmp_path: Path, serve: Serve, rollout: Rollout, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ref_server.routes.leases.POLL_SECONDS", 60)
+    monkeypatch.setattr("ref_server.http.routes.leases.POLL_SECONDS", 60)
     with serve(open_service(tmp_path)) as http:
         waiting = subprocess.Popen(
             [sys.executable, "-c", _LEASE, str(http.base_url)], stdout=subprocess.PIPE, text=True
@@ -158,7 +158,7 @@ def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, se
 
 def test_neither_a_queue_nor_its_tools_load_pytorch() -> None:
     modules = (
-        "ref_server.serving, ref_server.queue_cli.command, ref_server.client_cli.ping, ref_server.client_cli.score"
+        "ref_server.cli.serve, ref_server.cli.queue.command, ref_server.cli.client.ping, ref_server.cli.client.score"
     )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.base_model import make_model, make_tokenizer
+from policy_trainer.demo.base_model import make_model, make_tokenizer
+from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
-from ref_server.service import Service
-from ref_server.stores import open_queue
+from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.service import Service
+from ref_server.service.service import Service
 from tests.ref_server.conftest import make_service, model, one_thread, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "serve", "tokenizer"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ref_server.service import Service
+from ref_server.service.service import Service
 from shared import wire
 from shared.api import LeaseBody
 from shared.batch import RolloutBatch, ScoredBatch

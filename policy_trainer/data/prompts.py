@@ -1,0 +1,110 @@
+"""Problems as token ids: where text and tokens meet."""
+
+import re
+
+from jinja2 import TemplateError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig, PromptConfig
+from policy_trainer.data.problem import Problem
+from shared.models import context_length
+from shared.refusal import Refused
+
+_SYSTEM = "system"
+_TAG = re.compile(r"<\w+>")
+
+
+class PromptTooLong(Refused):
+    """A prompt has more tokens than data.max_prompt_tokens, or leaves no room for a completion."""
+
+
+class PromptEncoder:
+    """Problem -> token ids of everything before the first sampled token, tokenised once.
+
+    Messages go through the chat template, or are joined by blank lines where data.prompt_style is plain; a plain prompt
+    is taken as it stands.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig, *, limit: int | None = None) -> None:
+        """limit: tokens that a prompt may have, see `prompt_limit`; None for any number."""
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._limit = limit
+
+    def encode(self, problem: Problem) -> list[int]:
+        """Raises PromptTooLong, or Refused where the model and the data do not go together."""
+        if problem.messages and self._prompts.prompt_style == "chat":
+            # The template writes the special tokens itself, so none are added.
+            ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
+        else:
+            ids = self._tokenizer.encode(self._plain_text(problem))
+        if self._limit is not None and len(ids) > self._limit:
+            why = "data.max_prompt_tokens, or what the model's context leaves"
+            raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
+        return ids
+
+    def prefill(self, problem: Problem) -> str:
+        """The beginning of the answer that the prompt ends with: part of the text that is judged, but never sampled."""
+        given = self._prompts.assistant_prefill
+        return problem.assistant_prefill if given is None else given
+
+    def _chat_text(self, problem: Problem) -> str:
+        if self._tokenizer.chat_template is None:
+            raise Refused(
+                "the model has no chat template: give problems with a plain prompt, or --data.prompt-style plain"
+            )
+        messages = self._messages(problem)
+        text = self._rendered(messages, add_generation_prompt=True)
+        opening = text.removeprefix(self._rendered(messages, add_generation_prompt=False))
+        return text + _continuation(opening, self.prefill(problem))
+
+    def _rendered(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=add_generation_prompt, tokenize=False
+                )
+            )
+        except TemplateError as error:  # some take no system message, or want roles to alternate
+            remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
+            raise Refused(f"the model's chat template does not take {messages}: {error}; {remedy}") from error
+
+    def _plain_text(self, problem: Problem) -> str:
+        if problem.messages:
+            texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
+            return "\n\n".join(text for text in texts if text)
+        system = self._system_prompt(problem)
+        if system and self._prompts.prompt_style == "chat":
+            raise Refused("data.system_prompt needs problems with messages, or --data.prompt-style plain")
+        return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
+
+    def _messages(self, problem: Problem) -> list[dict[str, str]]:
+        messages = [dict(message) for message in problem.messages]
+        system = self._system_prompt(problem)
+        if system and messages[0]["role"] != _SYSTEM:
+            messages.insert(0, {"role": _SYSTEM, "content": system})
+        return messages
+
+    def _system_prompt(self, problem: Problem) -> str:
+        given = self._prompts.system_prompt
+        return problem.system_prompt if given is None else given
+
+
+def _continuation(opening: str, prefill: str) -> str:
+    """The prefill without the tag that it begins with, where the template's opening of an answer ends with that tag."""
+    tag = _TAG.match(prefill)
+    written = opening.rstrip()
+    if tag is None or not written.endswith(tag[0]):
+        return prefill
+    return prefill[tag.end() :].removeprefix(opening[len(written) :])
+
+
+def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
+    """Tokens that a prompt may have: data.max_prompt_tokens, or fewer where the model's context leaves fewer for it.
+    Raises Refused when it leaves none."""
+    context, new = context_length(model), config.sampling.max_new_tokens
+    if context is None:
+        return config.data.max_prompt_tokens
+    if context <= new:
+        raise Refused(f"sampling.max_new_tokens: {new} leave no room in the model's context of {context}")
+    return min(context - new, config.data.max_prompt_tokens)

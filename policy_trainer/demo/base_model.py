@@ -1,0 +1,155 @@
+"""The demo's base model: a tiny Qwen2 and its byte-level tokenizer, warmed up with supervision until it is middling.
+
+The warm-up shows it worked examples, `<think>4+8=12,5+5+1=11</think><answer>112</answer>`, then mostly blurted ones,
+`<think></think><answer>112</answer>`: it can then work problems out, but prefers to blurt, which it does badly.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from policy_trainer.config import OptimizerConfig, PromptConfig
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.rewards import TAGS
+from policy_trainer.sft import supervision
+from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
+from policy_trainer.sft.supervision import SupervisedLearner
+from policy_trainer.tasks import arithmetic
+from policy_trainer.tasks.arithmetic import Arithmetic, work
+from shared.logprobs import choose_forward
+from shared.models import save_model
+
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+STEPS = 440
+BLURTING_STEPS = 40
+BATCH = 32
+MAX_TOKENS = 64
+RAMP_STEPS = 20
+OPTIMIZER = OptimizerConfig(lr=4e-3, betas=(0.9, 0.99), weight_decay=0.01, clip_norm=1.0)
+WORKED_SHARE_AT_END = 0.25
+BROKEN_SHARE = 0.15
+_RECIPE = (__file__, arithmetic.__file__, supervision.__file__)
+
+
+def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:
+    """The directory of the base model of this seed, made on first use."""
+    # A change of the recipe is a change of these files: an old cache is then not taken.
+    recipe = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _RECIPE)).hexdigest()[:8]
+    target = cache / f"arithmetic-{recipe}-seed-{seed}"
+    if not target.exists():
+        make_base_model(target, seed, on_progress)
+    return target
+
+
+def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> None:
+    """Makes the directory `target`, all of it or, when interrupted, nothing."""
+    model, tokenizer = make_model(seed), make_tokenizer()
+    warm_up(model, tokenizer, seed, on_progress)
+    keep(model, tokenizer, target)
+
+
+def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+    """Saves a base model as the directory `target`, which appears whole; two processes may do so at once."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+        made = Path(temporary) / "model"
+        save_model(model, tokenizer, made)
+        try:
+            made.rename(target)
+        except OSError:  # another process was quicker; its model is the same
+            if not target.exists():
+                raise
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes without merges, five special tokens, and the four tags as ordinary tokens, so that decoding keeps them."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *sorted(ByteLevel.alphabet())))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.add_tokens(list(TAGS))
+    return fast
+
+
+def make_model(seed: int) -> PreTrainedModel:
+    """0.43M parameters, random. rope_theta and initializer_range matter at this size."""
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=384,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        initializer_range=0.05,
+        pad_token_id=SPECIAL_TOKENS.index("<|pad|>"),
+        eos_token_id=SPECIAL_TOKENS.index("<|end|>"),
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def warm_up(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: Callable[[int, int], None]
+) -> None:
+    """Supervised steps on demonstrations of the training split."""
+    learner = SupervisedLearner(
+        model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
+    )
+    assert isinstance(tokenizer.eos_token_id, int)
+    prompts = PromptEncoder(tokenizer, PromptConfig())
+    encoder = RowEncoder(tokenizer, prompts, eos=tokenizer.eos_token_id, limit=MAX_TOKENS)
+    shown = demonstrations(seed)
+    for step in range(STEPS):
+        rows = [encoder.encode(demonstration) for demonstration in islice(shown, BATCH)]
+        learner.step(rows, lr=_lr(step))
+        on_progress(step + 1, STEPS)
+
+
+def _lr(step: int) -> float:
+    """A ramp to the peak, then down to a tenth of it."""
+    decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (STEPS - RAMP_STEPS)
+    return OPTIMIZER.lr * min(1.0, (step + 1) / RAMP_STEPS) * decay
+
+
+def demonstrations(seed: int) -> Iterator[Demonstration]:
+    """What the warm-up shows, in order: worked examples, then mostly blurted ones."""
+    chance, task = random.Random(seed), Arithmetic(seed)
+    for i in range(STEPS * BATCH):
+        worked_share = 1.0 if i < (STEPS - BLURTING_STEPS) * BATCH else WORKED_SHARE_AT_END
+        problem = task.problem(i)
+        yield Demonstration(problem, example(problem, worked=chance.random() < worked_share, chance=chance))
+
+
+def example(problem: Problem, *, worked: bool, chance: random.Random) -> str:
+    """One completion to imitate. Some have a broken tag, so that the format is left to learn as well."""
+    text = f"<think>{','.join(work(problem)) if worked else ''}</think><answer>{problem.answer}</answer>"
+    if chance.random() < BROKEN_SHARE:
+        text = text.replace(chance.choice(TAGS), "", 1)
+    return text

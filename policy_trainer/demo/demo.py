@@ -1,0 +1,195 @@
+"""The demo: a tiny model learns to add, through a reference server and a rollout worker of its own on this machine."""
+
+import shutil
+import socket
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from policy_trainer.config import (
+    CheckpointConfig,
+    DemoChoices,
+    DemoConfig,
+    DemoSetupConfig,
+    EvalConfig,
+    EvalEvaluationConfig,
+    EvaluationConfig,
+    LossConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+from policy_trainer.demo.base_model import cached_base_model, make_base_model
+from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, print_summary, summarise, write_transcripts
+from policy_trainer.evaluation.eval import evaluate_with_progress
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.processes import Child
+from policy_trainer.reporting.curves import plot_curves
+from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.run_files.json_file import write_json
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.run import train
+from shared.client import RefServerClient
+from shared.models import use_threads
+from shared.refusal import Refused
+from shared.settings import from_values
+
+HELD_OUT_PROBLEMS = 512
+SAMPLING = SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40)
+
+
+def demo(config: DemoConfig, console: Console) -> int:
+    """Runs it all and leaves run_dir/summary.json. Exit status: 0, 1 when the KL check fails, 130 when interrupted."""
+    began = time.monotonic()
+    directory = RunDirectory(config.run_dir)
+    if config.resume:
+        _refuse_another_seed(directory, config.seed)
+    else:
+        _set_aside(directory, console)
+    use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
+    base = _base_model(config, console)
+    before = evaluate_with_progress(_eval_config(base, config), console, "before")
+    with _reference_server(base, directory, console) as (server, client):
+        recipe = _recipe(config, base, client.url).model_copy(update={"resume": config.resume})
+        result = train(recipe, console, on_outage=lambda: _check(server))
+        if not result.finished:
+            going_on = _going_on(config.seed)
+            console.print(f"stopped after {result.steps} steps; continue with: {going_on}", highlight=False)
+            return 130
+        scored = client.queue().scoring.working_seconds
+    after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
+    records = read_metrics(directory.metrics)
+    summary = summarise(config, result, before, after, records, scored, time.monotonic() - began)
+    write_json(directory.root / "summary.json", summary)
+    plot_curves(records, directory.root / "curves.png")
+    write_transcripts(directory.root / "transcripts.md", before[0], after[0])
+    print_summary(summary, directory, console)
+    return 0 if summary["kl_at_step_0"] < MAX_KL_AT_STEP_0 else 1
+
+
+def set_up(config: DemoSetupConfig) -> Path:
+    """Writes RUN_DIR/base, unless it is there, and RUN_DIR/config.toml, for a trainer and workers to start with."""
+    directory = RunDirectory(config.run_dir)
+    base = config.run_dir / "base"
+    if not base.exists():
+        use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
+        make_base_model(base, config.seed, lambda done, total: None)
+    recipe = _recipe(config, base, config.server).model_copy(update={"rollout": "external"})
+    directory.write_config(recipe)
+    return directory.config
+
+
+def _refuse_another_seed(directory: RunDirectory, seed: int) -> None:
+    """Raises Refused rather than go on with another reference and other problems than the demo there began with."""
+    begun = _seed(directory)
+    if begun not in (None, seed):
+        raise Refused(
+            f"--seed: {directory.root} holds a demo of --seed {begun}, not of {seed}; continue it with: "
+            f"{_going_on(begun)}, or begin anew without --resume"
+        )
+
+
+def _seed(directory: RunDirectory) -> int | None:
+    """Of the demo that is there, if one got so far."""
+    return tomllib.loads(directory.config.read_text()).get("seed") if directory.config.exists() else None
+
+
+def _going_on(seed: int) -> str:
+    return f"make demo {f'SEED={seed} ' if seed else ''}RESUME=1"
+
+
+def _set_aside(directory: RunDirectory, console: Console) -> None:
+    """An earlier demo is kept until the next but one."""
+    run_dir, seed = directory.root, _seed(directory)
+    if not run_dir.exists():
+        return
+    if seed is not None and not (run_dir / "summary.json").exists():
+        console.print(f"{run_dir} holds an interrupted demo; `{_going_on(seed)}` would have continued it")
+    previous = run_dir.with_name(run_dir.name + ".previous")
+    shutil.rmtree(previous, ignore_errors=True)
+    run_dir.rename(previous)
+    console.print(f"the earlier {run_dir} is now {previous}", highlight=False)
+
+
+def _base_model(config: DemoConfig, console: Console) -> Path:
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("warming up the base model", total=None)
+        return cached_base_model(
+            config.run_dir.parent / "base_models",
+            config.seed,
+            lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+
+
+@contextmanager
+def _reference_server(base: Path, directory: RunDirectory, console: Console) -> Iterator[tuple[Child, RefServerClient]]:
+    """A reference server as a process of its own, once it serves."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    server = Child(
+        "reference server",
+        "ref_server",
+        [
+            "serve", "--model", str(base), "--port", str(port), "--data-dir", str(directory.root / "server"),
+            "--threads", "1",
+        ],
+        directory.logs / "ref_server.log",
+    )  # fmt: skip
+    server.start()
+    console.print(f"reference server: process {server.pid}, {url}", highlight=False)
+
+    client = RefServerClient(url, patience=None, on_wait=lambda *_: _check(server))
+    try:
+        client.model()  # returns once it serves
+        yield server, client
+    finally:
+        client.close()
+        server.stop()
+
+
+def _check(server: Child) -> None:
+    if server.exit_status is not None:
+        raise RunFailed(f"the reference server has died; its last words:\n{server.last_words()}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
+    """Rates of 1e-3 and more collapse."""
+    return from_values(
+        TrainConfig,
+        model=str(base),
+        seed=config.seed,
+        threads=1,
+        task="arithmetic",
+        run_dir=config.run_dir,
+        server=url,
+        steps=config.steps,
+        sampling=SAMPLING,
+        groups_per_step=16,
+        publish_every=4,
+        loss=LossConfig(clip=0.2, beta=0.04, drop_zero_variance=True),
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, final_lr_fraction=0.1, clip_norm=1.0),
+        checkpoint=CheckpointConfig(every=20, keep=2),
+        evaluation=EvaluationConfig(every=20, problems=128, batch_size=128),
+    )
+
+
+def _eval_config(model: Path, config: DemoConfig) -> EvalConfig:
+    return from_values(
+        EvalConfig,
+        model=str(model),
+        seed=config.seed,
+        threads=1,
+        sampling=SAMPLING,
+        evaluation=EvalEvaluationConfig(problems=HELD_OUT_PROBLEMS, batch_size=128),
+    )

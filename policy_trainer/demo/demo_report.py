@@ -1,0 +1,88 @@
+"""What the demo tells of its run: a summary, transcripts, and a table on the terminal."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from policy_trainer.config import DemoConfig
+from policy_trainer.evaluation.evaluation import Evaluation
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.run import TrainResult
+
+TRANSCRIPTS = 20
+# KL of a model to itself, computed by the same code on both sides in float32.
+MAX_KL_AT_STEP_0 = 1e-9
+
+
+def summarise(
+    config: DemoConfig,
+    result: TrainResult,
+    before: Sequence[Evaluation],
+    after: Sequence[Evaluation],
+    records: Sequence[dict[str, Any]],
+    scoring_seconds: float,
+    seconds_total: float,
+) -> dict[str, Any]:
+    """seconds: of the training loop alone. seconds_by_stage: working time of each process, waiting left out."""
+    steps = [record for record in records if record["kind"] == "step"]
+    return {
+        "seed": config.seed,
+        "accuracy_before": before[0].accuracy,
+        "accuracy_after": after[0].accuracy,
+        "format_before": before[0].rewards["tags"],
+        "format_after": after[0].rewards["tags"],
+        "sampled_accuracy_before": before[1].accuracy,
+        "sampled_accuracy_after": after[1].accuracy,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 2),
+        "seconds_total": round(seconds_total, 2),
+        "seconds_by_stage": {
+            "rollout": round(sum(record["sampling_seconds"] for record in steps), 2),
+            "scoring": round(scoring_seconds, 2),
+            "training": round(sum(record["training_seconds"] for record in steps), 2),
+        },
+        "kl_at_step_0": next(record["kl_at_step_0"] for record in steps if "kl_at_step_0" in record),
+        "evaluations": {
+            "before": [evaluation.summary() for evaluation in before],
+            "after": [evaluation.summary() for evaluation in after],
+        },
+        "result": asdict(result),
+    }
+
+
+def write_transcripts(path: Path, before: Evaluation, after: Evaluation) -> None:
+    lines = ["# The same held-out problems before and after training, greedy", ""]
+    for old, new in list(zip(before.transcripts, after.transcripts, strict=True))[:TRANSCRIPTS]:
+        lines += [f"**{old.prompt}** ({old.answer})", ""]
+        for when, item in (("before", old), ("after", new)):
+            lines.append(f"- {when}, {'right' if item.correct else 'wrong'}: {json.dumps(item.completion)}")
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
+    table = Table("held-out problems", "before", "after", title="what the model learnt")
+    for label, name in (
+        ("accuracy, greedy", "accuracy"),
+        ("accuracy, sampled", "sampled_accuracy"),
+        ("format, greedy", "format"),
+    ):
+        table.add_row(label, f"{summary[name + '_before']:.3f}", f"{summary[name + '_after']:.3f}")
+    console.print(table)
+    stages = summary["seconds_by_stage"]
+    work = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
+    console.print(
+        f"{summary['steps']} steps in {summary['seconds']:.1f} s ({summary['seconds_total']:.1f} s with everything); "
+        f"at work meanwhile: {work}, {sum(stages.values()):.1f} s in all",
+        highlight=False,
+    )
+    kl = summary["kl_at_step_0"]
+    verdict = "as it must be" if kl < MAX_KL_AT_STEP_0 else "WRONG: policy and reference must agree before training"
+    console.print(f"KL to the reference at step 0: {kl:.1e}, {verdict}", highlight=False)
+    left = "summary.json, curves.png, transcripts.md, metrics.jsonl, model/"
+    console.print(f"see {directory.root}: {left}", highlight=False)

@@ -1,0 +1,63 @@
+"""Accuracy of a model on held-out problems, greedy and sampled."""
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Column, Table
+
+from policy_trainer.config import EvalConfig
+from policy_trainer.evaluation.evaluation import Evaluation, make_evaluator
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.tasks.registry import make_task
+from shared.models import load_model, load_tokenizer, use_threads
+
+
+def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
+    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises Refused for data or rewards that
+    cannot be used, before the model is loaded."""
+    use_threads(config.threads)
+    task = make_task(config)
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    judge = Judge(tokenizer, task, config)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
+    sampler = HFSampler(model, tokenizer)
+    evaluations = []
+    for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature)):
+        evaluations.append(
+            evaluator.evaluate(
+                sampler,
+                config.sampling.params(group_size=1, temperature=temperature),
+                config.evaluation.problems,
+                seed=config.seed,
+                on_progress=lambda done, total, decoding=decoding: on_progress(decoding, done, total),
+            )
+        )
+    return evaluations
+
+
+def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> list[Evaluation]:
+    """The same behind a progress bar."""
+    with Progress(console=console, transient=True) as progress:
+        bars = {name: progress.add_task(f"{label}, {name}", total=None) for name in ("greedy", "sampled")}
+        return evaluate_model(
+            config, lambda decoding, done, total: progress.update(bars[decoding], completed=done, total=total)
+        )
+
+
+def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
+    # Parts of one recipe begin alike, so that a name cut short would not tell them apart.
+    rewards = (Column(name, overflow="fold") for name in evaluations[0].rewards)
+    table = Table("decoding", "accuracy", "95% interval", *rewards, "tokens", "finished", title=title)
+    for item in evaluations:
+        table.add_row(
+            item.decoding,
+            f"{item.accuracy:.3f}",
+            f"{item.low:.3f} to {item.high:.3f}",
+            *(f"{value:.3f}" for value in item.rewards.values()),
+            f"{item.mean_tokens:.1f}",
+            f"{item.finished:.3f}",
+        )
+    return table

@@ -1,0 +1,171 @@
+"""Accuracy on held-out problems, with a confidence interval."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.data.completion import Sampler, SamplingParams
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.judging import Judge
+from shared.refusal import Refused
+
+# Two-sided 95%.
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Transcript:
+    prompt: str
+    completion: str
+    answer: str
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """accuracy: share of right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part
+    over the completions that it could judge, NaN where there are none.
+
+    problems: how many were answered; left_out: those whose prompt was too long or whose gold answer cannot be judged.
+    """
+
+    decoding: str
+    problems: int
+    accuracy: float
+    low: float
+    high: float
+    rewards: dict[str, float]
+    finished: float
+    mean_tokens: float
+    left_out: int
+    transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
+
+    def summary(self) -> dict[str, Any]:
+        """For JSON, which has no NaN: null says the same."""
+        rewards = {name: None if math.isnan(mean) else mean for name, mean in self.rewards.items()}
+        return {**{name: value for name, value in asdict(self).items() if name != "transcripts"}, "rewards": rewards}
+
+
+class Evaluator:
+    """Asks a sampler held-out problems, one answer each."""
+
+    def __init__(
+        self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int, refuse_too_long: bool = False
+    ) -> None:
+        self._refuse_too_long = refuse_too_long
+        self._encoder = encoder
+        self._judge = judge
+        self._task = task
+        self._batch_size = batch_size
+
+    def evaluate(
+        self,
+        sampler: Sampler,
+        params: SamplingParams,
+        problems: int,
+        *,
+        seed: int = 0,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Evaluation:
+        """The first `problems` held-out problems, with params.group_size 1."""
+        asked = self._encode(self._task.held_out()[:problems])
+        answered: list[_Answered] = []
+        on_progress(0, len(asked))
+        for start in range(0, len(asked), self._batch_size):
+            chunk = asked[start : start + self._batch_size]
+            completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
+            samples = [self._judge.sample(problem, *own) for (problem, _), own in zip(chunk, completions, strict=True)]
+            answered.extend(self._judged(samples))
+            on_progress(len(answered), len(asked))
+        return _summarise(answered, params, too_long=min(problems, len(self._task.held_out())) - len(asked))
+
+    def _judged(self, samples: Sequence[Sample]) -> "list[_Answered]":
+        parts = self._judge.score(samples).parts
+        right = self._judge.right(samples) if "accuracy" not in parts else parts["accuracy"]
+        return [
+            _Answered(sample, float(right[i]), {name: float(part[i]) for name, part in parts.items()})
+            for i, sample in enumerate(samples)
+        ]
+
+    def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
+        asked = []
+        for problem in problems:
+            try:
+                asked.append((problem, self._encoder.encode(problem)))
+            except PromptTooLong:
+                if self._refuse_too_long:
+                    raise
+                continue  # counted by the difference in number
+        return asked
+
+
+def make_evaluator(
+    config: CommonConfig,
+    task: Task,
+    judge: Judge,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
+) -> Evaluator:
+    """Of the configuration's held-out problems, for prompts that the model has room for."""
+    encoder = PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config))
+    return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
+
+
+@dataclass(frozen=True)
+class _Answered:
+    sample: Sample
+    right: float
+    parts: dict[str, float]
+
+
+def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_long: int) -> Evaluation:
+    judged = [item for item in answered if not math.isnan(item.right)]
+    count = len(judged)
+    if not count:
+        raise Refused(
+            f"data: of {too_long + len(answered)} held-out problems none can be answered and judged: "
+            f"{too_long} prompts are too long (data.max_prompt_tokens, or the model's context less sampling."
+            f"max_new_tokens), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
+        )
+    right = sum(item.right for item in judged)
+    low, high = wilson_interval(right, count)
+    return Evaluation(
+        decoding="greedy" if params.temperature == 0 else f"sampled at {params.temperature:g}",
+        problems=count,
+        accuracy=right / count,
+        low=low,
+        high=high,
+        rewards={name: _mean([item.parts[name] for item in judged]) for name in judged[0].parts},
+        finished=sum(item.sample.finished for item in judged) / count,
+        mean_tokens=sum(item.sample.tokens for item in judged) / count,
+        left_out=too_long + len(answered) - count,
+        transcripts=tuple(_transcript(item) for item in judged),
+    )
+
+
+def _mean(scores: Sequence[float]) -> float:
+    known = [score for score in scores if not math.isnan(score)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _transcript(item: _Answered) -> Transcript:
+    problem = item.sample.problem
+    prompt = problem.prompt or "\n".join(message["content"] for message in problem.messages)
+    return Transcript(prompt, item.sample.completion, problem.answer, item.right == 1)
+
+
+def wilson_interval(successes: float, count: int) -> tuple[float, float]:
+    """95% interval of a share; unlike the normal one it stays within [0, 1] (Wilson 1927)."""
+    share, z2 = successes / count, _Z * _Z
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    spread = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    # At 0 and 1 rounding would put the share itself outside.
+    return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))

@@ -1,0 +1,151 @@
+"""The loss of the GRPO family, token by token: a surrogate, and a KL penalty to the reference.
+
+Each formula is a function in a dictionary, under the name that chooses it. What a token weighs in the loss of the whole
+step is said by means.py, so that the sum over any micro-batches is the loss of the step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from policy_trainer.config import LossConfig
+from policy_trainer.objective.ratios import MAX_EXPONENT, log_ratio, masked
+
+
+@dataclass(frozen=True)
+class LossTokens:
+    """What the loss knows of each token, (C,). rows: int64, which completion of the micro-batch. mask: bool.
+
+    advantages, old_logps, ref_logps, correction: floating point. Without old_logps the ratio is taken against the
+    policy itself: it is 1, and has a gradient. Without ref_logps there is no KL. correction: weight of the surrogate.
+    """
+
+    rows: Tensor
+    mask: Tensor
+    advantages: Tensor
+    old_logps: Tensor | None = None
+    ref_logps: Tensor | None = None
+    correction: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Per token, (C,). Only surrogate, kl and loss have a gradient; masked tokens have 0 in them.
+
+    surrogate: with its correction. kl: the estimate without any weight; NaN without ref_logps. loss: of both, before
+    the weights of the mean. ratio: before truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound
+    took away the gradient, or cispo truncated its weight.
+    """
+
+    surrogate: Tensor
+    kl: Tensor
+    loss: Tensor
+    ratio: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+
+
+def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLoss:
+    """The loss of each token of a micro-batch. logps: (C,), of the policy, with a gradient.
+
+    Raises ValueError for a KL penalty without ref_logps.
+    """
+    mask, logps = tokens.mask, masked(logps, tokens.mask)
+    old_logps = logps.detach() if tokens.old_logps is None else tokens.old_logps
+    ratio = log_ratio(config.ratio, logps - old_logps, tokens.rows, mask).exp()
+    surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
+    if tokens.correction is not None:
+        surrogate = surrogate * masked(tokens.correction, mask)
+    surrogate = masked(surrogate, mask)
+    kl, loss = torch.full_like(surrogate, torch.nan), surrogate
+    if tokens.ref_logps is not None:
+        kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))
+    if penalises_loss(config):
+        if tokens.ref_logps is None:
+            raise ValueError("ref_logps: a KL penalty (loss.beta > 0) is taken to them")
+        loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
+    return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high)
+
+
+def penalises_loss(config: LossConfig) -> bool:
+    return config.beta > 0 and config.kl_in != "reward"
+
+
+def penalises_rewards(config: LossConfig) -> bool:
+    return config.beta > 0 and config.kl_in != "loss"
+
+
+class Surrogate(NamedTuple):
+    """Per token, (C,): what is minimised, and whether the lower or the upper bound took its gradient away."""
+
+    values: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+    """PPO's (DeepSeekMath, arXiv 2402.03300, eq. 3), its upper bound apart as in DAPO (2503.14476), dual clip as in
+    arXiv 1912.09729."""
+    low, high = 1 - config.clip, 1 + (config.clip if config.clip_high is None else config.clip_high)
+    bounded = ratio if config.dual_clip is None else ratio.clamp(max=config.dual_clip)
+    values = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
+    above = (ratio > high) & (advantages > 0)
+    if config.dual_clip is not None:
+        above = above | ((ratio > config.dual_clip) & (advantages < 0))
+    return Surrogate(values, (ratio < low) & (advantages < 0), above)
+
+
+def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+    """The policy gradient alone: no ratio, no clip (nano-aha-moment, GRPO:Zero)."""
+    return Surrogate(-advantages * logps, *_never(ratio))
+
+
+def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+    """MiniMax-M1 (arXiv 2506.13585, eq. 4): the ratio is a weight without gradient, and truncated."""
+    values = -ratio.detach().clamp(max=config.ratio_max) * advantages * logps
+    return Surrogate(values, _never(ratio)[0], ratio > config.ratio_max)
+
+
+def _sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
+    """SAPO (arXiv 2511.20347): a gate that closes softly, sooner for negative advantages."""
+    tau = torch.full_like(ratio, config.sapo_tau_neg).masked_fill(advantages > 0, config.sapo_tau_pos)
+    return Surrogate(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, *_never(ratio))
+
+
+def _never(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    none = torch.zeros_like(ratio, dtype=torch.bool)
+    return none, none
+
+
+SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, LossConfig], Surrogate]] = {
+    "clip": _clip,
+    "reinforce": _reinforce,
+    "cispo": _cispo,
+    "sapo": _sapo,
+}
+
+
+def k1(x: Tensor) -> Tensor:
+    """-x for x = ref_logps - logps: unbiased; of either sign. In a loss its expected gradient on-policy is 0."""
+    return -x
+
+
+def k2(x: Tensor) -> Tensor:
+    """x^2 / 2: biased, and its gradient is that of the KL."""
+    return x.square() / 2
+
+
+def k3(x: Tensor) -> Tensor:
+    """exp(x) - x - 1: unbiased and never negative (Schulman, Approximating KL Divergence).
+
+    Through expm1, since the plain form loses all digits near 0. Both terms are clamped: with the second one alone left
+    to grow, the gradient beyond the clamp would drive the policy away from the reference.
+    """
+    x = x.clamp(max=MAX_EXPONENT)
+    return x.expm1() - x
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

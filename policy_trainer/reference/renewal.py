@@ -1,0 +1,187 @@
+"""Iterative GRPO: the policy becomes the reference every so many steps (DeepSeekMath, arXiv 2402.03300, algorithm 1).
+
+A renewal writes a snapshot, has the server score with it, and only then notes in the run's state what the reference is.
+Killed in between, a run resumes with the reference that its checkpoint names, and renews it when the state says so.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.config import ReferenceConfig
+from policy_trainer.learner.average import Average, average_of, begin_average, move_average, read_average
+from policy_trainer.learner.learner import Learner
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.reference.served_reference import ServedReference
+from policy_trainer.reference.snapshots import Snapshots
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
+from shared.client import RefServerClient
+from shared.client.connection import OnWait
+from shared.refusal import Refused
+
+
+class Renewal(Protocol):
+    average: Average | None
+    """What the reference was rounded from, for a checkpoint; None where it is a copy of the policy."""
+
+    def tend(self) -> None:
+        """Has the server score with the right reference. Call before anything is sampled, and before each step.
+
+        Raises Refused, RunFailed.
+        """
+        ...
+
+
+class FixedReference:
+    """The reference stays what the server began with."""
+
+    average: Average | None = None
+
+    def tend(self) -> None:
+        pass
+
+
+class RenewedReference:
+    """The reference is a snapshot of the policy, or of its moving average: of the policy that the run begins with at
+    first, then every renew_every steps.
+
+    A server that was restarted has forgotten it and is told again. Whoever else replaces it ends the run: neither would
+    know what its batches are scored with. average: as of the last renewal.
+    """
+
+    def __init__(
+        self,
+        config: ReferenceConfig,
+        state: TrainState,
+        learner: Learner,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        snapshots: Snapshots,
+        served: ServedReference,
+        checkpoints: Checkpoints,
+        average: Average | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self.average = average
+        self._config = config
+        self._state = state
+        self._learner = learner
+        self._tokenizer = tokenizer
+        self._snapshots = snapshots
+        self._served = served
+        self._checkpoints = checkpoints
+        self._note = note
+        self._in_place = False
+
+    def tend(self) -> None:
+        state, every = self._state, self._config.renew_every
+        # By the state alone: what no checkpoint knows of has not happened.
+        if state.reference is None or 0 < every <= state.step - state.renewed_at:
+            self._renew()
+        else:
+            self._keep(state.reference)
+        self._in_place = True
+
+    def _renew(self) -> None:
+        state, average = self._state, self._next_average()
+        self._write_and_serve(average)
+        state.renewed_at, self.average = state.step, average
+        what = "the policy" if average is None else "a moving average of the policy"
+        self._note(
+            f"the reference is {what} at step {state.step}: {state.reference}, version {state.reference_version}"
+        )
+        self._remove_old()
+
+    def _next_average(self) -> Average | None:
+        if not self._config.decay:
+            return None
+        weights = self._learner.weights
+        return (
+            begin_average(weights) if self.average is None else move_average(self.average, weights, self._config.decay)
+        )
+
+    def _keep(self, reference: str) -> None:
+        """Puts the run's reference back where the server scores with another."""
+        state, served = self._state, self._served.look()
+        if (served.snapshot, served.reference_version) == (reference, state.reference_version):
+            return
+        if self._in_place and served.snapshot is not None:
+            raise RunFailed(
+                f"somebody else has replaced the server's reference by {served.snapshot}, version "
+                f"{served.reference_version}: a run that renews it needs a server of its own. --resume puts it back"
+            )
+        if self.average is not None and not self._snapshots.holds(reference):
+            self._write_and_serve(self.average)
+        else:
+            self._snapshots.find(reference)
+            self._serve(reference, state.reference_version)
+        self._note(f"the reference is {state.reference} again, version {state.reference_version}")
+
+    def _write_and_serve(self, average: Average | None) -> None:
+        state = self._state
+        known = (self._served.look().reference_version or 0, state.reference_version, self._snapshots.newest_version)
+        version = max(known) + 1
+        try:
+            model, tokenizer = self._learner.model, self._tokenizer
+            name = self._snapshots.write(model, tokenizer, average, epoch=state.epoch, version=version)
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(f"the reference of step {state.step} cannot be written: {error}") from error
+        self._serve(name, version)
+
+    def _serve(self, snapshot: str, version: int) -> None:
+        served = self._served.replace(snapshot, version)
+        self._state.reference, self._state.reference_version = snapshot, served
+
+    def _remove_old(self) -> None:
+        """What neither the server nor a checkpoint needs. Where nothing may be removed, that is only told."""
+        try:
+            self._snapshots.remove_all_but({self._state.reference, *self._checkpoints.references()})
+        except OSError as error:
+            self._note(f"old snapshots are not removed: {error}")
+
+
+def choose_renewal(
+    config: ReferenceConfig,
+    run: str,
+    state: TrainState,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    client: RefServerClient,
+    checkpoints: Checkpoints,
+    *,
+    on_wait: OnWait,
+    note: Callable[[str], None],
+) -> Renewal:
+    """By the settings, and by what the newest checkpoint was trained with. Raises Refused when that cannot be had."""
+    if not config.renew_every and state.reference is None:
+        return FixedReference()
+    if config.snapshot_root is None:
+        raise Refused(
+            f"reference.snapshot_root: the checkpoint was trained with the reference {state.reference}; give the "
+            "directory that it is in, ref-server's --snapshot-root"
+        )
+    snapshots = Snapshots(config.snapshot_root, run)
+    return RenewedReference(
+        config,
+        state,
+        learner,
+        tokenizer,
+        snapshots=snapshots,
+        served=ServedReference(client, config.snapshot_root, on_wait),
+        checkpoints=checkpoints,
+        average=_average(config, state, checkpoints.newest(), snapshots),
+        note=note,
+    )
+
+
+def _average(
+    config: ReferenceConfig, state: TrainState, checkpoint: Path | None, snapshots: Snapshots
+) -> Average | None:
+    """As it was. That of a run which has had none, and now wants one, begins with its reference."""
+    if checkpoint is None or state.reference is None:
+        return None
+    average = read_average(checkpoint, state.renewed_at)
+    return average_of(snapshots.find(state.reference)) if average is None and config.decay else average

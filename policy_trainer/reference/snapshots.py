@@ -1,0 +1,74 @@
+"""One run's snapshots: what the server is told to score with, in a directory that both can see."""
+
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.learner.average import Average, averaged_state
+from policy_trainer.run_files.whole_directory import whole_directory
+from shared.models import save_model
+from shared.refusal import Refused
+
+_SNAPSHOT = re.compile(r"epoch-(\d{4,})-version-(\d{8,})")
+
+
+class Snapshots:
+    """Model directories ROOT/RUN/epoch-0000-version-00000001, where ROOT is ref-server's --snapshot-root."""
+
+    def __init__(self, root: Path, run: str) -> None:
+        self.root = root
+        self._run = run
+
+    @property
+    def newest_version(self) -> int:
+        """0 before the first. A name is not used twice while versions count on from here."""
+        return max((_order(path)[0] for path in self._saved()), default=0)
+
+    def write(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        average: Average | None,
+        *,
+        epoch: int,
+        version: int,
+    ) -> str:
+        """The name of a new snapshot of the model, or of an average of it, once it survives a power cut.
+
+        Raises OSError, SafetensorError when it cannot be written.
+        """
+        name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
+        with whole_directory(self.root / name) as directory:
+            save_model(model, tokenizer, directory, None if average is None else averaged_state(model, average))
+        return name
+
+    def holds(self, name: str) -> bool:
+        return (self.root / name).is_dir()
+
+    def find(self, name: str) -> Path:
+        """Raises Refused when it is gone."""
+        if not self.holds(name):
+            raise Refused(
+                f"reference.snapshot_root: the reference of this run, {name}, is gone from {self.root}: put it back, "
+                "or begin another run whose --model is the newest checkpoint"
+            )
+        return self.root / name
+
+    def remove_all_but(self, kept: Collection[str | None]) -> None:
+        """Those of this run; never the newest. Raises OSError where that is not allowed."""
+        for path in sorted(self._saved(), key=_order)[:-1]:
+            if f"{self._run}/{path.name}" not in kept:
+                shutil.rmtree(path)
+
+    def _saved(self) -> list[Path]:
+        return [path for path in (self.root / self._run).glob("epoch-*") if _SNAPSHOT.fullmatch(path.name)]
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Version, then epoch."""
+    match = _SNAPSHOT.fullmatch(path.name)
+    assert match is not None
+    return int(match[2]), int(match[1])

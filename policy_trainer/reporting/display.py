@@ -1,0 +1,178 @@
+"""What a person sees while training: a live panel on a terminal, a line now and then elsewhere."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from policy_trainer.lifecycle.waits import Patience
+
+_LINE_EVERY = 10
+# A panel that shows every short wait flickers.
+_QUIET_SECONDS = 1.0
+# The panel's width at most, and that of a cell: what is longer is cut.
+_WIDTH = 100
+_CELL = 30
+_GAP = 2
+# Reward parts that are shown; metrics.jsonl has all.
+_PARTS = 3
+# A KL of the policy to itself above this is half precision's, and worth a look; float32's is far below.
+_NO_NOISE = 1e-9
+
+
+class Display(Protocol):
+    def start(self) -> None: ...
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """A training step is done."""
+        ...
+
+    def waiting(self, reason: str, seconds: float) -> None:
+        """There is nothing to train on, for so long, for this reason."""
+        ...
+
+    def evaluating(self, done: int, total: int) -> None:
+        """So many held-out problems are answered."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something that a person should read."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+def make_display(console: Console, steps: int, first_step: int) -> Display:
+    kind = LiveDisplay if console.is_terminal else LineDisplay
+    return kind(console, steps, first_step)
+
+
+class _Pace:
+    """Seconds left, from the pace of the latest steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._times: deque[tuple[int, float]] = deque(maxlen=20)
+
+    def left(self, step: int) -> float | None:
+        self._times.append((step, time.monotonic()))
+        (first, began), (last, now) = self._times[0], self._times[-1]
+        return (now - began) / (last - first) * (self._steps - last) if last > first else None
+
+
+class LineDisplay:
+    def __init__(self, console: Console, steps: int, first_step: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._pace = _Pace(steps)
+        self._patience = Patience()
+        self._evaluating_since = 0.0
+
+    def start(self) -> None:
+        pass
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        left = self._pace.left(record["step"])
+        if record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
+            parts = " · ".join(f"{name} {value}" for name, value in _figures(record, left).items())
+            self.note(f"step {record['step']}/{self._steps} · {parts}")
+
+    def waiting(self, reason: str, seconds: float) -> None:
+        if self._patience.is_over(seconds):
+            self.note(f"waiting for {seconds:.0f} s: {reason}")
+
+    def evaluating(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self._evaluating_since = now if done == 0 else self._evaluating_since
+        if done and self._patience.is_over(now - self._evaluating_since):
+            self.note(f"evaluating: {done} of {total} held-out problems")
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        pass
+
+
+class LiveDisplay:
+    def __init__(self, console: Console, steps: int, first_step: int) -> None:
+        self._console = console
+        self._pace = _Pace(steps)
+        self._bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TimeElapsedColumn(), console=console
+        )
+        self._task = self._bar.add_task("", total=steps, completed=first_step)
+        self._figures: dict[str, str] = {}
+        self._wait = ""
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+
+    def start(self) -> None:
+        self._live.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._bar.update(self._task, completed=record["step"])
+        self._figures = _figures(record, self._pace.left(record["step"]))
+        self._wait = ""
+
+    def waiting(self, reason: str, seconds: float) -> None:
+        self._wait = f"waiting for {seconds:.0f} s: {reason}" if seconds >= _QUIET_SECONDS else ""
+
+    def evaluating(self, done: int, total: int) -> None:
+        self._wait = f"evaluating: {done} of {total} held-out problems" if done < total else ""
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Panel:
+        width = min(_WIDTH, self._console.width)
+        columns = max(1, (width - 4 + _GAP) // (_CELL + _GAP))  # 4: the frame
+        table = Table.grid(padding=(0, _GAP))
+        for _ in range(columns):
+            table.add_column(max_width=_CELL, no_wrap=True, overflow="ellipsis")
+        cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in self._figures.items()]
+        for start in range(0, len(cells), columns):
+            table.add_row(*cells[start : start + columns])
+        wait = Text(self._wait, "yellow")
+        return Panel(Group(self._bar, table, wait), title="tandem", title_align="left", width=width)
+
+
+def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
+    """The figures of a step for a person's eye, by name."""
+
+    def number(name: str, form: str) -> str:
+        value = record.get(name)
+        return "-" if value is None or math.isnan(value) else format(value, form)
+
+    floor = record.get("kl_noise_floor") or 0.0
+    noise = f" (noise floor {floor:.1g})" if floor > _NO_NOISE else ""
+    parts = [name for name in record if name.startswith("reward/")][:_PARTS]
+    return {
+        "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
+        **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
+        "held out": number("held_out_accuracy", ".3f"),
+        "KL": number("kl", ".4f") + noise,
+        "entropy": number("entropy", ".3f"),
+        "clipped": number("clip_fraction", ".3f"),
+        "no variance": number("zero_variance", ".0%"),
+        **({"unjudged": str(record["unjudged"])} if record.get("unjudged") else {}),
+        "tokens": f"{number('completion_tokens', '.0f')}, at most {number('completion_tokens_max', ',')}",
+        "truncated": number("truncated", ".0%"),
+        "tokens/s": f"{number('tokens_per_second', ',.0f')} trained",
+        "a sampler's tokens/s": number("sampler_tokens_per_second", ",.0f"),
+        "trainer waits": number("waiting_share", ".0%"),
+        "sampler waits": number("sampler_waiting_share", ".0%"),
+        "staleness": f"{number('staleness', '.1f')}, at most {number('staleness_max', 'd')}",
+        "queue": f"{record.get('queued') or 0} to score, {record.get('ready') or 0} ready",
+        "left": "-" if left is None else f"{left:.0f} s",
+    }

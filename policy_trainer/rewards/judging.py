@@ -1,0 +1,85 @@
+"""Completions as rewards."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.data.completion import Completion
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.apart import Apart, ApartRewards
+from policy_trainer.rewards.model import RewardModel
+from policy_trainer.rewards.registry import Rule, accuracy_rule, choose_rewards
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """rewards: float32 (G,) weighted totals, NaN where a part that weighs could not be judged. parts: float32 (G,)."""
+
+    rewards: np.ndarray
+    parts: dict[str, np.ndarray]
+
+
+class Judge:
+    """Completions -> rewards by name and their weighted sum."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
+        """Raises Refused for rewards that cannot be used."""
+        self._tokenizer = tokenizer
+        chosen = choose_rewards(config, task)
+        self._weights = {name: reward.weight for name, reward in chosen.items()}
+        rules = {"accuracy": accuracy_rule(task), **{name: reward.rule for name, reward in chosen.items()}}
+        apart = {name: rule for name, rule in rules.items() if isinstance(rule, Apart)}
+        limits = {"seconds": config.judging.seconds, "memory": int(config.judging.memory_gib * _GIB)}
+        self._apart = ApartRewards(apart, **limits)
+        self._scorers = {name: _scorer(name, rule, self._apart) for name, rule in rules.items()}
+
+    def judge(self, problem: Problem, completions: Sequence[Completion]) -> Judgement:
+        return self.score([self.sample(problem, completion) for completion in completions])
+
+    def score(self, samples: Sequence[Sample]) -> Judgement:
+        """The same, of completions of any problems."""
+        parts = {name: self._scores(name, samples) for name in self._weights}
+        total = np.zeros(len(samples), dtype=np.float32)
+        for name, weight in self._weights.items():
+            if weight:  # what is only logged must not make a completion unjudged
+                total += weight * parts[name]
+        return Judgement(total, parts)
+
+    def right(self, samples: Sequence[Sample]) -> np.ndarray:
+        """float32 (G,): 1 where a completion is right by the task's own judgement, else 0; NaN where there is none."""
+        return self._scores("accuracy", samples)
+
+    def sample(self, problem: Problem, completion: Completion) -> Sample:
+        return Sample(problem, self.text(completion), len(completion.ids), completion.finished)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many completions a reward could not judge so far because it failed: those that may, by name."""
+        return dict(self._apart.failures)
+
+    def text(self, completion: Completion) -> str:
+        """For judging and reading only: nothing is ever tokenised again. Without the EOS, be it special or not."""
+        ids = completion.ids.tolist()
+        return self.decode(ids[:-1] if completion.eos else ids)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _scores(self, name: str, samples: Sequence[Sample]) -> np.ndarray:
+        return np.array(self._scorers[name](samples), dtype=np.float32)
+
+
+def _scorer(name: str, rule: Rule, apart: ApartRewards) -> Callable[[Sequence[Sample]], list[float]]:
+    """What judges any number of completions by one rule, wherever it runs."""
+    if isinstance(rule, RewardModel):
+        return rule.scores
+    if isinstance(rule, Apart):
+        return partial(apart.scores, name)
+    return lambda samples: [rule(sample) for sample in samples]

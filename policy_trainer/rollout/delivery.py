@@ -1,0 +1,122 @@
+"""Uploading while sampling: a worker's batches go out on threads of their own, a few at a time."""
+
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from policy_trainer.rollout.outbox import Outbox
+from shared import wire
+from shared.batch import BatchError
+from shared.client import RefServerClient, RefServerError
+
+log = structlog.get_logger()
+
+# Conflict, too large, invalid: the next batch may fare better.
+_OF_THE_BATCH = (409, 413, 422)
+_MAX_REFUSED_IN_A_ROW = 10
+# Uploads under way together: they share a flush of the server's disk, and it can score them in one forward.
+_AT_ONCE = 8
+
+
+class Delivery:
+    """Uploads the batches of an outbox. At most `ahead` wait here: then sampling waits too.
+
+    What stops an upload for good is raised by `send`, in the thread that samples.
+    """
+
+    def __init__(self, client: RefServerClient, outbox: Outbox, *, ahead: int) -> None:
+        self._client = client
+        self._outbox = outbox
+        self._waiting: queue.Queue[tuple[Path, bytes]] = queue.Queue(maxsize=ahead)
+        # By an earlier life; taken before this one adds to it.
+        self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
+        self._failure: Exception | None = None
+        self._refused_in_a_row = 0
+        self.blocked_seconds = 0.0
+        threading.Thread(target=self._work, name="delivery", daemon=True).start()
+
+    def send(self, index: int, body: bytes) -> None:
+        """Keeps a batch in the outbox, to be uploaded soon. Waits while too many wait already."""
+        self._raise_failure()
+        path = self._outbox.add(index, body)
+        began = time.monotonic()
+        while True:
+            self._raise_failure()
+            try:
+                self._waiting.put((path, body), timeout=0.5)
+                break
+            except queue.Full:
+                continue
+        self.blocked_seconds += time.monotonic() - began
+
+    def _raise_failure(self) -> None:
+        if self._failure:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            for batch in self._left:
+                self._deliver([batch])
+            while True:
+                self._deliver(self._next())
+        except Exception as error:
+            self._failure = error
+
+    def _next(self) -> list[tuple[Path, bytes]]:
+        """The next batch, once there is one, and what waits behind it."""
+        batches = [self._waiting.get()]
+        with suppress(queue.Empty):
+            while len(batches) < _AT_ONCE:
+                batches.append(self._waiting.get_nowait())
+        return batches
+
+    def _deliver(self, batches: list[tuple[Path, bytes]]) -> None:
+        """Uploads batches at once, and takes note of what became of them in their order, as the outbox wants it."""
+        uploads = [self._upload(body) for _, body in batches]
+        for (path, _), upload in zip(batches, uploads, strict=True):
+            self._note(path, upload.exception())
+
+    def _upload(self, body: bytes) -> "Future[None]":
+        """Under way on a thread that the end of the process does not wait for, as an executor's would be."""
+        answer: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                self._client.upload(body)
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        threading.Thread(target=work, name="upload", daemon=True).start()
+        return answer
+
+    def _note(self, path: Path, error: BaseException | None) -> None:
+        """One that the server does not take is set aside; when it takes none, that is a fault."""
+        if error is None:
+            self._refused_in_a_row = 0
+            self._outbox.delivered(path)
+            return
+        if not isinstance(error, RefServerError):
+            raise error
+        self._refused_in_a_row += 1
+        if error.status not in _OF_THE_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
+            raise error
+        log.warning("the server refused a batch: it is set aside", file=str(path), error=str(error))
+        self._outbox.refused(path)
+
+
+def _is_whole(path: Path, body: bytes) -> bool:
+    """Whether a batch can be read. Only a power cut leaves one that cannot: it is dropped, and its problem skipped."""
+    try:
+        wire.decode(body)
+    except BatchError as error:
+        log.warning("a batch was lost in a power cut", file=str(path), error=str(error))
+        path.unlink()
+        return False
+    return True

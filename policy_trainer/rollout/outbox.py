@@ -1,0 +1,105 @@
+"""A worker's memory on disk: where it stands among the problems, and what it sampled and has not delivered.
+
+Batches are written here before they are uploaded, so that a worker killed in between uploads the very same batch again,
+under the same id. A restart neither skips a problem nor samples one twice.
+"""
+
+import fcntl
+import json
+import time
+from pathlib import Path
+from typing import IO
+
+from policy_trainer.run_files.json_file import write_json
+from shared.refusal import Refused
+
+# A worker whose trainer was killed takes a moment to end.
+_LOCK_SECONDS = 5.0
+
+
+class Outbox:
+    """The outbox of one worker. indexes: the problems of worker k of n are those that are k modulo n."""
+
+    def __init__(self, directory: Path, *, worker: int, workers: int, start: int) -> None:
+        """start: the first index to consider when the worker has no memory here."""
+        self._directory = directory
+        self._worker = worker
+        self._workers = workers
+        directory.mkdir(parents=True, exist_ok=True)
+        self._cursor = directory / "cursor.json"
+        if not self._cursor.exists():  # kept at once: by the next restart the trainer may be elsewhere
+            write_json(self._cursor, {"next_index": start})
+        known = json.loads(self._cursor.read_text())["next_index"]
+        newest = max((self._index(path) for path in self._pending()), default=-1)
+        self._next = self._own(max(known, newest + 1))
+
+    @property
+    def next_index(self) -> int:
+        return self._next
+
+    def draw(self) -> int:
+        """The index of the next problem that is this worker's."""
+        index = self._next
+        self._next += self._workers
+        return index
+
+    def add(self, index: int, body: bytes) -> Path:
+        """Keeps an encoded batch until it is delivered; where it is kept."""
+        temporary = self._directory / f".{index}.tmp"
+        temporary.write_bytes(body)
+        return temporary.replace(self._directory / f"{index:012d}.safetensors")
+
+    def undelivered(self) -> list[tuple[Path, bytes]]:
+        """What is here, in the order in which it was drawn."""
+        return [(path, path.read_bytes()) for path in sorted(self._pending())]
+
+    def delivered(self, path: Path) -> None:
+        """The server has admitted it: the cursor moves past it, then the copy goes."""
+        self._move_past(path)
+        path.unlink()
+
+    def refused(self, path: Path) -> None:
+        """The server will never take it: the cursor moves past it, and the copy stays for a person to look at."""
+        self._move_past(path)
+        path.rename(path.with_suffix(".refused"))
+
+    def _move_past(self, path: Path) -> None:
+        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
+
+    def _own(self, index: int) -> int:
+        """The first index of this worker from `index` on."""
+        return index + (self._worker - index) % self._workers
+
+    def _pending(self) -> list[Path]:
+        return list(self._directory.glob("[0-9]*.safetensors"))
+
+    @staticmethod
+    def _index(path: Path) -> int:
+        return int(path.stem)
+
+
+def count_refused(workers: Path) -> int:
+    """Batches that the server refused, in all outboxes below a directory."""
+    return sum(1 for _ in workers.glob("*/*.refused"))
+
+
+def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
+    """Locks an outbox until the file that is returned is closed, since two workers would draw the same problems.
+
+    Raises Refused when another process has held it for some seconds.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = (directory / "lock").open("wb")
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if time.monotonic() > deadline:
+                lock.close()
+                raise Refused(
+                    f"worker: worker {worker} of {workers} is at work in {directory} already; start others with "
+                    "--worker and --workers, beside a trainer with --rollout external"
+                ) from None
+            time.sleep(0.1)

@@ -1,0 +1,136 @@
+"""One round of a worker: problems are drawn, sampled together, and judged.
+
+Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all equal teaches nothing, and is given up for
+another problem's, a bounded number of times.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policy_trainer.config import RolloutConfig
+from policy_trainer.data.completion import Completion, Sampler
+from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
+from policy_trainer.data.steps import JudgesSteps, step_rewards
+from policy_trainer.objective.advantages import JudgedGroup, has_variance, padded
+from policy_trainer.reporting.in_vain import InVain
+from policy_trainer.rewards.judging import Judge, Judgement
+from shared.batch import StepRewards
+from shared.refusal import Refused
+
+# So many prompts in a row that are too long mean that no prompt will ever do.
+_MAX_DROPPED_IN_A_ROW = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A problem that is about to be sampled, and its prompt's tokens."""
+
+    index: int
+    problem: Problem
+    ids: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A problem's completions and what they earned."""
+
+    drawn: Drawn
+    completions: list[Completion]
+    judgement: Judgement
+    steps: StepRewards | None
+
+    @property
+    def signal(self) -> np.ndarray:
+        """What it teaches by, as the learner sees it: rewards of steps where these are judged, else of completions."""
+        lengths = np.array([len(completion.ids) for completion in self.completions])
+        return JudgedGroup(self.judgement.rewards, lengths, steps=self.steps).signal
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(completion.ids) for completion in self.completions)
+
+
+@dataclass
+class Round:
+    """The groups of a round, in the order of their problems."""
+
+    groups: list[Judged]
+    in_vain: InVain = field(default_factory=InVain)
+
+    def give_up_without_variance(self) -> int:
+        """How many groups were."""
+        varies = has_variance(padded([group.signal for group in self.groups])).tolist()
+        given_up = [group for group, own in zip(self.groups, varies, strict=True) if not own]
+        self.groups = [group for group in self.groups if group not in given_up]
+        self.in_vain.resampled_groups += len(given_up)
+        self.in_vain.resampled_tokens += sum(group.tokens for group in given_up)
+        return len(given_up)
+
+
+class Rounds:
+    """Makes rounds."""
+
+    def __init__(
+        self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
+    ) -> None:
+        self._config = config
+        self._sampler = sampler
+        self._encoder = encoder
+        self._judge = judge
+        self._task = task
+        self._params = config.sampling.params()
+
+    def next(self, draw: Callable[[], int]) -> Round:
+        """Groups of prompts_per_round problems. draw: the index of this worker's next problem.
+
+        Raises Refused for data that cannot be used.
+        """
+        made = Round([])
+        self._extend(made, self._config.sampling.prompts_per_round, draw)
+        for _ in range(self._config.sampling.max_resamples):
+            lacking = made.give_up_without_variance()
+            if not lacking:
+                break
+            self._extend(made, lacking, draw)
+        return made
+
+    def _extend(self, made: Round, count: int, draw: Callable[[], int]) -> None:
+        drawn = self._draw(draw, count, made)
+        seed = _sampling_seed(self._config.seed, drawn[0].index)
+        sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
+        for item, completions in zip(drawn, sampled, strict=True):
+            judgement = self._judge.judge(item.problem, completions)
+            made.groups.append(Judged(item, completions, judgement, self._steps(item.problem, completions)))
+
+    def _steps(self, problem: Problem, completions: Sequence[Completion]) -> StepRewards | None:
+        if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):
+            return None
+        rows = [self._task.steps(problem, self._judge.text(completion)) for completion in completions]
+        return step_rewards(rows, [completion.ids for completion in completions], self._judge.decode)
+
+    def _draw(self, draw: Callable[[], int], count: int, made: Round) -> list[Drawn]:
+        """The next `count` problems that fit."""
+        drawn: list[Drawn] = []
+        dropped_in_a_row = 0
+        while len(drawn) < count:
+            index = draw()
+            problem = self._task.problem(index)
+            try:
+                drawn.append(Drawn(index, problem, self._encoder.encode(problem)))
+                dropped_in_a_row = 0
+            except PromptTooLong as error:
+                if self._config.data.too_long == "refuse":
+                    raise Refused(f"problem {index}: {error}; raise it, or drop such prompts") from None
+                made.in_vain.dropped_prompts += 1
+                dropped_in_a_row += 1
+                if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
+                    raise Refused(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
+        return drawn
+
+
+def _sampling_seed(seed: int, index: int) -> int:
+    """A seed for the problems that begin with this index, unlike that of any other."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])

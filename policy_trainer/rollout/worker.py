@@ -1,0 +1,191 @@
+"""The rollout worker: follow the published weights, sample, judge, upload; wait when the queue is full."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import structlog
+from uuid6 import uuid7
+
+from policy_trainer.config import RolloutConfig
+from policy_trainer.data.completion import Sampler, group_tokens
+from policy_trainer.data.problem import Task
+from policy_trainer.data.prompts import PromptEncoder, prompt_limit
+from policy_trainer.lifecycle.waits import Patience
+from policy_trainer.queue_client.matching import check_models_match
+from policy_trainer.queue_client.server import batches_by_state, connect
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.delivery import Delivery
+from policy_trainer.rollout.outbox import Outbox, hold
+from policy_trainer.rollout.rounds import Judged, Rounds
+from policy_trainer.run_files.publish import Publication, latest
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.tasks.registry import make_task
+from shared import wire
+from shared.batch import RolloutBatch
+from shared.client import RefServerClient
+from shared.models import load_model, load_tokenizer, use_threads
+from shared.refusal import Refused
+from shared.states import State
+
+log = structlog.get_logger()
+
+_FOLLOW_SECONDS = 0.2
+_ROOM_SECONDS = 0.1
+
+
+class RunFinished(Exception):
+    """The trainer has finished the run."""
+
+
+class Waiting:
+    """What a worker does while it waits: it tells of it, and goes when the run is finished."""
+
+    def __init__(self, weights: Path) -> None:
+        self._weights = weights
+        self._patience = Patience()
+
+    def __call__(self, reason: str, seconds: float) -> None:
+        publication = latest(self._weights)
+        if publication and publication.finished:
+            raise RunFinished
+        if self._patience.is_over(seconds):
+            log.info("waiting", reason=reason, seconds=round(seconds, 1))
+
+
+class RolloutWorker:
+    """One worker. Everything it needs is handed in, so that a test can hand in fakes."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sampler: Sampler,
+        encoder: PromptEncoder,
+        judge: Judge,
+        task: Task,
+        client: RefServerClient,
+        wait: Waiting,
+    ) -> None:
+        self._config = config
+        self._sampler = sampler
+        self._rounds = Rounds(config, sampler, encoder, judge, task)
+        self._task = task
+        self._client = client
+        self._wait = wait
+        self._weights = config.run_dir / "weights"
+        self._loaded: Publication | None = None
+        self._blocked = 0.0
+        self._params = config.sampling.params()
+
+    def run(self) -> None:
+        """Samples until the run is finished. Raises Refused for data that cannot be used."""
+        publication = self._follow()
+        directory = RunDirectory(self._config.run_dir).workers / f"{self._config.worker}-of-{self._config.workers}"
+        place = {"worker": self._config.worker, "workers": self._config.workers}
+        with hold(directory, **place):
+            outbox = Outbox(directory, **place, start=publication.next_index)
+            log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
+            delivery = Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)
+            while True:
+                waited = self._wait_for_room()
+                self._sample_round(outbox, self._follow(), delivery, waited)
+
+    def _wait_for_room(self) -> float:
+        """Waits, for the seconds it returns, while so much of the run waits to be trained that more would grow old."""
+        began = time.monotonic()
+        while True:
+            bound = self._follow().max_waiting
+            states = batches_by_state(self._client.queue(), self._config.run)
+            waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
+            seconds = time.monotonic() - began
+            if waiting < bound:
+                return seconds
+            self._wait(f"the trainer to use up {waiting} groups that wait for it", seconds)
+            time.sleep(_ROOM_SECONDS)
+
+    def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery, waited: float) -> None:
+        """Sends the next prompts_per_round groups on their way. Each batch says what it cost, in seconds."""
+        began = time.monotonic()
+        blocked = delivery.blocked_seconds
+        made = self._rounds.next(outbox.draw)
+        cost = {
+            "worker": self._config.worker,
+            "sampling_seconds": (time.monotonic() - began) / len(made.groups),
+            "waiting_seconds": (waited + self._blocked) / len(made.groups),
+        }
+        in_vain = asdict(made.in_vain)
+        for group in made.groups:
+            sample = json.dumps({"index": group.drawn.index, **cost, **in_vain})
+            delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
+            in_vain = {}  # the round's first batch alone tells of it
+        self._blocked = delivery.blocked_seconds - blocked
+
+    def _follow(self) -> Publication:
+        """The newest published weights, taken up; waits for the first."""
+        started = time.monotonic()
+        while (publication := latest(self._weights)) is None:
+            self._wait(f"the trainer has not published weights in {self._weights} yet", time.monotonic() - started)
+            time.sleep(_FOLLOW_SECONDS)
+        if publication.finished:
+            raise RunFinished
+        if publication.run != self._config.run:
+            raise Refused(f"run: {self._weights} holds weights of run {publication.run!r}, not {self._config.run!r}")
+        if publication != self._loaded:
+            try:
+                self._sampler.load(self._weights / publication.file)
+            except OSError:
+                if latest(self._weights) == publication:
+                    raise
+                return self._follow()  # it was replaced twice while we were reading
+            self._loaded = publication
+        return publication
+
+    def _batch(self, publication: Publication, group: Judged, sample: str) -> RolloutBatch:
+        tokens, logps, finished = group_tokens(group.drawn.ids, group.completions)
+        return RolloutBatch(
+            id=str(uuid7()),
+            run=publication.run,
+            epoch=publication.epoch,
+            policy_version=publication.version,
+            temperature=self._params.temperature,
+            group=tokens,
+            rewards=group.judgement.rewards,
+            finished=finished,
+            sampler_logps=logps,
+            reward_parts=group.judgement.parts,
+            steps=group.steps,
+            top_p=self._params.top_p if self._params.top_p < 1 else None,
+            top_k=self._params.top_k or None,
+            task=group.drawn.problem.task or self._task.name,
+            sample=sample,
+        )
+
+
+def run_worker(config: RolloutConfig) -> None:
+    """Loads the model, checks that the server's reference matches it, and works until the run is finished."""
+    use_threads(config.threads)
+    weights = config.run_dir / "weights"
+    wait = Waiting(weights)
+    task = make_task(config)
+    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    judge = Judge(tokenizer, task, config)
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    client = connect(config, wait)
+    try:
+        check_models_match(client.model(), model, tokenizer, config.model)
+        worker = RolloutWorker(
+            config,
+            HFSampler(model, tokenizer),
+            PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config)),
+            judge,
+            task,
+            client,
+            wait,
+        )
+        worker.run()
+    except RunFinished:
+        log.info("the run is finished")
+    finally:
+        client.close()

@@ -1,0 +1,151 @@
+"""Checkpoints: the weights and the ledger of trained batches in one atomic rename.
+
+A checkpoint is a directory `step-00000080` that is also a Hugging Face model. It is written under a temporary name,
+synced, and renamed, so that whatever bears its name is whole.
+"""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.learner.average import Average, write_average
+from policy_trainer.learner.weights import Weights
+from policy_trainer.run_files.json_file import write_json
+from policy_trainer.run_files.whole_directory import sync, whole_directory
+from shared.models import save_model
+
+_STATE = "trainer.json"
+_OPTIMIZER = "optimizer.pt"
+# In a directory of its own: some programs take every safetensors file beside a model for a part of it.
+_MASTERS = "masters/weights.safetensors"
+
+
+@dataclass
+class TrainState:
+    """Where a run stands, beside its tensors.
+
+    step: training steps done. epoch: lineage of the weights. ledger: ids of batches whose effect the weights hold and
+    whose ack was not answered yet. next_index: the data position, one past the newest problem trained.
+    reference, reference_version: the snapshot that the server scores with, as it was last renewed at the step
+    renewed_at; None and 0 for the model that the server began with.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    ledger: list[str] = field(default_factory=list)
+    next_index: int = 0
+    batches: int = 0
+    groups_left_out: int = 0
+    bad_steps: int = 0
+    bad_steps_in_a_row: int = 0
+    training_seconds: float = 0.0
+    best_step: int | None = None
+    best_accuracy: float = -1.0
+    reference: str | None = None
+    reference_version: int = 0
+    renewed_at: int = 0
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest few, and the best."""
+
+    def __init__(self, directory: Path, *, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+
+    def save(
+        self,
+        state: TrainState,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        weights: Weights,
+        average: Average | None = None,
+    ) -> Path:
+        """Returns once the checkpoint survives a power cut."""
+        target = self._path(state.step)
+        if (target / _STATE).exists():
+            # The same step has the same weights. Only the state has moved on, and in place nothing is ever missing.
+            _write_state(target, state, average)
+            sync(target)
+        else:
+            with whole_directory(target) as directory:
+                save_model(model, tokenizer, directory)
+                _write_weights(directory, weights)
+                _write_state(directory, state, average)
+        self._remove_old(state)
+        return target
+
+    def newest(self) -> Path | None:
+        """The checkpoint to resume from."""
+        return max(self._saved(), default=None)
+
+    def references(self) -> set[str | None]:
+        """The snapshots that the checkpoints were trained with."""
+        return {read_state(path).reference for path in self._saved()}
+
+    def discard_after(self, step: int) -> None:
+        """Removes what an abandoned lineage left beyond the step that is resumed from."""
+        for path in self._saved():
+            if path > self._path(step):
+                shutil.rmtree(path)
+
+    def _remove_old(self, state: TrainState) -> None:
+        kept = sorted(self._saved())[-self._keep :]
+        for path in self._saved():
+            if path not in kept and (state.best_step is None or path != self._path(state.best_step)):
+                shutil.rmtree(path)
+
+    def _saved(self) -> list[Path]:
+        return [path for path in self._directory.glob("step-*") if (path / _STATE).exists()]
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step-{step:08d}"
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    return TrainState(**json.loads((checkpoint / _STATE).read_text()))
+
+
+def restore(checkpoint: Path, weights: Weights) -> None:
+    """Optimizer, masters and random numbers as they were. The model is loaded as any Hugging Face model, and the
+    learning rate is a function of the step."""
+    saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu")
+    for group, own in zip(saved["optimizer"]["param_groups"], weights.optimizer.param_groups, strict=True):
+        group.update(foreach=own["foreach"], fused=own["fused"])  # of this version, not of the one that saved them
+    weights.optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["rng"])
+    if (checkpoint / _MASTERS).exists():
+        _read_masters(weights, checkpoint / _MASTERS)
+
+
+def _write_state(directory: Path, state: TrainState, average: Average | None) -> None:
+    """What the state names is there before the state is."""
+    if average is not None:
+        write_average(directory, state.renewed_at, average)
+    write_json(directory / _STATE, asdict(state))
+
+
+def _write_weights(directory: Path, weights: Weights) -> None:
+    saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
+    torch.save(saved, directory / _OPTIMIZER)
+    if weights.masters:
+        _write_masters(weights, directory / _MASTERS)
+
+
+def _write_masters(weights: Weights, file: Path) -> None:
+    file.parent.mkdir()
+    tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
+    safetensors.torch.save_file(tensors, file)
+    shutil.copymode(file.parent.with_name(_OPTIMIZER), file)  # safetensors keeps it from every other user
+
+
+@torch.no_grad()
+def _read_masters(weights: Weights, file: Path) -> None:
+    """Into whatever is stepped now: a run may go on in another precision than it began in."""
+    for name, master in safetensors.torch.load_file(file).items():
+        weights.stepped[name].copy_(master)

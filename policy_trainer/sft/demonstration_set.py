@@ -1,0 +1,84 @@
+"""The demonstrations of one run: which are trained on, in which order, and which are held out."""
+
+from collections.abc import Callable, Sequence
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import SftConfig
+from policy_trainer.config.sft import SftDataConfig
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.sft.demonstrations import Demonstration, RowEncoder, encode_all, read_demonstrations
+from policy_trainer.tasks.problem_set import HELD_OUT_EVERY
+from policy_trainer.tasks.shuffle import Shuffle
+from shared.batch import TokenGroup
+from shared.models import context_length, eos_token_ids
+from shared.refusal import Refused
+
+
+class DemonstrationSet:
+    """Passes over the rows in batches, each pass in an order of its own: a pure function of the seed."""
+
+    def __init__(
+        self, rows: Sequence[TokenGroup], held_out: Sequence[TokenGroup], *, epochs: int, batch_size: int, seed: int
+    ) -> None:
+        self.rows = rows
+        self.held_out = held_out
+        self._total = epochs * len(rows)
+        self._batch_size = batch_size
+        self._shuffle = Shuffle(len(rows), seed)
+
+    @property
+    def steps(self) -> int:
+        """Of all passes; the last may have fewer rows than the others."""
+        return -(-self._total // self._batch_size)
+
+    def batch(self, step: int) -> list[TokenGroup]:
+        """The rows of a step, counted from 0."""
+        start = step * self._batch_size
+        places = range(start, min(start + self._batch_size, self._total))
+        return [self.rows[self._shuffle.place(place)] for place in places]
+
+
+def load_demonstrations(
+    config: SftConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, note: Callable[[str], None]
+) -> DemonstrationSet:
+    """Reads and encodes all of them; `note` is told how many there are. Raises Refused for what cannot be used."""
+    data = config.data
+    limits = [limit for limit in (config.max_tokens, context_length(model)) if limit is not None]
+    encoder = RowEncoder(
+        tokenizer,
+        PromptEncoder(tokenizer, data),
+        eos=_end_of_completions(model, tokenizer),
+        limit=min(limits, default=None),
+    )
+    train, held_out = split(data)
+    rows, dropped = encode_all(train, encoder, data.too_long)
+    held_out_rows, held_out_dropped = encode_all(held_out, encoder, data.too_long)
+    note(
+        f"demonstrations: {len(rows)} to train on, of {sum(row.tokens for row in rows)} tokens; "
+        f"{len(held_out_rows)} held out; {dropped + held_out_dropped} dropped as too long"
+    )
+    if not rows or not held_out_rows:
+        which = "held-out demonstration" if rows else "demonstration"
+        raise Refused(f"data.path: no {which} is left; those that are too long for max_tokens or the model are dropped")
+    return DemonstrationSet(rows, held_out_rows, epochs=config.epochs, batch_size=config.batch_size, seed=config.seed)
+
+
+def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]]:
+    """What is trained on, and what is held out: never of one problem both."""
+    found = read_demonstrations(data.path, "data.path")
+    if data.held_out_path:
+        return found, read_demonstrations(data.held_out_path, "data.held_out_path")
+    held_out = found[::HELD_OUT_EVERY]
+    asked = {str(one.problem) for one in held_out}
+    train = [one for one in found if str(one.problem) not in asked]
+    if not train:
+        raise Refused(f"data.path: {data.path} has too few problems: one of every {HELD_OUT_EVERY} is held out")
+    return train, held_out
+
+
+def _end_of_completions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokenizer's own end where a sampler stops at it, else the first id that a sampler stops at."""
+    ends = eos_token_ids(model, tokenizer)
+    own = tokenizer.eos_token_id
+    return own if own in ends else ends[0]

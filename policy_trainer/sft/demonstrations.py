@@ -1,0 +1,104 @@
+"""Demonstrations: prompts with the completions to imitate, as lines of a file and as token ids."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.data.fields import messages_of, text_of
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.rows import Row, read_file
+from shared.batch import TokenGroup
+from shared.refusal import Refused
+
+_COLUMNS = ("prompt", "messages", "completion")
+_FORMS = (
+    '{"prompt": …, "completion": …}, {"messages": […], "completion": …}, '
+    'or {"messages": […, {"role": "assistant", "content": …}]}'
+)
+
+
+class RowTooLong(Refused):
+    """A prompt and its completion have more tokens than a row may have."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A problem, whose answer nobody looks at, and what to say to it. where: its file and line, for errors."""
+
+    problem: Problem
+    completion: str
+    where: str = ""
+
+
+class RowEncoder:
+    """Demonstration -> a group of one completion, as a sampler would have left it: with the token that ends it."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, *, eos: int, limit: int | None
+    ) -> None:
+        """eos: id of the token that ends a completion. limit: tokens that a row may have; None for any number."""
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._eos = eos
+        self._limit = limit
+
+    def encode(self, demonstration: Demonstration) -> TokenGroup:
+        """Raises RowTooLong, or Refused for what the model's chat template does not take; both say where."""
+        try:
+            prompt = self._prompts.encode(demonstration.problem)
+        except Refused as error:
+            raise Refused(f"{demonstration.where}: {error}") from error
+        completion = [*self._tokenizer.encode(demonstration.completion, add_special_tokens=False), self._eos]
+        tokens = len(prompt) + len(completion)
+        if self._limit is not None and tokens > self._limit:
+            raise RowTooLong(
+                f"{demonstration.where}: has {tokens} tokens and may have {self._limit}: "
+                "max_tokens, or the model's context"
+            )
+        return TokenGroup(
+            np.array(prompt, np.int64), np.array(completion, np.int64), np.array([len(completion)], np.int64)
+        )
+
+
+def encode_all(
+    demonstrations: Iterable[Demonstration], encoder: RowEncoder, too_long: Literal["drop", "refuse"]
+) -> tuple[list[TokenGroup], int]:
+    """The rows that are not too long, and how many are. Raises RowTooLong instead where that is refused."""
+    rows, dropped = [], 0
+    for demonstration in demonstrations:
+        try:
+            rows.append(encoder.encode(demonstration))
+        except RowTooLong:
+            if too_long == "refuse":
+                raise
+            dropped += 1
+    return rows, dropped
+
+
+def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
+    """All rows of a JSONL file, in order. setting: the field to name in errors.
+
+    Raises Refused, naming file and line, for one that is no demonstration.
+    """
+    rows = read_file(path, _COLUMNS, setting)
+    return [_demonstration(rows.row(number), rows.where(number)) for number in range(len(rows))]
+
+
+def _demonstration(row: Row, where: str) -> Demonstration:
+    if ("prompt" in row) == ("messages" in row):
+        raise Refused(f"{where}: must be {_FORMS}")
+    if "prompt" in row:
+        problem = Problem(answer="", prompt=text_of(row, "prompt", where))
+        return Demonstration(problem, text_of(row, "completion", where), where)
+    messages = messages_of(row, "messages", where)
+    if "completion" in row:
+        return Demonstration(Problem(answer="", messages=messages), text_of(row, "completion", where), where)
+    *before, last = messages
+    if not before or last["role"] != "assistant" or not last["content"]:
+        raise Refused(f"{where}: without a completion, messages must end with one of the assistant's: {_FORMS}")
+    return Demonstration(Problem(answer="", messages=tuple(before)), last["content"], where)

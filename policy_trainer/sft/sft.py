@@ -1,0 +1,156 @@
+"""Supervised fine-tuning: a model learns to say what the completions of a file say, and then has what GRPO needs.
+
+Which rows a step takes and its learning rate are functions of the step, so that a checkpoint of the weights is all that
+resuming needs.
+"""
+
+import math
+import shutil
+import time
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import SftConfig
+from policy_trainer.learner.recomputation import recompute_layers
+from policy_trainer.learner.schedules import lr_factor
+from policy_trainer.lifecycle.endings import RunFailed, StopRequest
+from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.whole_directory import whole_directory
+from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations
+from policy_trainer.sft.supervision import SupervisedLearner, SupervisedStats
+from shared.logprobs import choose_forward
+from shared.models import load_model, load_tokenizer, save_model, use_threads
+
+
+@dataclass(frozen=True)
+class SftResult:
+    """How a run ended. loss: held out, nats a completion token. seconds: of training, over all lives of the run."""
+
+    finished: bool
+    steps: int
+    held_out_loss: float
+    seconds: float
+
+
+def sft(config: SftConfig, console: Console) -> SftResult:
+    """Trains until the last step or a request to stop; RUN_DIR/model or a checkpoint then has the weights.
+
+    Raises Refused for a configuration or data that cannot be used, RunFailed for a loss that is not finite.
+    """
+    use_threads(config.threads)
+    directory = RunDirectory(config.run_dir)
+    resumed = directory.open(config, console, resume=config.resume)
+    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
+    checkpoint = checkpoints.newest() if resumed else None
+    state = read_state(checkpoint) if checkpoint else TrainState()
+    # Without a checkpoint the first measurement is made again.
+    truncate_metrics(directory.metrics, state.step if checkpoint else -1)
+    source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
+    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    tokenizer = load_tokenizer(source, revision=revision)
+    data = load_demonstrations(config, model, tokenizer, lambda text: console.print(text, highlight=False))
+    learner = make_learner(config, model)
+    if checkpoint:
+        restore(checkpoint, learner.weights)
+    metrics = MetricsFile(directory.metrics)
+    try:
+        with StopRequest() as stop, _bar(console) as bar:
+            run = SftRun(config, directory, state, data, learner, tokenizer, checkpoints, metrics, bar)
+            return run.run(stop)
+    finally:
+        metrics.close()
+
+
+def make_learner(config: SftConfig, model: PreTrainedModel) -> SupervisedLearner:
+    if config.gradient_checkpointing:
+        recompute_layers(model)
+    return SupervisedLearner(
+        model, choose_forward(model), optimizer=config.optimizer, micro_batch_tokens=config.micro_batch_tokens
+    )
+
+
+@dataclass
+class SftRun:
+    """One life of a run, from wherever its state stands."""
+
+    config: SftConfig
+    directory: RunDirectory
+    state: TrainState
+    data: DemonstrationSet
+    learner: SupervisedLearner
+    tokenizer: PreTrainedTokenizerBase
+    checkpoints: Checkpoints
+    metrics: MetricsFile
+    bar: Progress
+    held_out_loss: float = math.nan
+
+    def run(self, stop: StopRequest) -> SftResult:
+        """All steps are done, or a checkpoint holds those that are."""
+        state, steps = self.state, self.data.steps
+        task = self.bar.add_task("", total=steps, completed=state.step)
+        if state.step == 0:
+            self._measure()
+        while state.step < steps and not stop:
+            began = time.monotonic()
+            self._step()
+            state.training_seconds += time.monotonic() - began
+            self.bar.update(task, completed=state.step)
+            # Before a checkpoint, which then holds no weights that are known to be spoilt.
+            if state.step == steps or (self.config.held_out_every and state.step % self.config.held_out_every == 0):
+                self._measure()
+            if state.step % self.config.checkpoint.every == 0:
+                self._checkpoint()
+        finished = state.step >= steps
+        if finished:
+            self._save_model()
+        elif state.step:
+            self._checkpoint()
+        return SftResult(finished, state.step, self.held_out_loss, state.training_seconds)
+
+    def _step(self) -> None:
+        lr = self.config.optimizer.lr * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
+        stats = self.learner.step(self.data.batch(self.state.step), lr=lr)
+        if stats.not_finite:
+            raise _not_finite(f"loss or gradient of step {self.state.step + 1}")
+        self.state.step += 1
+        self._record(stats)
+
+    def _record(self, stats: SupervisedStats) -> None:
+        self.metrics.write({"kind": "step", "step": self.state.step, **asdict(stats)})
+        self.bar.update(self.bar.task_ids[0], description=f"loss {stats.loss:.4f}")
+
+    def _measure(self) -> None:
+        self.held_out_loss = loss = self.learner.loss(self.data.held_out)
+        perplexity = math.exp(min(loss, 700))  # beyond, a float has no room
+        record = {"kind": "evaluation", "step": self.state.step, "held_out_loss": loss, "perplexity": perplexity}
+        self.metrics.write(record)
+        if not math.isfinite(loss):  # what an update spoilt shows here alone where no other step follows
+            raise _not_finite(f"held-out loss after step {self.state.step}")
+        self.bar.console.print(
+            f"step {self.state.step}/{self.data.steps} · held-out loss {loss:.4f} · perplexity {perplexity:.4g}",
+            highlight=False,
+        )
+
+    def _checkpoint(self) -> None:
+        self.checkpoints.save(self.state, self.learner.model, self.tokenizer, self.learner.weights)
+
+    def _save_model(self) -> None:
+        with whole_directory(self.directory.model) as temporary:
+            save_model(self.learner.model, self.tokenizer, temporary)
+            shutil.rmtree(self.directory.model, ignore_errors=True)  # of a life that had finished
+
+
+def _not_finite(what: str) -> RunFailed:
+    return RunFailed(
+        f"the {what} is not finite. Try a lower optimizer.lr, or float32; --resume goes on from the newest checkpoint"
+    )
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TextColumn("{task.description}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)

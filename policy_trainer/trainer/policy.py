@@ -1,0 +1,77 @@
+"""The policy of a training run, loaded: what trains it, samples from it and measures it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.config.cautions import cautions
+from policy_trainer.evaluation.evaluation import Evaluator, make_evaluator
+from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.recomputation import recompute_layers
+from policy_trainer.learner.weights import PURE_BFLOAT16
+from policy_trainer.reporting.display import Display
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.run_files.checkpoint import restore
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.tasks.registry import make_task
+from shared.logprobs import choose_forward
+from shared.models import load_model, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model, with what trains it, samples from it and measures it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    learner: Learner
+    sampler: HFSampler
+    evaluator: Evaluator
+
+
+def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) -> Policy:
+    """From the checkpoint, or where there is none as the configuration says.
+
+    Raises Refused for data, rewards or a model that cannot be used.
+    """
+    source = str(checkpoint) if checkpoint else config.model
+    revision = None if checkpoint else config.revision
+    # First: what is wrong with data and rewards shows at once, not after minutes of loading.
+    task = make_task(config)
+    tokenizer = load_tokenizer(source, revision=revision)
+    judge = Judge(tokenizer, task, config)
+    display.note(f"loading {source}")
+    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    return Policy(
+        tokenizer=tokenizer,
+        learner=_make_learner(config, model, checkpoint, display),
+        sampler=HFSampler(model, tokenizer),
+        evaluator=make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size),
+    )
+
+
+def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None, display: Display) -> Learner:
+    if config.gradient_checkpointing:
+        recompute_layers(model)
+    forward = choose_forward(model)
+    display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
+    learner = Learner(
+        model,
+        forward,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.steps,
+        micro_batch_tokens=config.micro_batch_tokens,
+        max_new_tokens=config.sampling.max_new_tokens,
+        passes=config.passes,
+        minibatches=config.minibatches,
+    )
+    if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
+        display.note(PURE_BFLOAT16)
+    for caution in cautions(config):
+        display.note(caution)
+    if checkpoint:
+        restore(checkpoint, learner.weights)
+    return learner

@@ -1,0 +1,99 @@
+"""The command `ref-server ping`: is the server ready, and what does it serve?"""
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+
+from pydantic import Field
+from pydantic_settings import CliToggleFlag
+
+from ref_server.cli.client.options import Command, Environment, complain, explained
+from ref_server.cli.client.terminal import printable
+from shared.api import ModelInfo
+from shared.client import ClientError, RefServerClient, RefServerError
+from shared.settings import load_settings
+
+# Between two looks at a server that is not ready.
+_PAUSE_SECONDS = 0.2
+
+
+class Ping(Command):
+    """Says whether the server would score a batch now, and with which model; the exit status is 0 when it would, 1 when
+    it would not or does not answer, 2 when the command was not understood. For scripts and health checks:
+
+      ref-server ping --quiet
+      ref-server ping --wait 120 && policy-trainer train …
+
+    Readiness is told without a token; the model only to those who have one where the server wants it.
+    """
+
+    wait: float = Field(default=0, ge=0)
+    """Wait up to so many seconds for the server to be ready."""
+    quiet: CliToggleFlag[bool] = False
+    """Print nothing but errors."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """What came of one look. reason: why it is not ready. milliseconds: from the question to the answer."""
+
+    url: str
+    ready: bool
+    reason: str | None
+    milliseconds: float
+    model: ModelInfo | None = None
+    withheld: str | None = None
+    """Why the model is not told."""
+
+
+def ping_command(arguments: list[str]) -> int:
+    """The exit status."""
+    options = load_settings(Ping, arguments, prog="ref-server ping", schema=Environment)
+    try:
+        with options.connect() as client:
+            health = _wait(client, options.wait)
+    except ClientError as error:
+        return complain("ping", error)
+    if options.as_json and not options.quiet:
+        print(json.dumps({**asdict(health), "model": health.model and health.model.model_dump(mode="json")}, indent=2))
+    elif not health.ready:
+        print(f"ref-server ping: {health.url} is not ready: {health.reason}", file=sys.stderr)
+    elif not options.quiet:
+        print(f"{health.url} is ready, {health.milliseconds:.1f} ms; {_described(health)}")
+    return 0 if health.ready else 1
+
+
+def _wait(client: RefServerClient, seconds: float) -> Health:
+    """The last look, which is the first that finds the server ready."""
+    deadline = time.monotonic() + seconds
+    while True:
+        health = _look(client)
+        if health.ready or time.monotonic() >= deadline:
+            return health
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _look(client: RefServerClient) -> Health:
+    began = time.perf_counter()
+    reason = client.not_ready_reason()
+    milliseconds = round(1000 * (time.perf_counter() - began), 1)
+    if reason is not None:
+        return Health(client.url, False, reason, milliseconds)
+    try:
+        return Health(client.url, True, None, milliseconds, client.model())
+    except RefServerError as error:
+        if error.status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise
+        return Health(client.url, True, None, milliseconds, withheld=explained(error))
+
+
+def _described(health: Health) -> str:
+    model = health.model
+    if model is None:
+        return f"its model is not told: {health.withheld}"
+    if model.name is None:
+        return "a queue without a model"
+    place = f"{model.dtype} on {model.device}"
+    return f"model {printable(model.name)}, {place}, reference version {model.reference_version}"

@@ -1,0 +1,208 @@
+"""The command `ref-server score`: log-probs of completions under the reference model, for people and for programs."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Any, Self
+from urllib.parse import quote, unquote
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from rich.console import Console
+from rich.progress import track
+
+from ref_server.cli.client.options import Command, Environment, complain, explained
+from ref_server.cli.client.sheets import logprob_sheet
+from ref_server.cli.client.terminal import show
+from shared import wire
+from shared.api import Logprobs, LogprobsRequest
+from shared.batch import BatchError, RolloutBatch, ScoredBatch
+from shared.client import ClientError, RefServerClient, RefServerError
+from shared.settings import load_settings
+
+# A busy server is asked again for so long; one that does not answer at the beginning is not waited for.
+_PATIENCE_SECONDS = 120.0
+
+
+# Every completion on the command line is given this form, which reading a list leaves alone.
+_ESCAPED = "percent-encoded:"
+
+
+def _escape(text: str) -> str:
+    return _ESCAPED + quote(text, safe="")
+
+
+def _unescape(text: object) -> object:
+    escaped = isinstance(text, str) and text.startswith(_ESCAPED)
+    return unquote(str(text).removeprefix(_ESCAPED)) if escaped else text
+
+
+class Score(Command):
+    """Scores completions with the server's reference model; nothing is queued and nothing is kept.
+
+    One of three:
+
+      ref-server score --prompt "2+3=" --completion "5" --completion "6"
+      ref-server score --file prompts.jsonl > scores.jsonl
+      ref-server score --file batch.safetensors --output scored.safetensors
+
+    Of JSONL each line is {"prompt": "…", "completions": ["…", …]} or {"prompt_ids": […], "completions": [[…], …]}, with
+    an optional "temperature"; each gives one line of JSON, {"error": …} where the server refuses it. --file - reads
+    standard input. Texts are tokenised apart and no special tokens are added. The exit status is 0, 1 when the server
+    refused something or does not answer, 2 when the command was not understood.
+    """
+
+    prompt: str | None = None
+    """The text that the completions continue."""
+    completion: list[Annotated[str, BeforeValidator(_unescape)]] = Field(default=[])
+    """A text to be scored; may be repeated. It is taken as it stands."""
+    temperature: float = Field(default=1.0, gt=0)
+    """What the logits are divided by; a file says it itself."""
+    file: Path | None = None
+    """A batch (.safetensors), or JSONL; - is standard input."""
+    output: Path | None = None
+    """With a batch: where the scored batch goes. Without it its log-probs are shown."""
+
+    @model_validator(mode="after")
+    def _texts_or_a_file(self) -> Self:
+        if (self.prompt is None) == (self.file is None):
+            raise ValueError("give --prompt with at least one --completion, or --file; one of the two")
+        if (self.prompt is None) != (not self.completion):
+            raise ValueError("--prompt and --completion go together")
+        if self.output is not None and not self.is_batch:
+            raise ValueError("--output goes with a batch, --file NAME.safetensors; the rest goes to standard output")
+        return self
+
+    @property
+    def is_batch(self) -> bool:
+        return self.file is not None and self.file.suffix == ".safetensors"
+
+
+def score_command(arguments: list[str]) -> int:
+    """The exit status."""
+    options = load_settings(Score, _exact(arguments), prog="ref-server score", schema=Environment)
+    try:
+        with options.connect() as client:
+            client.model()  # a server that is not there is told at once
+        with options.connect(patience=_PATIENCE_SECONDS, on_wait=_say_why) as client:
+            return _score(client, options)
+    except ClientError as error:
+        return complain("score", error)
+    except (BatchError, OSError, UnicodeDecodeError) as error:
+        print(f"ref-server score: {error}", file=sys.stderr)
+        return 1
+
+
+def _score(client: RefServerClient, options: Score) -> int:
+    if options.prompt is not None:
+        answer = client.logprobs(options.prompt, options.completion, temperature=options.temperature)
+        return _tell(answer, options)
+    assert options.file is not None, "checked with the options"
+    if not options.is_batch:
+        return _score_lines(client, options.file)
+    batch = wire.decode(options.file.read_bytes())
+    rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
+    if options.output is not None:
+        return _write(client.score(rollout), options)
+    return _tell(_logprobs(client, rollout), options)
+
+
+def _logprobs(client: RefServerClient, batch: RolloutBatch) -> Logprobs:
+    completions = [ids.tolist() for ids in batch.group.completions()]
+    return client.logprobs_of_ids(batch.group.prompt_ids.tolist(), completions, temperature=batch.temperature)
+
+
+def _write(scored: ScoredBatch, options: Score) -> int:
+    assert options.output is not None
+    options.output.write_bytes(wire.encode(scored))
+    about = {
+        "id": scored.rollout.id,
+        "completions": scored.rollout.group.size,
+        "completion_tokens": len(scored.ref_logps),
+        "reference_version": scored.reference_version,
+        "output": str(options.output),
+    }
+    if options.as_json:
+        print(json.dumps(about, indent=2))
+    else:
+        counted = f"{about['completion_tokens']} tokens of {about['completions']} completions"
+        print(f"{counted} are scored in {options.output}")
+    return 0
+
+
+def _tell(answer: Logprobs, options: Score) -> int:
+    if options.as_json:
+        print(answer.model_dump_json(indent=2))
+    else:
+        show(logprob_sheet(answer))
+    return 0
+
+
+def _score_lines(client: RefServerClient, file: Path) -> int:
+    """One line of JSON for each, in order. What is wrong with one says nothing about the others."""
+    failed = 0
+    for number, line in enumerate(_lines(file), start=1):
+        try:
+            print(_score_line(client, line).model_dump_json(), flush=True)
+        except (RefServerError, ValidationError) as error:
+            failed += 1
+            words = explained(error) if isinstance(error, RefServerError) else _first_fault(error)
+            print(json.dumps({"error": words}), flush=True)
+            _say(f"line {number}: {words}")
+    return 1 if failed else 0
+
+
+def _score_line(client: RefServerClient, line: str) -> Logprobs:
+    asked = LogprobsRequest.model_validate_json(line)
+    completions: list[Any] = list(asked.completions)
+    if asked.prompt is not None:
+        return client.logprobs(asked.prompt, completions, temperature=asked.temperature)
+    return client.logprobs_of_ids(asked.prompt_ids or [], completions, temperature=asked.temperature)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """Those that are not empty. Of a file a bar shows on a terminal how far it is."""
+    if str(file) == "-":
+        yield from _filled(sys.stdin)
+        return
+    with file.open(encoding="utf-8") as lines:
+        total = sum(1 for _ in _filled(lines))
+        lines.seek(0)
+        console = Console(stderr=True)
+        quiet = not console.is_terminal or sys.stdout.isatty()
+        yield from track(
+            _filled(lines), description="scoring", total=total, console=console, transient=True, disable=quiet
+        )
+
+
+def _filled(lines: IO[str]) -> Iterator[str]:
+    return (line for line in lines if line.strip())
+
+
+def _exact(arguments: Sequence[str]) -> list[str]:
+    """Completions escaped: what reads lists would take a comma for a separator, a digit for a number, and so on."""
+    exact: list[str] = []
+    for argument in arguments:
+        name, given, value = argument.partition("=")
+        if exact and exact[-1] == "--completion":
+            exact.append(_escape(argument))
+        elif given and name == "--completion":
+            exact.append(f"{name}={_escape(value)}")
+        else:
+            exact.append(argument)
+    return exact
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def _say_why(reason: str, seconds: float) -> None:
+    _say(f"waiting, {seconds:.0f} s so far: {reason}")
+
+
+def _say(line: str) -> None:
+    print(f"ref-server score: {line}", file=sys.stderr)

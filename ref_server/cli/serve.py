@@ -1,0 +1,82 @@
+"""The command `ref-server serve`."""
+
+import time
+from contextlib import closing
+
+import structlog
+
+from ref_server.cli.client.options import Environment
+from ref_server.cli.stores import describe_store, open_queue
+from ref_server.config import ServeConfig
+from ref_server.http.app import create_app
+from ref_server.http.gate.auth import readable_by_all
+from ref_server.http.gate.hosts import is_loopback
+from ref_server.http.gate.listening import allow_many_connections, check_address, uvicorn_config
+from ref_server.http.server import Server
+from ref_server.queue.interface import StorageBroken, StorageFull
+from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import Reference
+from ref_server.service.service import Service
+from shared.lifetime import end_with_parent
+from shared.logs import configure_logs, log_uncaught_errors
+from shared.refusal import Refused
+from shared.settings import load_settings
+
+log = structlog.get_logger()
+
+
+def serve(arguments: list[str]) -> int:
+    config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
+    configure_logs(config.log_format, config.log_level)
+    log_uncaught_errors()
+    end_with_parent()
+    allow_many_connections()
+    _warn(config)
+    if not _can_listen(config):
+        return 1
+    try:
+        opening = time.monotonic()
+        with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
+            log.info("queue open", store=describe_store(config), seconds=round(time.monotonic() - opening, 3))
+            return _listen(Service(_open_reference(config), store, config), config)
+    except (StorageBroken, StorageFull) as error:
+        log.error("the queue cannot be opened", error=str(error))
+    except Refused as error:
+        log.error("the model cannot be served", error=str(error))
+    return 1
+
+
+def _warn(config: ServeConfig) -> None:
+    if config.token_file is not None and readable_by_all(config.token_file):
+        log.warning("every user of this machine can read the tokens", file=str(config.token_file), remedy="chmod 600")
+    if config.keys and config.tls_cert is None and not is_loopback(config.host):
+        log.warning(
+            "tokens cross the network in the clear", remedy="--tls-cert and --tls-key, or a proxy that has them"
+        )
+
+
+def _can_listen(config: ServeConfig) -> bool:
+    try:
+        check_address(config.host, config.port)
+        if config.legacy_port is not None:
+            check_address(config.host, config.legacy_port)
+    except OSError as error:
+        remedy = "stop what listens there, or choose others with --host, --port and --legacy-port"
+        log.error("the address cannot be listened on", error=str(error), remedy=remedy)
+        return False
+    return True
+
+
+def _open_reference(config: ServeConfig) -> Reference:
+    if config.no_model:
+        return NoReference(config.max_batch_tokens)
+    # PyTorch takes seconds, and memory, which neither a queue nor its tools need.
+    from ref_server.scoring import frozen_model
+
+    return frozen_model.load(config)
+
+
+def _listen(service: Service, config: ServeConfig) -> int:
+    server = Server(uvicorn_config(create_app(service), config), service)
+    server.run()
+    return server.status

@@ -1,0 +1,103 @@
+"""What went wrong, as HTTP says it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from ref_server.http.problem import Problem, no_room
+from ref_server.queue.interface import (
+    ContentConflict,
+    QueueFull,
+    StorageBroken,
+    StorageFull,
+    Superseded,
+    TooManyInFlight,
+    WrongState,
+)
+from ref_server.scoring.reference import (
+    BadSnapshotName,
+    Busy,
+    NoModel,
+    NoSnapshot,
+    NotReady,
+    ReferenceConflict,
+    TooLarge,
+)
+from shared.batch import BatchError
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answers whatever a route raises: a code, a message, the field at fault, the request's id."""
+
+    def answer(request: Request, problem: Problem) -> JSONResponse:
+        return problem.answer(request.scope)
+
+    def answer_bug(request: Request, _: Exception) -> JSONResponse:
+        # Starlette answers these outside of the guard, which names the request on all other answers, and raises the
+        # error again, whereupon uvicorn closes the connection.
+        headers = {"X-Request-Id": request.state.request_id, "Connection": "close"}
+        message = "a bug of the server; its log has the traceback"
+        return answer(request, Problem(500, "internal", message, headers=headers))
+
+    translations: dict[type[Exception], Callable[[Any], Problem]] = {
+        Problem: lambda error: error,
+        BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
+        TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
+        ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
+        Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
+        WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
+        QueueFull: lambda error: no_room("queue_full", error),
+        TooManyInFlight: lambda error: no_room("in_flight_full", error),
+        NoModel: lambda error: Problem(409, "no_model", str(error)),
+        BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
+        NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
+        ReferenceConflict: lambda error: Problem(409, error.code, str(error)),
+        NotReady: lambda error: Problem(503, "not_ready", str(error), headers={"Retry-After": "1"}),
+        Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
+        StorageFull: lambda error: Problem(507, "storage_full", str(error)),
+        StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
+        RequestValidationError: lambda error: _invalid(error.errors()),
+        ValidationError: lambda error: _invalid(error.errors(include_url=False, include_input=False)),
+        ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
+    }
+    for kind, translate in translations.items():
+        app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
+    app.add_exception_handler(HTTPException, lambda request, error: answer(request, _http_problem(request, error)))
+    app.add_exception_handler(Exception, answer_bug)
+
+
+def _http_problem(request: Request, error: Any) -> Problem:
+    if error.status_code == 400:  # FastAPI's answer to a body that is not even text, or too deep
+        return Problem(422, "invalid_request", "the body must be JSON")
+    if error.status_code == 405:
+        allowed = ", ".join(_methods(request))
+        message = f"this route takes {allowed}, got {request.method[:80]}"
+        return Problem(405, "method_not_allowed", message, headers={"Allow": allowed})
+    if error.status_code == 404:
+        return Problem(404, "not_found", f"there is no route {request.url.path[:80]!r}; /openapi.json has them all")
+    return Problem(error.status_code, "error", error.detail, headers=dict(error.headers or {}))
+
+
+def _methods(request: Request) -> list[str]:
+    """All that a path takes. Starlette names those of one route only, and a path may have several."""
+    path = request.url.path
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    literal = [route for route in routes if route.path == path]  # /v1/batches/lease is no id
+    return sorted({method for route in literal or routes for method in route.methods or ()})
+
+
+def _invalid(errors: Any) -> Problem:
+    """The first thing that pydantic found wrong."""
+    first = errors[0]
+    # Only what the client named: not where FastAPI found it, nor which type of a union pydantic tried.
+    names = [str(part) for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
+    where = ".".join(names) if first["type"] != "json_invalid" else ""
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return Problem(422, "invalid_request", f"{where}: {message}" if where else message, where or None)

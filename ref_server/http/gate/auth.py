@@ -1,0 +1,164 @@
+"""Who may do what: bearer tokens, the roles they stand for, and the role that each route wants."""
+
+import hmac
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hashlib import sha256
+from pathlib import Path
+from stat import S_IROTH
+from typing import Self
+
+from ref_server.http.problem import Problem
+
+MIN_TOKEN_CHARACTERS = 16
+# What a bearer token may be made of (RFC 6750).
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+
+class Role(IntEnum):
+    """Each may do what those before it may."""
+
+    OPEN = 0
+    """Whoever reaches the server, without a token."""
+    UPLOAD = 1
+    """Upload batches, score, look at the server."""
+    TRAIN = 2
+    """Also lease batches, settle leases, look at batches."""
+    ADMIN = 3
+    """Everything."""
+
+
+# The role that each route wants once there are tokens. What is not here wants Role.ADMIN.
+ACCESS: dict[tuple[str, str], Role] = {
+    ("GET", "/"): Role.OPEN,
+    ("GET", "/livez"): Role.OPEN,
+    ("GET", "/readyz"): Role.OPEN,
+    ("GET", "/metrics"): Role.UPLOAD,
+    ("GET", "/openapi.json"): Role.UPLOAD,
+    ("GET", "/v1/model"): Role.UPLOAD,
+    ("GET", "/v1/queue"): Role.UPLOAD,
+    ("POST", "/v1/logprobs"): Role.UPLOAD,
+    ("POST", "/v1/batches"): Role.UPLOAD,
+    ("GET", "/v1/batches"): Role.TRAIN,
+    ("GET", "/v1/batches/{id}"): Role.TRAIN,
+    ("GET", "/v1/batches/{id}/tokens"): Role.TRAIN,
+    ("POST", "/v1/batches/lease"): Role.TRAIN,
+    ("POST", "/v1/leases/ack"): Role.TRAIN,
+    ("POST", "/v1/leases/extend"): Role.TRAIN,
+    ("POST", "/v1/leases/release"): Role.TRAIN,
+    ("POST", "/v1/batches/{id}/requeue"): Role.ADMIN,
+    ("DELETE", "/v1/batches/{id}"): Role.ADMIN,
+    ("PUT", "/v1/reference"): Role.ADMIN,
+    ("POST", "/upload"): Role.UPLOAD,
+    ("GET", "/get"): Role.TRAIN,
+}
+_PATTERNS = [
+    (method, re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))), role)
+    for (method, path), role in ACCESS.items()
+]
+
+
+def role_wanted(method: str, path: str) -> Role:
+    """path: as the router sees it, percent-decoded."""
+    asked = "GET" if method == "HEAD" else method
+    return max(
+        (role for known, pattern, role in _PATTERNS if known == asked and pattern.fullmatch(path)), default=Role.ADMIN
+    )
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The tokens that are known, as digests alone: nothing that prints this shows a token."""
+
+    roles: dict[bytes, Role] = field(default_factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.roles)
+
+    def role(self, authorization: str | None) -> Role:
+        """Of an `Authorization` header. Raises Problem 401 where it is missing or not known."""
+        scheme, _, token = (authorization or "").partition(" ")
+        given = sha256(token.strip().encode("latin-1", "replace")).digest()
+        # All are compared, each in constant time: how long it takes tells nothing about a token.
+        found = [role for digest, role in self.roles.items() if hmac.compare_digest(digest, given)]
+        if scheme.lower() == "bearer" and found:
+            return max(found)
+        what = "this token is not known here" if authorization else "a token is wanted: Authorization: Bearer TOKEN"
+        raise Problem(401, "unauthorized", what, "Authorization", {"WWW-Authenticate": "Bearer"})
+
+    def admit(self, authorization: str | None, wanted: Role) -> Role | None:
+        """The role of who asks, None where nobody is asked for a token.
+
+        Raises Problem 401, or 403 where the token is known and its role too small.
+        """
+        if not self or wanted is Role.OPEN:
+            return None
+        role = self.role(authorization)
+        if role < wanted:
+            message = f"this wants a token of role {wanted.name.lower()}; yours is of role {role.name.lower()}"
+            raise Problem(403, "forbidden", message, "Authorization")
+        return role
+
+    def __or__(self, other: Self) -> "Keys":
+        return Keys({**self.roles, **other.roles})
+
+
+def one_admin(token: str) -> Keys:
+    """Raises ValueError, which does not repeat the token."""
+    _check(token)
+    return Keys({_digest(token): Role.ADMIN})
+
+
+def read_keys(file: Path) -> Keys:
+    """Lines of `ROLE TOKEN`, or of a token alone, which is an admin's; `#` begins a comment.
+
+    Raises ValueError, which names the line and does not repeat it, and OSError.
+    """
+    roles: dict[bytes, Role] = {}
+    for number, line in enumerate(_text(file).splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            role, digest = _read_line(words)
+            if digest in roles:
+                raise ValueError("this token stands in a line above")
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}") from None
+        roles[digest] = role
+    if not roles:
+        raise ValueError(f"{file} holds no token")
+    return Keys(roles)
+
+
+def readable_by_all(file: Path) -> bool:
+    """Whether every user of the machine can read `file`, and with it the tokens."""
+    return bool(file.stat().st_mode & S_IROTH)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not text") from None
+
+
+def _read_line(words: list[str]) -> tuple[Role, bytes]:
+    names = {role.name.lower(): role for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
+    *name, token = words
+    if len(name) > 1 or (name and name[0] not in names):
+        raise ValueError(f"must be ROLE TOKEN, ROLE one of {', '.join(names)}")
+    _check(token)
+    return names[name[0]] if name else Role.ADMIN, _digest(token)
+
+
+def _check(token: str) -> None:
+    if len(token) < MIN_TOKEN_CHARACTERS:
+        raise ValueError(f"a token has at least {MIN_TOKEN_CHARACTERS} characters, or it can be guessed")
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("a token is made of letters, digits and - . _ ~ + / =, or no header can carry it")
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode()).digest()

@@ -1,0 +1,99 @@
+"""Request bodies on their way into memory: how large, how slow, and how many at once."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Message, Receive
+
+from ref_server.http.problem import Problem
+
+# A body may take so long, and its length at this pace besides: 17 minutes for 64 MiB.
+FIRST_SECONDS = 10.0
+BYTES_PER_SECOND = 64 * 1024
+# After a refusal the rest of a body is still taken, and thrown away, for so long: a client reads no answer whose
+# connection is closed while it still sends.
+LINGER_SECONDS = 10.0
+LINGER_IDLE_SECONDS = 1.0
+
+
+class Budget:
+    """Bytes of all bodies that are held at once, counted as they arrive: what is merely claimed locks out nobody."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    def hold(self) -> "Held":
+        return Held(self)
+
+
+class Held:
+    """What one request holds of a budget, until its block is left."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._budget.held -= self._bytes
+
+    def take(self, size: int) -> None:
+        """Raises Problem 429 when there is not so much left."""
+        if self._budget.held + size > self._budget.most:
+            message = f"requests hold all of the {self._budget.most} bytes that bodies may take at once"
+            raise Problem(429, "busy", message, headers={"Retry-After": "1"})
+        self._budget.held += size
+        self._bytes += size
+
+
+async def read_body(receive: Receive, held: Held, most: int) -> bytes | None:
+    """The whole body, or None when the client went away. Raises Problem 408, 413, 429."""
+    begun = asyncio.get_running_loop().time()
+    body = bytearray()
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout_at(begun + FIRST_SECONDS + len(body) / BYTES_PER_SECOND):
+                message: Message = await receive()
+        except TimeoutError:
+            pace = f"a body may take {FIRST_SECONDS:g} s and a second for each {BYTES_PER_SECOND} bytes"
+            raise Problem(408, "too_slow", f"{pace}; {len(body)} bytes came") from None
+        if message["type"] == "http.disconnect":
+            return None
+        chunk = message.get("body", b"")
+        if len(body) + len(chunk) > most:
+            raise too_large(most)
+        held.take(len(chunk))
+        body += chunk
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def too_large(most: int) -> Problem:
+    return Problem(413, "too_large", f"the body must be at most {most} bytes", "body")
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body as one message. It is then held by whoever took it, not here."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
+
+
+async def discard(receive: Receive) -> None:
+    """Takes what still comes of a body that was refused."""
+    try:
+        async with asyncio.timeout(LINGER_SECONDS):
+            message: Message = {"more_body": True}
+            while message.get("more_body", False):
+                async with asyncio.timeout(LINGER_IDLE_SECONDS):
+                    message = await receive()
+    except TimeoutError:
+        return

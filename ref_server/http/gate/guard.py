@@ -1,0 +1,145 @@
+"""What is refused before a route sees it: foreign pages, unknown callers, unexpected bodies, and too much of them."""
+
+import re
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ref_server.config import ServeConfig
+from ref_server.http.gate.auth import Role, role_wanted
+from ref_server.http.gate.bodies import Budget, Held, discard, read_body, replay, too_large
+from ref_server.http.gate.hosts import Hosts, is_loopback
+from ref_server.http.problem import Problem
+from shared.wire import CONTENT_TYPE
+
+_JSON = "application/json"
+# What the body of each route may be.
+CONTENT_TYPES: dict[str, tuple[str, ...]] = {
+    "/v1/batches": (CONTENT_TYPE,),
+    "/v1/logprobs": (_JSON, CONTENT_TYPE),
+    "/v1/batches/lease": (_JSON,),
+    "/v1/leases/ack": (_JSON,),
+    "/v1/leases/extend": (_JSON,),
+    "/v1/leases/release": (_JSON,),
+    "/v1/reference": (_JSON,),
+}
+# Parsed, JSON takes up to forty times its length, and time during which nothing else is answered. Ten thousand leases
+# fit, and the token ids of a batch of 131,072; a larger one can be sent as safetensors.
+MAX_JSON_BYTES = 2**20
+# Of JSON bodies together, besides those of batches: many uploads at once keep no trainer from holding its leases.
+MAX_JSON_BODIES_BYTES = 64 * MAX_JSON_BYTES
+MAX_URL_BYTES = 8 * 1024
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+# Two of one of these would mean two things to two readers.
+_ONCE = ("host", "origin", "authorization", "content-type", "content-encoding", "content-length")
+# Routes of the Simple-GRPO protocol, whose clients send no token.
+_LEGACY_PATHS = ("/upload", "/get")
+
+
+class Guard:
+    """ASGI middleware, inside of `requests.py`, which has named the request.
+
+    It reads the whole body itself, within limits of size, time and memory, so that no route waits for a slow client.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
+        self._app = app
+        self._config = config
+        self._hosts = Hosts(config.host, config.allowed_hosts)
+        self._max_body_bytes = config.max_body_mib * 2**20
+        self._budget = Budget(config.max_bodies_mib * 2**20)
+        self._json_budget = Budget(MAX_JSON_BODIES_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        budget = self._json_budget if media_type(headers) == _JSON else self._budget
+        with budget.hold() as held:
+            taken = await self._take(scope, headers, receive, held)
+            if isinstance(taken, bytes):
+                receive, taken = replay(taken, receive), None  # the route's copy is the only one
+                await self._app(scope, receive, send)
+        if taken is not None:  # what a refused body held is free by now: its client may be slow to leave
+            await _refuse(taken, scope, headers, receive, send)
+
+    async def _take(self, scope: Scope, headers: Headers, receive: Receive, held: Held) -> bytes | JSONResponse | None:
+        """The whole body, or the answer that refuses the request; None when the client went away."""
+        try:
+            self._check(scope, headers)
+            return await read_body(receive, held, self._most_bytes(headers))
+        except Problem as problem:
+            return problem.answer(scope)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """414, 431, 400, 404, then 403, then 401 or 403, then 415, then 413."""
+        _check_head(scope, headers)
+        self._hosts.check(headers)
+        role = self._config.keys.admit(headers.get("authorization"), self._role_wanted(scope, headers))
+        scope["state"]["role"] = role and role.name.lower()
+        _check_media_type(scope, headers)
+        length = headers.get("content-length", "0")
+        # Twenty digits are more than any body has, and int() would refuse some thousand.
+        if not re.fullmatch("[0-9]{1,20}", length) or int(length) > self._most_bytes(headers):
+            raise too_large(self._most_bytes(headers))
+
+    def _role_wanted(self, scope: Scope, headers: Headers) -> Role:
+        legacy = self._config.legacy_insecure and scope["path"] in _LEGACY_PATHS
+        if legacy and _comes_from_this_machine(scope, headers):
+            return Role.OPEN
+        return role_wanted(scope["method"], scope["path"])
+
+    def _most_bytes(self, headers: Headers) -> int:
+        if media_type(headers) == _JSON:
+            return min(MAX_JSON_BYTES, self._max_body_bytes)
+        return self._max_body_bytes
+
+
+def media_type(headers: Headers) -> str:
+    """What the body is said to be, without parameters, in lower case."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _check_head(scope: Scope, headers: Headers) -> None:
+    if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > MAX_URL_BYTES:
+        raise Problem(414, "too_large", f"the URL must be at most {MAX_URL_BYTES} bytes")
+    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+        limits = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes of them are read"
+        raise Problem(431, "too_large", limits)
+    for name in _ONCE:
+        if len(headers.getlist(name)) > 1:
+            raise Problem(400, "invalid_request", f"{name} must stand once", name)
+    # The router's patterns let one pass behind a path, and what is told here by the path would not hold for its route.
+    if scope["path"].endswith("\n"):
+        raise Problem(404, "not_found", "Not Found")
+
+
+def _check_media_type(scope: Scope, headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        message = f"a body must come as it is, got {encoding[:80]!r}"
+        raise Problem(415, "unsupported_media_type", message, "Content-Encoding")
+    allowed = CONTENT_TYPES.get(scope["path"])
+    if allowed and scope["method"] in ("POST", "PUT") and media_type(headers) not in allowed:
+        message = f"must be {' or '.join(allowed)}, got {media_type(headers)[:80]!r}"
+        raise Problem(415, "unsupported_media_type", message, "Content-Type")
+
+
+def _comes_from_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Not so when a proxy on this machine passes on what comes from elsewhere."""
+    proxied = "forwarded" in headers or "x-forwarded-for" in headers
+    return not proxied and is_loopback((scope.get("client") or ("",))[0])
+
+
+async def _refuse(answer: JSONResponse, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
+        await answer(scope, receive, send)
+        return
+    answer.headers["Connection"] = "close"  # where the next request would begin is not known before its body has come
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    await discard(receive)
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,65 @@
+"""Under which names the server expects to be asked, so that a web page cannot drive it.
+
+A page may send requests to any address, and its own name may be made to resolve to ours; but it cannot choose what a
+browser writes into `Host` and `Origin`. A literal IP address is a name that nobody else can own.
+"""
+
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+
+from ref_server.http.problem import Problem
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Hosts:
+    """What is expected in `Host` by a server that listens on `listening`: loopback names, and `allowed`.
+
+    One that listens beyond loopback is also asked by any IP address and by the machine's own name.
+    """
+
+    def __init__(self, listening: str, allowed: Iterable[str]) -> None:
+        self._beyond = not is_loopback(listening)
+        own = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
+        # No name is not a name, whatever the machine's is.
+        self._names = ({name.lower() for name in allowed} | own) - {""}
+
+    def check(self, headers: Headers) -> None:
+        """Raises Problem 403 on an unexpected `Host` or a foreign `Origin`."""
+        host = headers.get("host", "").lower()
+        if not self._expects(_name(host)):
+            name = _name(host)[:80]
+            remedy = f"; if that is its name, start it with --allowed-hosts {name}" if name else ""
+            raise Problem(403, "forbidden", f"Host {host[:80]!r} is not known to be this server{remedy}", "Host")
+        origin = headers.get("origin")
+        if origin is not None and origin.lower().partition("://")[2] != host:
+            raise Problem(403, "forbidden", f"a page of {origin[:80]} may not use this server", "Origin")
+
+    def _expects(self, name: str) -> bool:
+        return is_loopback(name) or name in self._names or (self._beyond and _is_address(name))
+
+
+def _name(host: str) -> str:
+    """The name in a `Host` header, without its port; IPv6 addresses stand in brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

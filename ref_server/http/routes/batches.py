@@ -1,0 +1,130 @@
+"""Batches on their way in, and what an operator sees of them and does to them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.responses import JSONResponse, Response
+
+from ref_server.http.problem import Problem
+from ref_server.http.routes.documents import UPLOAD_BODY, errors
+from ref_server.queue.interface import CURSOR, State
+from ref_server.service.service import Service
+from shared.api import Admitted, BatchDetails, BatchPage, QueueView, TokensView
+
+T = TypeVar("T")
+
+Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
+
+
+def add(app: FastAPI, service: Service) -> None:
+    _add_upload(app, service)
+    _add_views(app, service)
+    _add_operations(app, service)
+
+
+def _add_upload(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/batches", status_code=201, response_model=Admitted, openapi_extra=UPLOAD_BODY,
+        responses={200: {"model": Admitted, "description": "it is, or was, there"}, **errors(409, 415, 503, 507)},
+    )  # fmt: skip
+    async def upload(request: Request) -> Response:
+        """Admits a rollout batch. 201 once it is durable; 200 when the same batch is, or was, there.
+
+        ```
+        curl localhost:8400/v1/batches -H 'Content-Type: application/vnd.safetensors' --data-binary @batch.safetensors
+        ```
+        """
+        body = await request.body()
+        id, admission = await service.body_threads.run(partial(service.admit, body))
+        return JSONResponse(
+            {"id": id, "state": admission.state},
+            status_code=201 if admission.created else 200,
+            headers={"Location": f"/v1/batches/{id}"},
+        )
+
+
+def _add_views(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/queue", response_model=QueueView, responses=errors(503, 507))
+    def queue() -> dict[str, Any]:
+        """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
+
+        ```
+        curl localhost:8400/v1/queue
+        ```
+        """
+        return service.describe_queue()
+
+    @app.get("/v1/batches", response_model=BatchPage, responses=errors(503, 507))
+    def list_batches(
+        state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
+        run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        cursor: Annotated[str | None, Query(pattern=CURSOR, description="`next_cursor` of the page before.")] = None,
+    ) -> Any:
+        """Batches in order of admission.
+
+        ```
+        curl 'localhost:8400/v1/batches?state=ready&limit=5'
+        ```
+        """
+        return service.queue.list(state, run, limit, cursor)
+
+    @app.get("/v1/batches/{id}", response_model=BatchDetails, responses=errors(404, 503, 507))
+    def show(id: Id) -> Any:
+        """State, history and shape of one batch.
+
+        ```
+        curl localhost:8400/v1/batches/$ID
+        ```
+        """
+        return _found(service.queue.get(id), id)
+
+    @app.get("/v1/batches/{id}/tokens", response_model=TokensView, responses=errors(404, 503, 507))
+    def tokens(id: Id) -> dict[str, Any]:
+        """For looking: each token with its text and log-probs, each row with its rewards.
+
+        ```
+        curl localhost:8400/v1/batches/$ID/tokens
+        ```
+        """
+        return _found(service.describe_tokens(id), id)
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/batches/{id}/requeue", responses=errors(404, 409, 503, 507))
+    def requeue(id: Id) -> Admitted:
+        """Brings a dead or expired batch back.
+
+        ```
+        curl -X POST localhost:8400/v1/batches/$ID/requeue
+        ```
+        """
+        state = _known(service.queue.requeue, id)
+        service.scoring.ring()
+        service.bell.ring()
+        return Admitted(id=id, state=state)
+
+    @app.delete("/v1/batches/{id}", status_code=204, responses=errors(404, 409, 503, 507))
+    def drop(id: Id) -> None:
+        """Drops a batch; its id stays known.
+
+        ```
+        curl -X DELETE localhost:8400/v1/batches/$ID
+        ```
+        """
+        _known(service.queue.drop, id)
+
+
+def _known(operation: Callable[[str], T], id: str) -> T:
+    try:
+        return operation(id)
+    except KeyError:
+        raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here", "id") from None
+
+
+def _found(value: T | None, id: str) -> T:
+    if value is None:
+        raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
+    return value

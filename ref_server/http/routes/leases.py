@@ -1,0 +1,136 @@
+"""Leases of scored batches."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from ref_server.http.problem import Problem
+from ref_server.http.routes.documents import SAFETENSORS, errors
+from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Outcome, TooManyInFlight
+from ref_server.service.service import Service
+from shared import wire
+from shared.api import AckBody, ExtendBody, LeaseBody, LeasesBody, ReleaseBody, Result, Results
+
+# A poll looks again this often, in seconds: neither a lease that runs out nor another server rings the bell.
+POLL_SECONDS = 0.5
+
+_LEASED = {
+    "description": "a batch",
+    "content": SAFETENSORS,
+    "headers": {
+        "Batch-Id": {"schema": {"type": "string"}},
+        "Lease-Token": {"schema": {"type": "string"}, "description": "proves the lease"},
+        "Lease-Seconds": {"schema": {"type": "number"}, "description": "how long it holds unless it is extended"},
+        "Deliveries": {"schema": {"type": "integer"}, "description": "counted losses before this one, plus one"},
+    },
+}
+
+
+def add(app: FastAPI, service: Service) -> None:
+    _add_lease(app, service)
+    _add_settlements(app, service)
+
+
+def _add_lease(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/batches/lease", response_class=Response,
+        responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(409, 415, 503, 507)},
+    )  # fmt: skip
+    async def lease(body: LeaseBody, request: Request) -> Response:
+        """Leases one scored batch; waits up to wait_seconds for one.
+
+        ```
+        curl localhost:8400/v1/batches/lease -H 'Content-Type: application/json' \\
+            -d '{"consumer": "me", "run": "curl", "wait_seconds": 5}' --dump-header - --output leased.safetensors
+        ```
+        """
+        wanted = LeaseRequest(**body.model_dump(exclude={"wait_seconds"}))
+        got = await _poll(service, partial(service.queue.lease, wanted), body.wait_seconds, request)
+        if got is None:
+            return Response(status_code=204)
+        headers = {
+            "Batch-Id": got.id,
+            "Lease-Token": got.token,
+            "Lease-Seconds": f"{got.lease_seconds:g}",
+            "Deliveries": str(got.deliveries),
+        }
+        return Response(got.body, media_type=wire.CONTENT_TYPE, headers=headers)
+
+
+def _add_settlements(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/leases/ack", responses=errors(415, 503, 507))
+    async def ack(body: AckBody) -> Results:
+        """Settles batches, after the checkpoint that contains their effect is durable.
+
+        ```
+        curl localhost:8400/v1/leases/ack -H 'Content-Type: application/json' \\
+            -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}]}'
+        ```
+        """
+        results = await _settle(body, lambda keys: service.queue.ack(keys, body.checkpoint))
+        service.bell.ring()  # fewer are in flight now
+        return results
+
+    @app.post("/v1/leases/extend", responses=errors(415, 503, 507))
+    async def extend(body: ExtendBody) -> Results:
+        """Heartbeat: gives leases lease_seconds from now.
+
+        ```
+        curl localhost:8400/v1/leases/extend -H 'Content-Type: application/json' \\
+            -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}], "lease_seconds": 60}'
+        ```
+        """
+        return await _settle(body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started))
+
+    @app.post("/v1/leases/release", responses=errors(415, 503, 507))
+    async def release(body: ReleaseBody) -> Results:
+        """Gives batches back now.
+
+        ```
+        curl localhost:8400/v1/leases/release -H 'Content-Type: application/json' \\
+            -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}]}'
+        ```
+        """
+        results = await _settle(body, lambda keys: service.queue.release(keys, body.error))
+        service.bell.ring()
+        return results
+
+
+async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: float, request: Request) -> Lease | None:
+    """Tries whenever the bell rings, until there is a lease or the time is over. Occupies no thread while waiting."""
+    deadline = time.monotonic() + seconds
+    while True:
+        bell = service.bell.next()
+        if service.draining:
+            raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
+        if await request.is_disconnected():
+            return None
+        try:
+            got = await run_in_threadpool(lease)
+        except TooManyInFlight:
+            if time.monotonic() >= deadline:
+                raise
+            got = None
+        remaining = deadline - time.monotonic()
+        if got or remaining <= 0:
+            return got
+        try:
+            await asyncio.wait_for(bell.wait(), min(remaining, POLL_SECONDS))
+        except TimeoutError:
+            continue
+
+
+async def _settle(body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]) -> Results:
+    """Goes to a thread once; FastAPI would go again to check what a route that is no coroutine returns."""
+
+    def work() -> Results:
+        keys = [LeaseKey(key.id, key.token) for key in body.leases]
+        outcomes = zip(keys, settle(keys), strict=True)
+        return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in outcomes])
+
+    return await run_in_threadpool(work)

@@ -1,0 +1,26 @@
+"""The weights that score."""
+
+from fastapi import FastAPI
+
+from ref_server.http.routes.documents import errors
+from ref_server.service.service import Service
+from shared.api import Error, ReferenceBody, ReferenceVersion
+
+_NO_SNAPSHOT = {404: {"model": Error, "description": "no such snapshot"}}
+
+
+def add(app: FastAPI, service: Service) -> None:
+    @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 415, 503)})
+    def replace(body: ReferenceBody) -> ReferenceVersion:
+        """Replaces the reference's weights by a snapshot below `--snapshot-root`, of the same architecture.
+
+        The batch in hand is finished first; every later one is scored with the new weights and stamped with their
+        version. A higher version replaces a lower one; repeating a request is harmless. A restart of the server begins
+        with the weights of `--model` in version 0 again.
+
+        ```
+        curl -X PUT localhost:8400/v1/reference -H 'Content-Type: application/json' \\
+            -d '{"snapshot": "step-200", "version": 1}'
+        ```
+        """
+        return ReferenceVersion(reference_version=service.replace_reference(body.snapshot, body.version))

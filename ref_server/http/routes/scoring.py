@@ -1,0 +1,75 @@
+"""Scores at once, nothing queued."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from ref_server.http.gate.guard import media_type
+from ref_server.http.routes.documents import SAFETENSORS, errors
+from ref_server.service.service import Service, group_of
+from shared import wire
+from shared.api import Logprobs, LogprobsRequest
+from shared.batch import ScoredBatch, TokenGroup
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": LogprobsRequest.model_json_schema()}, **SAFETENSORS},
+    }
+}
+
+
+def add(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
+        responses={200: {"content": SAFETENSORS}, **errors(409, 415, 503)},
+    )  # fmt: skip
+    async def logprobs(request: Request) -> Any:
+        """Scores now, ahead of the queue; nothing is kept. A safetensors batch is answered with the scored batch.
+
+        ```
+        curl localhost:8400/v1/logprobs -H 'Content-Type: application/json' \\
+            -d '{"prompt": "2+3=", "completions": ["5", "6"]}'
+        curl localhost:8400/v1/logprobs -H 'Content-Type: application/vnd.safetensors' \\
+            --data-binary @batch.safetensors --output scored.safetensors
+        ```
+        """
+        body = await request.body()
+        if media_type(request.headers) == wire.CONTENT_TYPE:
+            batch = await service.body_threads.run(partial(service.read_rollout, body))
+            logps, version = await _score(batch.group, batch.temperature)
+            scored = ScoredBatch(batch, logps, str(version))
+            return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
+        group, temperature = await service.body_threads.run(partial(_group, body))
+        return await run_in_threadpool(_answer, group, *await _score(group, temperature))
+
+    def _group(body: bytes) -> tuple[TokenGroup, float]:
+        asked = LogprobsRequest.model_validate_json(body)
+        if asked.prompt is not None:
+            group = service.tokenize(asked.prompt, [str(text) for text in asked.completions])
+        else:
+            group = group_of(asked.prompt_ids or [], [list(map(int, ids)) for ids in asked.completions])
+        service.reference.check_tokens(group)
+        return group, asked.temperature
+
+    def _answer(group: TokenGroup, logps: np.ndarray, version: int) -> Response:
+        rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
+        answer = Logprobs.model_validate(
+            {
+                "logprobs": [row.tolist() for row in rows],
+                "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
+                "reference_version": version,
+            }
+        )
+        return Response(answer.model_dump_json(), media_type="application/json")
+
+    async def _score(group: TokenGroup, temperature: float) -> tuple[np.ndarray, int]:
+        """(C,) log-probs, and the version of the weights that computed them."""
+        scores = await asyncio.wrap_future(service.scoring.submit(group, temperature))
+        (logps,) = scores.logps
+        return logps, scores.reference_version

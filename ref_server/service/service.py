@@ -1,0 +1,189 @@
+"""What the server does, without HTTP: admits batches after checking them, has them scored, describes."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ref_server.config import ServeConfig
+from ref_server.http.gate.door import Door
+from ref_server.http.gate.threads import Threads
+from ref_server.queue.interface import Admission, NoRoom, Queue, StorageBroken, StorageFull, Upload
+from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
+from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
+from shared import wire
+from shared.batch import BatchError, RolloutBatch, TokenGroup
+from shared.states import LEGACY_RUN
+
+
+class Bell:
+    """Wakes every long poll when a batch may have become ready. Rung from any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The event loop on which the polls wait."""
+        self._loop = loop
+
+    def ring(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def next(self) -> asyncio.Event:
+        """The event that the next ring sets. Take it before looking, so that no ring is missed."""
+        return self._event
+
+    def _wake(self) -> None:
+        rung, self._event = self._event, asyncio.Event()
+        rung.set()
+
+
+class Service:
+    """The reference, the queue, and what scores between them."""
+
+    def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
+        self.config = config
+        self.reference = reference
+        self.queue = queue
+        self.bell = Bell()
+        self.door = Door()
+        self.body_threads = Threads(threads=32, most=256)
+        self.draining = False
+        self.closed = False
+        self._replacing = threading.Lock()
+        self.scoring = reference.scoring(queue, self.bell.ring)
+
+    def start(self) -> None:
+        self.bell.attach(asyncio.get_running_loop())
+        self.scoring.start()
+
+    def drain(self) -> None:
+        """Takes no new work, sends the long polls home, finishes what is being scored. Returns at once."""
+        self.draining = True
+        self.scoring.stop()
+        self.bell.ring()
+
+    def close(self) -> None:
+        """Waits for what is being scored, then closes the store: all that it took is on disk."""
+        self.scoring.stop()
+        self.scoring.join()
+        self.queue.close()
+        self.closed = True
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return self.reference.describe()
+
+    def check_open(self) -> None:
+        """Raises NotReady when no new work is taken any more."""
+        if self.draining:
+            raise NotReady("the server is shutting down")
+
+    def replace_reference(self, snapshot: str, version: int) -> int:
+        """Scores with the weights of a snapshot from here on: their version, once no batch is scored with older ones.
+
+        The present weights go on scoring while the others are loaded. A restart begins with the model of the settings
+        in version 0 again: what replaced it is the trainer's to know, and to put in place. Raises BadSnapshotName,
+        NoSnapshot, ReferenceConflict, NoModel, NotReady; then nothing has changed.
+        """
+        if not self._replacing.acquire(blocking=False):
+            raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
+        try:
+            self.check_open()
+            replacement = self.reference.replacement(snapshot, version)
+            self.scoring.replace(replacement).result()
+            self.reference = replacement
+        finally:
+            self._replacing.release()
+        return version
+
+    def not_working_reason(self) -> str | None:
+        """Why this process would not score a batch that it could store, or None."""
+        if self.draining:
+            return "the server is shutting down"
+        if not self.scoring.alive:
+            return "the scoring loop has ended"
+        return None
+
+    def not_ready_reason(self) -> str | None:
+        """Why a batch would not be scored now, or None."""
+        if reason := self.not_working_reason():
+            return reason
+        try:
+            self.queue.check()
+        except (StorageFull, StorageBroken) as error:
+            return f"the queue cannot be written: {error}"
+        return None
+
+    def admit(self, body: bytes) -> tuple[str, Admission]:
+        """Checks and queues one upload, durably: its id and what became of it."""
+        self.check_open()
+        batch = self.read_rollout(body)
+        if batch.run == LEGACY_RUN:
+            raise BatchError("run", f"must be another one: {LEGACY_RUN!r} is that of the Simple-GRPO protocol")
+        upload = Upload(
+            id=batch.id,
+            content_hash=wire.content_hash(body),
+            run=batch.run,
+            epoch=batch.epoch,
+            policy_version=batch.policy_version,
+            prompt_tokens=len(batch.group.prompt_ids),
+            completion_tokens=len(batch.group.completion_ids),
+            completions=batch.group.size,
+            body=body,
+            to_score=self.reference.scores_uploads,
+        )
+        try:
+            admission = self.queue.put(upload)
+        except NoRoom as full:
+            self.door.note(full)
+            raise
+        self.scoring.ring()
+        return batch.id, admission
+
+    def read_rollout(self, body: bytes) -> RolloutBatch:
+        """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""
+        batch = wire.decode(body)
+        if not isinstance(batch, RolloutBatch):
+            raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: a batch is uploaded before it is scored")
+        self.reference.check_tokens(batch.group)
+        return batch
+
+    def tokenize(self, prompt: str, completions: Sequence[str]) -> TokenGroup:
+        """Texts -> tokens, each apart and without special tokens. Raises BatchError when one is empty, NoModel."""
+        return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
+
+    def token_texts(self, ids: Sequence[int]) -> list[str | None]:
+        return token_texts(self.reference, ids)
+
+    def describe_queue(self) -> dict[str, Any]:
+        return describe_queue(
+            self.queue.stats(), self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits
+        )
+
+    def describe_tokens(self, id: str) -> dict[str, Any] | None:
+        """None when the batch or its payload is gone. Raises BatchError for one of the Simple-GRPO protocol."""
+        info, body = self.queue.get(id), self.queue.payload(id)
+        if info is not None and info.run == LEGACY_RUN:
+            raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
+        return None if body is None else describe_tokens(wire.decode(body), self.reference)
+
+
+def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
+    """Lists of ids -> a checked group. Raises BatchError."""
+    return TokenGroup(
+        _ids("prompt_ids", prompt_ids),
+        _ids("completions", [token for row in completions for token in row]),
+        np.array([len(row) for row in completions], dtype=np.int64),
+    )
+
+
+def _ids(name: str, values: Sequence[int]) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise BatchError(name, "must be token ids") from None
