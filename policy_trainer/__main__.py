@@ -20,9 +20,9 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.presets import SETTINGS
 from shared.client import ClientError
 from shared.client.credentials import remedy
+from shared.errors import UserError
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
-from shared.refusal import Refused
 from shared.settings import Settings, load_settings
 
 USAGE = """usage: policy-trainer COMMAND [options]
@@ -149,7 +149,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         status = 128 + signal.SIGINT
-    except Refused as error:
+    except UserError as error:
         print(f"policy-trainer {name}: {error}", file=sys.stderr)
         status = 2
     except ClientError as error:

@@ -97,7 +97,7 @@ class StepRewards:
     counts: Array
 
     @property
-    def unjudged(self) -> Array:
+    def unrewarded(self) -> Array:
         """bool (G,): which completions have a step whose reward is NaN."""
         unknown = np.zeros(len(self.counts), np.bool_)
         unknown[np.repeat(np.arange(len(self.counts)), self.counts)[np.isnan(self.rewards)]] = True

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from shared.refusal import Refused
+from shared.errors import UserError
 from shared.settings import Dtype
 
 # What loading raises when there is no such model, when it is damaged, or when there is no such device. A PyTorch
@@ -28,7 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
     """A causal LM in evaluation mode from a directory or hub id. Code from the hub is never run.
 
-    Raises Refused with transformers' explanation when there is no such model or device.
+    Raises UserError with transformers' explanation when there is no such model or device.
     """
     transformers_logging.disable_progress_bar()  # it would tear a live display; downloads keep theirs
     _join_logs()
@@ -39,7 +39,7 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to the model `name`. Raises Refused when there is none."""
+    """The tokenizer that belongs to the model `name`. Raises UserError when there is none."""
     _join_logs()
     with _explained(name):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
@@ -57,16 +57,16 @@ def _join_logs() -> None:
 def _explained(name: str) -> Iterator[None]:
     # transformers would take a path for a hub id and speak of repositories.
     if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
-        raise Refused(f"model: there is no directory {name}")
+        raise UserError(f"model: there is no directory {name}")
     try:
         yield
     except _LOADING_ERRORS as error:
         if "trust_remote_code" in str(error):  # transformers' advice, which there is no way to follow here
-            raise Refused(
+            raise UserError(
                 f"model: {name} brings code of its own, which is never run; take one of an architecture that "
                 "transformers has"
             ) from None
-        raise Refused(f"model: {name} cannot be loaded: {error}") from error
+        raise UserError(f"model: {name} cannot be loaded: {error}") from error
 
 
 def save_model(
@@ -100,12 +100,12 @@ def context_length(model: PreTrainedModel) -> int | None:
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends a completion: the list of generation_config, else the tokenizer's own end token.
 
-    Chat models often have several. Raises Refused when there is none, since then nothing ever ends.
+    Chat models often have several. Raises UserError when there is none, since then nothing ever ends.
     """
     configured: Any = model.generation_config.eos_token_id if model.generation_config else None
     ids: Any = tokenizer.eos_token_id if configured in (None, []) else configured
     if ids is None:
-        raise Refused("the model has no EOS token: set eos_token_id in its generation_config.json")
+        raise UserError("the model has no EOS token: set eos_token_id in its generation_config.json")
     return sorted(set(ids)) if isinstance(ids, list) else [int(ids)]
 
 

@@ -32,7 +32,7 @@ def _row(preset: Preset) -> str:
         f"`{preset.name}`",
         preset.data,
         say.sampling(config),
-        f"{say.surrogate(loss)}, old {loss.old_logps}; KL {say.kl(loss)}; {loss.mean}; {say.advantage(loss)}",
+        f"{say.surrogate(loss)}, old {loss.old_logps}; KL {say.kl(loss)}; {loss.aggregation}; {say.advantage(loss)}",
         say.cadence(config),
         say.reference(config),
     )

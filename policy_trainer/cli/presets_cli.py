@@ -12,14 +12,14 @@ from rich.table import Column, Table
 from policy_trainer.config import TrainConfig
 from policy_trainer.presets import PRESETS, Preset
 from policy_trainer.presets.words import kl, resolved, surrogate
-from shared.refusal import Refused
+from shared.errors import UserError
 from shared.settings import from_values
 
 COLUMNS = 120
 
 
 def presets(arguments: list[str]) -> int:
-    """Prints to standard output. Raises Refused for a preset that there is not."""
+    """Prints to standard output. Raises UserError for a preset that there is not."""
     options = _parser().parse_args(arguments)
     console = Console(width=COLUMNS, highlight=False)
     if options.what == "show":
@@ -71,7 +71,7 @@ def _parser() -> ArgumentParser:
 
 def _find(name: str) -> Preset:
     if name not in PRESETS:
-        raise Refused(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]
 
 

@@ -20,8 +20,8 @@ def cautions(config: TrainConfig) -> list[str]:
             "sampling.top_p or top_k: completions are drawn from the likeliest tokens alone and the learner does not "
             "renormalise, so that ratio and KL are biased; 1 and 0 turn them off"
         )
-    if config.reference.decay and not config.reference.renew_every:
-        said.append("reference.decay does nothing while reference.renew_every is 0: the reference stays as it began")
+    if config.reference.decay and not config.reference.sync_steps:
+        said.append("reference.decay does nothing while reference.sync_steps is 0: the reference stays as it began")
     if config.judging.model.path and "model" not in config.rewards:
         said.append("judging.model.path: no reward asks this model: --rewards has no `model`")
     if config.judging.steps and loss.advantage != "process":

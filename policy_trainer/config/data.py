@@ -46,7 +46,7 @@ class SourceConfig(Section):
 
     path: Path | None = None
     """Local file of training problems in the task's own format: parquet by its suffix, else JSONL. Before `dataset`."""
-    held_out_path: Path | None = None
+    eval_path: Path | None = None
     """File of held-out problems. Without it every tenth problem of `path` is held out."""
     dataset: str | None = None
     """Hugging Face dataset by name, or a directory that holds one; gsm8k and math know their own."""
@@ -54,7 +54,7 @@ class SourceConfig(Section):
     """Configuration of the dataset, where it has several."""
     split: str = "train"
     """Split of the dataset to train on."""
-    held_out_split: str | None = None
+    eval_split: str | None = None
     """Split that is held out. Without one, every tenth problem of `split` is."""
     columns: ColumnsConfig = ColumnsConfig()
     countdown: CountdownConfig = CountdownConfig()
@@ -83,7 +83,7 @@ class DataConfig(PromptConfig, SourceConfig):
 
     mixture: list[MixtureSource] = Field(default=[])
     """mixture: its tasks, each as {task, weight, path, …}."""
-    max_prompt_tokens: int = Field(default=1024, ge=1)
+    max_prompt_length: int = Field(default=1024, ge=1)
     """Prompts with more tokens are too long."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""

@@ -20,7 +20,7 @@ class DemoChoices(BaseSettings):
     """Decides the base model, the problems and the sampling."""
     run_dir: Path = Path("runs/demo")
     """Everything the demo leaves."""
-    steps: int = Field(default=160, ge=1)
+    max_steps: int = Field(default=160, ge=1)
     """Training steps."""
 
 

@@ -23,7 +23,7 @@ class LossConfig(Section):
     """How rewards become advantages."""
     advantage_std: Literal["unbiased", "population"] = "unbiased"
     """Which standard deviation advantages are scaled by."""
-    advantage_scale: Literal["group", "batch", "none"] | None = None
+    scale_rewards: Literal["group", "batch", "none"] | None = None
     """Over what the standard deviation is taken that rewards are divided by: the group, the whole step, or none; when
     not given, the advantage's own: group for outcome and process, batch for reinforce++, none for the others."""
     advantage_eps: float = Field(default=1e-4, gt=0)
@@ -37,21 +37,21 @@ class LossConfig(Section):
     batch, or those of the learner now, for a ratio of 1."""
     surrogate: Literal["clip", "reinforce", "cispo", "sapo"] = "clip"
     """What is maximised for a ratio and an advantage."""
-    ratio: Literal["token", "sequence", "sequence_sum"] = "token"
+    importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
     """Of each token, the geometric mean over its completion (GSPO), or the product over its completion."""
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Ratios are clipped to [1 - clip, 1 + clip]."""
-    clip_high: float | None = Field(default=None, gt=0)
-    """The upper bound is 1 + clip_high where it is given."""
-    dual_clip: float | None = Field(default=None, gt=1)
+    epsilon: float = Field(default=0.2, gt=0, lt=1)
+    """Ratios are clipped to [1 - epsilon, 1 + epsilon]."""
+    epsilon_high: float | None = Field(default=None, gt=0)
+    """The upper bound is 1 + epsilon_high where it is given."""
+    delta: float | None = Field(default=None, gt=1)
     """clip: ratios above it count as it, which bounds the loss for negative advantages."""
     ratio_max: float = Field(default=5.0, gt=0)
     """cispo: ratios are truncated there."""
-    sapo_tau_pos: float = Field(default=1.0, gt=0)
+    sapo_temperature_pos: float = Field(default=1.0, gt=0)
     """sapo: how sharply the gate closes where the advantage is positive."""
-    sapo_tau_neg: float = Field(default=1.05, gt=0)
+    sapo_temperature_neg: float = Field(default=1.05, gt=0)
     """sapo: the same for the others."""
-    mean: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
+    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     """Over tokens, then completions; over all tokens of the step; or a sum over a fixed number."""
     beta: float = Field(default=0.04, ge=0)
     """Weight of the KL penalty to the reference; with 0 no reference model is needed."""
@@ -61,7 +61,7 @@ class LossConfig(Section):
     """Where the penalty is: in the loss, token by token, or taken off the rewards."""
     kl_weight: Literal["one", "ratio"] = "one"
     """ratio: the KL in the loss is weighted by the ratio, which makes its gradient unbiased."""
-    correction: Literal["none", "tis", "mask"] = "none"
+    importance_sampling_correction: Literal["none", "tis", "mask"] = "none"
     """For a sampler that is not the learner: weights exp(old - sampler), truncated, or 0 outside of bounds (IcePop)."""
     correction_level: Literal["token", "sequence"] = "token"
     """A weight for each token, or one for its completion."""
@@ -74,8 +74,8 @@ class LossConfig(Section):
 
     @property
     def scale(self) -> Literal["group", "batch", "none"]:
-        """advantage_scale, or where it is not given the advantage's own."""
-        return self.advantage_scale or _OWN_SCALES[self.advantage]
+        """scale_rewards, or where it is not given the advantage's own."""
+        return self.scale_rewards or _OWN_SCALES[self.advantage]
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "LossConfig":
@@ -85,16 +85,16 @@ class LossConfig(Section):
         return self
 
     def _scale_nonsense(self) -> str | None:
-        if self.advantage == "dr_grpo" and self.advantage_scale not in (None, "none"):
-            return "loss.advantage_scale: dr_grpo is outcome without a scale: take loss.advantage = outcome for one"
-        if self.advantage == "reinforce++" and self.advantage_scale == "group":
-            return "loss.advantage_scale: reinforce++ is standardised over the whole step: take batch, or none"
+        if self.advantage == "dr_grpo" and self.scale_rewards not in (None, "none"):
+            return "loss.scale_rewards: dr_grpo is outcome without a scale: take loss.advantage = outcome for one"
+        if self.advantage == "reinforce++" and self.scale_rewards == "group":
+            return "loss.scale_rewards: reinforce++ is standardised over the whole step: take batch, or none"
         return None
 
     def _clip_nonsense(self) -> str | None:
-        high = 1 + (self.clip if self.clip_high is None else self.clip_high)
-        if self.dual_clip is not None and self.dual_clip <= high:
-            return f"loss.dual_clip: must be above the upper bound of the ratio, {high:g}, which it would replace"
+        high = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+        if self.delta is not None and self.delta <= high:
+            return f"loss.delta: must be above the upper bound of the ratio, {high:g}, which it would replace"
         return None
 
     def _kl_nonsense(self) -> str | None:
@@ -112,9 +112,9 @@ class LossConfig(Section):
         return None
 
     def _correction_nonsense(self) -> str | None:
-        if self.correction != "none" and self.old_logps != "recomputed":
+        if self.importance_sampling_correction != "none" and self.old_logps != "recomputed":
             return (
-                "loss.correction: wants loss.old_logps = recomputed; with sampler the ratio carries the staleness "
+                "loss.importance_sampling_correction: wants loss.old_logps = recomputed; with sampler the ratio carries the staleness "
                 "already, with current there is no ratio to correct"
             )
         if self.correction_low > self.correction_high:

@@ -18,7 +18,7 @@ class RewardModelConfig(Section):
     """Precision of its weights."""
     batch_size: int = Field(default=16, ge=1)
     """Completions scored together."""
-    max_tokens: int = Field(default=2048, ge=1)
+    max_length: int = Field(default=2048, ge=1)
     """Texts are cut to so many tokens, at their beginning."""
 
 
@@ -32,7 +32,7 @@ class PenaltyConfig(Section):
     repetition_max: float = Field(default=1.0, gt=0)
     """repetition: what a text of nothing but repetition loses."""
     overlong_tokens: int = Field(default=128, ge=1)
-    """soft_overlong: the last tokens before sampling.max_new_tokens, over which the penalty grows to 1 (DAPO)."""
+    """soft_overlong: the last tokens before sampling.max_completion_length, over which the penalty grows to 1 (DAPO)."""
 
 
 class JudgingConfig(Section):

@@ -12,11 +12,11 @@ from policy_trainer.data.completion import SamplingParams
 class SamplingConfig(Section):
     """How completions are sampled."""
 
-    group_size: int = Field(default=8, ge=1)
+    num_generations: int = Field(default=8, ge=1)
     """Completions for each prompt: G."""
     prompts_per_round: int = Field(default=8, ge=1)
     """Prompts that a worker samples together."""
-    max_new_tokens: int = Field(default=512, ge=1)
+    max_completion_length: int = Field(default=512, ge=1)
     """Completions are cut off here."""
     temperature: float = Field(default=1.0, gt=0)
     """Logits are divided by it, in sampling, scoring and training alike."""
@@ -30,11 +30,11 @@ class SamplingConfig(Section):
     max_resamples: int = Field(default=0, ge=0)
     """Dynamic sampling: a group whose rewards are all equal is given up for another problem, so many times at most."""
 
-    def params(self, *, group_size: int | None = None, temperature: float | None = None) -> SamplingParams:
+    def params(self, *, num_generations: int | None = None, temperature: float | None = None) -> SamplingParams:
         """What a sampler is told; the arguments replace the configured values, temperature 0 being greedy."""
         return SamplingParams(
-            group_size=self.group_size if group_size is None else group_size,
-            max_new_tokens=self.max_new_tokens,
+            num_generations=self.num_generations if num_generations is None else num_generations,
+            max_completion_length=self.max_completion_length,
             temperature=self.temperature if temperature is None else temperature,
             top_p=self.top_p,
             top_k=self.top_k,

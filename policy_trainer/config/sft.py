@@ -15,7 +15,7 @@ class SftDataConfig(PromptConfig):
 
     path: Path
     """JSONL file of {"prompt", "completion"}, {"messages", "completion"}, or {"messages"} that end with the answer."""
-    held_out_path: Path | None = None
+    eval_path: Path | None = None
     """File of held-out demonstrations. Without it every tenth line of `path` is held out."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a demonstration that is too long: it is dropped and counted, or nothing is trained."""
@@ -24,9 +24,9 @@ class SftDataConfig(PromptConfig):
 class SftOptimizerConfig(OptimizerConfig):
     """AdamW, faster than reinforcement learning would bear."""
 
-    lr: float = Field(default=2e-5, gt=0)
+    learning_rate: float = Field(default=2e-5, gt=0)
     """Peak learning rate."""
-    final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
+    min_lr_rate: float = Field(default=0.1, ge=0, le=1)
     """The learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
 
 
@@ -40,17 +40,17 @@ class SftConfig(ModelConfig):
     resume: bool = False
     """Continue from the newest checkpoint in run_dir."""
     data: SftDataConfig
-    epochs: int = Field(default=1, ge=1)
+    num_train_epochs: int = Field(default=1, ge=1)
     """Times that the demonstrations are gone through."""
     batch_size: int = Field(default=32, ge=1)
     """Demonstrations in one training step."""
-    max_tokens: int | None = Field(default=None, ge=2)
+    max_length: int | None = Field(default=None, ge=2)
     """Prompts and completions with more tokens together are too long; the model's context when not given."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Tokens of one forward and backward, at most, unless one demonstration alone has more."""
     gradient_checkpointing: bool = False
     """Keep the inputs of layers alone, and compute the rest again on the way back: less memory, more time."""
-    held_out_every: int = Field(default=50, ge=0)
+    eval_steps: int = Field(default=50, ge=0)
     """Steps between measurements of the held-out loss; 0 measures only before the first step and after the last."""
     optimizer: SftOptimizerConfig = SftOptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Set
 
 from pydantic import BaseModel
 
-_FILES = frozenset({"path", "held_out_path"})
-_DATASETS = frozenset({"dataset", "subset", "split", "held_out_split"})
+_FILES = frozenset({"path", "eval_path"})
+_DATASETS = frozenset({"dataset", "subset", "split", "eval_split"})
 _ANSWERS = frozenset({"columns", "answer_rule"})
 
 LOOKED_AT: Mapping[str, Set[str]] = {
@@ -32,10 +32,10 @@ def refuse_unused(task: str, source: BaseModel) -> None:
             others = ", ".join(other for other, names in LOOKED_AT.items() if name in names)
             inside = "; a task of data.mixture has its own" if task == "mixture" else ""
             raise ValueError(f"data.{name}: task {task} does not look at it{inside}: leave it out, or --task {others}")
-    if "path" in given and "held_out_split" in given and "held_out_path" not in given:
+    if "path" in given and "eval_split" in given and "eval_path" not in given:
         raise ValueError(
-            "data.held_out_split: is a split of data.dataset, and data.path goes before that: "
-            "give data.held_out_path, or leave it out"
+            "data.eval_split: is a split of data.dataset, and data.path goes before that: "
+            "give data.eval_path, or leave it out"
         )
     generated = task == "countdown" and not {"path", "dataset"} & set(given)
     for name in (name for name in given if generated and name != "countdown"):

@@ -18,11 +18,11 @@ class TrainConfig(RunConfig):
     """inline starts a rollout worker as a process of its own; external leaves sampling to `policy-trainer rollout`."""
     resume: bool = False
     """Continue from the newest checkpoint in run_dir."""
-    steps: int = Field(default=100, ge=1)
+    max_steps: int = Field(default=100, ge=1)
     """Training steps of the whole run."""
     groups_per_step: int = Field(default=8, ge=1)
     """Groups (prompts) in one training step."""
-    passes: int = Field(default=1, ge=1)
+    num_iterations: int = Field(default=1, ge=1)
     """Times that a step's groups are gone through."""
     minibatches: int = Field(default=1, ge=1)
     """Parts that a step's groups are cut into, with an optimizer update for each part of each pass."""
@@ -42,7 +42,7 @@ class TrainConfig(RunConfig):
     """How long a batch stays leased without a sign of life of this trainer."""
     max_bad_steps: int = Field(default=3, ge=1)
     """Stop after so many steps in a row with a loss or gradient that is not finite."""
-    track: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = Field(default=[])
+    report_to: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = Field(default=[])
     """Where metrics go besides metrics.jsonl."""
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -54,8 +54,8 @@ class TrainConfig(RunConfig):
     def _can_learn(self) -> "TrainConfig":
         if self.dtype == "float16":
             raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
-        if self.sampling.group_size == 1 and (reason := _lonely(self)):
-            raise ValueError(f"sampling.group_size: {reason}")
+        if self.sampling.num_generations == 1 and (reason := _lonely(self)):
+            raise ValueError(f"sampling.num_generations: {reason}")
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision wants the rewards of steps: set judging.steps")
         if self.minibatches > self.groups_per_step:
@@ -67,16 +67,16 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _renewal_has_what_it_needs(self) -> "TrainConfig":
-        if not self.reference.renew_every:
+        if not self.reference.sync_steps:
             return self
         if not self.loss.beta:
             raise ValueError(
-                "reference.renew_every: with loss.beta = 0 nothing depends on a reference: --reference.renew-every 0"
+                "reference.sync_steps: with loss.beta = 0 nothing depends on a reference: --reference.sync-steps 0"
             )
         if self.reference.snapshot_root is None:
             raise ValueError(
                 "reference.snapshot_root: must be the directory that ref-server was given as --snapshot-root; without "
-                "one, --reference.renew-every 0 keeps the reference as it began"
+                "one, --reference.sync-steps 0 keeps the reference as it began"
             )
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
             raise ValueError(

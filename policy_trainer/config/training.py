@@ -11,21 +11,21 @@ from policy_trainer.config.section import Section
 class OptimizerConfig(Section):
     """AdamW: a linear warm-up, then a decay over the run."""
 
-    lr: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    schedule: Literal["linear", "cosine"] = "linear"
-    """How the learning rate falls to final_lr_fraction."""
+    lr_scheduler_type: Literal["linear", "cosine"] = "linear"
+    """How the learning rate falls to min_lr_rate."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps until the peak."""
-    warmup_share: float = Field(default=0.0, ge=0, lt=1)
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """The same as a share of all steps; the longer of the two holds."""
-    final_lr_fraction: float = Field(default=1.0, ge=0, le=1)
+    min_lr_rate: float = Field(default=1.0, ge=0, le=1)
     """The learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's betas."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
-    clip_norm: float = Field(default=1.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this norm; 0 leaves them."""
     master_weights: Literal["float32", "none"] = "float32"
     """What a bfloat16 model's small steps are gathered in; none is pure bfloat16, where they vanish."""
@@ -40,7 +40,7 @@ class OptimizerConfig(Section):
 class ReferenceConfig(Section):
     """Iterative GRPO: the reference is renewed while the run goes on."""
 
-    renew_every: int = Field(default=0, ge=0)
+    sync_steps: int = Field(default=0, ge=0)
     """Steps between renewals of the server's reference model; 0 keeps it as it began."""
     decay: float = Field(default=0.0, ge=0, lt=1)
     """The new reference is decay * reference + (1 - decay) * policy: 0 copies the policy, else a moving average."""
@@ -51,16 +51,16 @@ class ReferenceConfig(Section):
 class CheckpointConfig(Section):
     """When the run can be resumed from, and what is kept."""
 
-    every: int = Field(default=50, ge=1)
+    save_steps: int = Field(default=50, ge=1)
     """Steps between checkpoints. Trained batches are acknowledged once a checkpoint holds their effect."""
-    keep: int = Field(default=2, ge=1)
+    save_total_limit: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept, beside the best one."""
 
 
 class EvaluationConfig(Section):
     """Accuracy on held-out problems."""
 
-    every: int = Field(default=50, ge=0)
+    eval_steps: int = Field(default=50, ge=0)
     """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
     problems: int = Field(default=128, ge=1)
     """Held-out problems of one evaluation."""

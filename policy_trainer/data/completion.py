@@ -12,10 +12,10 @@ from shared.batch import TokenGroup
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """group_size: completions for each prompt. temperature 0 is greedy. top_p 1 and top_k 0 are off."""
+    """num_generations: completions for each prompt. temperature 0 is greedy. top_p 1 and top_k 0 are off."""
 
-    group_size: int
-    max_new_tokens: int
+    num_generations: int
+    max_completion_length: int
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
@@ -42,7 +42,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """group_size completions for each prompt, in the prompts' order."""
+        """num_generations completions for each prompt, in the prompts' order."""
         ...
 
 

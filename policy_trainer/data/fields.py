@@ -1,15 +1,15 @@
-"""What stands in a row. Raises Refused, naming column and place, for what cannot be used."""
+"""What stands in a row. Raises UserError, naming column and place, for what cannot be used."""
 
 from policy_trainer.data.problem import Message
 from policy_trainer.data.rows import Row
-from shared.refusal import Refused
+from shared.errors import UserError
 
 
 def text_of(row: Row, column: str, where: str) -> str:
-    """The text in this column. Raises Refused for one that is missing, empty, or no text."""
+    """The text in this column. Raises UserError for one that is missing, empty, or no text."""
     value = row.get(column)
     if not isinstance(value, str) or not value:
-        raise Refused(f"{where}: {column} must be a text that is not empty")
+        raise UserError(f"{where}: {column} must be a text that is not empty")
     return _whole(value, column, where)
 
 
@@ -17,7 +17,7 @@ def answer_of(row: Row, column: str, where: str) -> str:
     """The gold answer in this column, a number or a text."""
     value = row.get(column)
     if value == "" or isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise Refused(f"{where}: {column} must be a number or a text that is not empty")
+        raise UserError(f"{where}: {column} must be a number or a text that is not empty")
     return _whole(str(value), column, where)
 
 
@@ -25,10 +25,10 @@ def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
     """The conversation in this column."""
     messages = row.get(column)
     if not isinstance(messages, list) or not messages:
-        raise Refused(f"{where}: {column} must be a list that is not empty")
+        raise UserError(f"{where}: {column} must be a list that is not empty")
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise Refused(f'{where}: {column} must each be {{"role": …, "content": …}}')
+            raise UserError(f'{where}: {column} must each be {{"role": …, "content": …}}')
     return tuple(
         {key: _whole(message[key], f"{key} of {column}", where) for key in ("role", "content")} for message in messages
     )
@@ -40,5 +40,5 @@ def _whole(text: str, column: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise Refused(f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair") from None
+        raise UserError(f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair") from None
     return text

@@ -5,11 +5,11 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from shared.refusal import Refused
+from shared.errors import UserError
 
 
 def import_named(name: str, setting: str) -> Any:
-    """From the working directory or what is installed. Raises Refused, by the setting's name, where there is none."""
+    """From the working directory or what is installed. Raises UserError, by the setting's name, where there is none."""
     here = os.getcwd()
     if here not in sys.path:  # a console script's path begins with its own directory instead
         sys.path.append(here)
@@ -19,7 +19,7 @@ def import_named(name: str, setting: str) -> Any:
     except MemoryError:  # not the module's fault, where memory is limited
         raise
     except Exception as error:  # whatever a module raises
-        raise Refused(
+        raise UserError(
             f"{setting}: {name} cannot be imported from {here}, nor from what is installed: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -7,15 +7,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, PromptConfig
 from policy_trainer.data.problem import Problem
+from shared.errors import UserError
 from shared.models import context_length
-from shared.refusal import Refused
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
 
 
-class PromptTooLong(Refused):
-    """A prompt has more tokens than data.max_prompt_tokens, or leaves no room for a completion."""
+class PromptTooLong(UserError):
+    """A prompt has more tokens than data.max_prompt_length, or leaves no room for a completion."""
 
 
 class PromptEncoder:
@@ -32,14 +32,14 @@ class PromptEncoder:
         self._limit = limit
 
     def encode(self, problem: Problem) -> list[int]:
-        """Raises PromptTooLong, or Refused where the model and the data do not go together."""
+        """Raises PromptTooLong, or UserError where the model and the data do not go together."""
         if problem.messages and self._prompts.prompt_style == "chat":
             # The template writes the special tokens itself, so none are added.
             ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
         else:
             ids = self._tokenizer.encode(self._plain_text(problem))
         if self._limit is not None and len(ids) > self._limit:
-            why = "data.max_prompt_tokens, or what the model's context leaves"
+            why = "data.max_prompt_length, or what the model's context leaves"
             raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
         return ids
 
@@ -50,7 +50,7 @@ class PromptEncoder:
 
     def _chat_text(self, problem: Problem) -> str:
         if self._tokenizer.chat_template is None:
-            raise Refused(
+            raise UserError(
                 "the model has no chat template: give problems with a plain prompt, or --data.prompt-style plain"
             )
         messages = self._messages(problem)
@@ -67,7 +67,7 @@ class PromptEncoder:
             )
         except TemplateError as error:  # some take no system message, or want roles to alternate
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
-            raise Refused(f"the model's chat template does not take {messages}: {error}; {remedy}") from error
+            raise UserError(f"the model's chat template does not take {messages}: {error}; {remedy}") from error
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages:
@@ -75,7 +75,7 @@ class PromptEncoder:
             return "\n\n".join(text for text in texts if text)
         system = self._system_prompt(problem)
         if system and self._prompts.prompt_style == "chat":
-            raise Refused("data.system_prompt needs problems with messages, or --data.prompt-style plain")
+            raise UserError("data.system_prompt needs problems with messages, or --data.prompt-style plain")
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)
 
     def _messages(self, problem: Problem) -> list[dict[str, str]]:
@@ -100,11 +100,11 @@ def _continuation(opening: str, prefill: str) -> str:
 
 
 def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
-    """Tokens that a prompt may have: data.max_prompt_tokens, or fewer where the model's context leaves fewer for it.
-    Raises Refused when it leaves none."""
-    context, new = context_length(model), config.sampling.max_new_tokens
+    """Tokens that a prompt may have: data.max_prompt_length, or fewer where the model's context leaves fewer for it.
+    Raises UserError when it leaves none."""
+    context, new = context_length(model), config.sampling.max_completion_length
     if context is None:
-        return config.data.max_prompt_tokens
+        return config.data.max_prompt_length
     if context <= new:
-        raise Refused(f"sampling.max_new_tokens: {new} leave no room in the model's context of {context}")
-    return min(context - new, config.data.max_prompt_tokens)
+        raise UserError(f"sampling.max_completion_length: {new} leave no room in the model's context of {context}")
+    return min(context - new, config.data.max_prompt_length)

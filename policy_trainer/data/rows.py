@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shared.refusal import Refused
+from shared.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,16 +34,16 @@ class Rows(Protocol):
 
 
 class JsonLines:
-    """The lines of a file, without blank ones. Raises Refused, naming file and line, for one that is no object."""
+    """The lines of a file, without blank ones. Raises UserError, naming file and line, for one that is no object."""
 
     def __init__(self, path: Path, columns: Sequence[str], setting: str) -> None:
         try:
             # Not splitlines: it also splits at characters that JSON allows within a text, such as U+2028.
             lines = path.read_text(encoding="utf-8").split("\n")
         except OSError as error:
-            raise Refused(f"{setting}: {path} cannot be read: {error.strerror}") from None
+            raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise Refused(f"{setting}: {path} is not UTF-8 text: {error}") from None
+            raise UserError(f"{setting}: {path} is not UTF-8 text: {error}") from None
         self._path = path
         self._numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
         self._rows, seen = [], dict[str, None]()
@@ -87,14 +87,14 @@ def read_file(path: Path, columns: Sequence[str], setting: str) -> Rows:
     """Rows of a parquet file, by its suffix, or of a JSONL file by any other. setting: the field to name in errors."""
     rows = _read_parquet(path, columns, setting) if path.suffix == ".parquet" else JsonLines(path, columns, setting)
     if not len(rows):
-        raise Refused(f"{setting}: {path} has no problems")
+        raise UserError(f"{setting}: {path} has no problems")
     return rows
 
 
 def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[str]) -> Rows:
     """Rows of one split of a dataset: of the Hub, or of a directory. No code of a dataset is ever run.
 
-    Raises Refused, saying what was tried, where it cannot be loaded.
+    Raises UserError, saying what was tried, where it cannot be loaded.
     """
     from datasets import Dataset, load_dataset  # slow, and of no use to most tasks
     from datasets.exceptions import DatasetsError
@@ -106,10 +106,10 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         remedy = "without a network, give a local file as data.path, or a directory as data.dataset"
-        raise Refused(f"data.dataset: {tried} cannot be loaded: {reason}; {remedy}") from error
+        raise UserError(f"data.dataset: {tried} cannot be loaded: {reason}; {remedy}") from error
     assert isinstance(loaded, Dataset)
     if not len(loaded):
-        raise Refused(f"data.dataset: {tried} has no rows")
+        raise UserError(f"data.dataset: {tried} has no rows")
     return ArrowRows(_table(loaded), columns, tried, seen=loaded.column_names)
 
 
@@ -117,9 +117,9 @@ def _record(line: str, where: str, columns: Sequence[str]) -> Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{where}: is not JSON: {error}") from None
+        raise UserError(f"{where}: is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise Refused(f"{where}: must be an object with {', '.join(columns)}")
+        raise UserError(f"{where}: must be an object with {', '.join(columns)}")
     return record
 
 
@@ -132,7 +132,7 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str) -> Rows:
         table = parquet.read_table(path, columns=[name for name in names if name in columns])
         return ArrowRows(table, columns, str(path), seen=names)
     except (OSError, pyarrow.ArrowException) as error:
-        raise Refused(f"{setting}: {path} cannot be read as parquet: {error}") from None
+        raise UserError(f"{setting}: {path} cannot be read as parquet: {error}") from None
 
 
 def _table(dataset: Any) -> "pyarrow.Table":

@@ -10,7 +10,7 @@ import numpy as np
 
 from policy_trainer.data.problem import Problem
 from shared.batch import StepRewards
-from shared.refusal import Refused
+from shared.errors import UserError
 
 _UNDECODED = "\ufffd"
 
@@ -51,11 +51,11 @@ def step_rewards(
 
 
 def _by_token(steps: Sequence[Step], ids: list[int], text: Callable[[list[int]], str]) -> dict[int, float]:
-    """Rewards by the index of the token at which they end, in rising order. Raises Refused for what no batch holds."""
+    """Rewards by the index of the token at which they end, in rising order. Raises UserError for what no batch holds."""
     if any(one.end > other.end for one, other in pairwise(steps)):
-        raise Refused(f"task: its steps must come in the order of their ends, got {[step.end for step in steps]}")
+        raise UserError(f"task: its steps must come in the order of their ends, got {[step.end for step in steps]}")
     if any(math.isinf(step.reward) for step in steps):
-        raise Refused(f"task: the reward of a step must not be infinite, got {[step.reward for step in steps]}")
+        raise UserError(f"task: the reward of a step must not be infinite, got {[step.reward for step in steps]}")
     rewards: dict[int, float] = {}
     token = 0
     for step in steps:

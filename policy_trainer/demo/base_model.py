@@ -39,7 +39,7 @@ BLURTING_STEPS = 40
 BATCH = 32
 MAX_TOKENS = 64
 RAMP_STEPS = 20
-OPTIMIZER = OptimizerConfig(lr=4e-3, betas=(0.9, 0.99), weight_decay=0.01, clip_norm=1.0)
+OPTIMIZER = OptimizerConfig(learning_rate=4e-3, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=1.0)
 WORKED_SHARE_AT_END = 0.25
 BROKEN_SHARE = 0.15
 _RECIPE = (__file__, arithmetic.__file__, supervision.__file__)
@@ -135,7 +135,7 @@ def warm_up(
 def _lr(step: int) -> float:
     """A ramp to the peak, then down to a tenth of it."""
     decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (STEPS - RAMP_STEPS)
-    return OPTIMIZER.lr * min(1.0, (step + 1) / RAMP_STEPS) * decay
+    return OPTIMIZER.learning_rate * min(1.0, (step + 1) / RAMP_STEPS) * decay
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:

@@ -35,12 +35,12 @@ from policy_trainer.run_files.json_file import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
 from shared.client import RefServerClient
+from shared.errors import UserError
 from shared.models import use_threads
-from shared.refusal import Refused
 from shared.settings import from_values
 
 HELD_OUT_PROBLEMS = 512
-SAMPLING = SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40)
+SAMPLING = SamplingConfig(num_generations=8, prompts_per_round=16, max_completion_length=40)
 
 
 def demo(config: DemoConfig, console: Console) -> int:
@@ -85,10 +85,10 @@ def set_up(config: DemoSetupConfig) -> Path:
 
 
 def _refuse_another_seed(directory: RunDirectory, seed: int) -> None:
-    """Raises Refused rather than go on with another reference and other problems than the demo there began with."""
+    """Raises UserError rather than go on with another reference and other problems than the demo there began with."""
     begun = _seed(directory)
     if begun not in (None, seed):
-        raise Refused(
+        raise UserError(
             f"--seed: {directory.root} holds a demo of --seed {begun}, not of {seed}; continue it with: "
             f"{_going_on(begun)}, or begin anew without --resume"
         )
@@ -173,14 +173,14 @@ def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
         task="arithmetic",
         run_dir=config.run_dir,
         server=url,
-        steps=config.steps,
+        max_steps=config.max_steps,
         sampling=SAMPLING,
         groups_per_step=16,
         publish_every=4,
-        loss=LossConfig(clip=0.2, beta=0.04, drop_zero_variance=True),
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, final_lr_fraction=0.1, clip_norm=1.0),
-        checkpoint=CheckpointConfig(every=20, keep=2),
-        evaluation=EvaluationConfig(every=20, problems=128, batch_size=128),
+        loss=LossConfig(epsilon=0.2, beta=0.04, drop_zero_variance=True),
+        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10, min_lr_rate=0.1, max_grad_norm=1.0),
+        checkpoint=CheckpointConfig(save_steps=20, save_total_limit=2),
+        evaluation=EvaluationConfig(eval_steps=20, problems=128, batch_size=128),
     )
 
 

@@ -15,7 +15,7 @@ from shared.models import load_model, load_tokenizer, use_threads
 
 
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
-    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises Refused for data or rewards that
+    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises UserError for data or rewards that
     cannot be used, before the model is loaded."""
     use_threads(config.threads)
     task = make_task(config)
@@ -29,7 +29,7 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
         evaluations.append(
             evaluator.evaluate(
                 sampler,
-                config.sampling.params(group_size=1, temperature=temperature),
+                config.sampling.params(num_generations=1, temperature=temperature),
                 config.evaluation.problems,
                 seed=config.seed,
                 on_progress=lambda done, total, decoding=decoding: on_progress(decoding, done, total),

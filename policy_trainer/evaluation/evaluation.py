@@ -13,7 +13,7 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # Two-sided 95%.
 _Z = 1.959964
@@ -73,7 +73,7 @@ class Evaluator:
         seed: int = 0,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Evaluation:
-        """The first `problems` held-out problems, with params.group_size 1."""
+        """The first `problems` held-out problems, with params.num_generations 1."""
         asked = self._encode(self._task.held_out()[:problems])
         answered: list[_Answered] = []
         on_progress(0, len(asked))
@@ -130,10 +130,10 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_lon
     judged = [item for item in answered if not math.isnan(item.right)]
     count = len(judged)
     if not count:
-        raise Refused(
+        raise UserError(
             f"data: of {too_long + len(answered)} held-out problems none can be answered and judged: "
-            f"{too_long} prompts are too long (data.max_prompt_tokens, or the model's context less sampling."
-            f"max_new_tokens), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
+            f"{too_long} prompts are too long (data.max_prompt_length, or the model's context less sampling."
+            f"max_completion_length), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
         )
     right = sum(item.right for item in judged)
     low, high = wilson_interval(right, count)

@@ -15,9 +15,9 @@ from policy_trainer.learner.schedules import lr_factor
 from policy_trainer.learner.step_groups import Batch, Prepared, StepGroup, judge, prepare, rollout_of
 from policy_trainer.learner.step_stats import StepStats, Update, added, step_stats, tally
 from policy_trainer.learner.weights import clip_gradients, make_weights, step_weights
+from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import CorrectionStats, correction
 from policy_trainer.objective.loss import LossTokens, k3, penalises_rewards, token_loss
-from policy_trainer.objective.means import Totals, token_weights
 from shared.batch import Array, ScoredBatch
 from shared.logprobs import LogprobForward
 
@@ -25,8 +25,8 @@ from shared.logprobs import LogprobForward
 class Learner:
     """Trains `model` through `forward`, which computes its log-probs.
 
-    passes, minibatches: a step goes so often over its groups, cut into so many parts, with an update for each part.
-    max_new_tokens: where completions are cut off; the `constant` mean is taken over it.
+    num_iterations: passes over the groups of a step. minibatches: parts of each pass, with an update for each part.
+    max_completion_length: where completions are cut off; the `constant` mean is taken over it.
     The model stays in evaluation mode: dropout would make the policy differ from itself, and KL at step 0 from 0.
     """
 
@@ -39,8 +39,8 @@ class Learner:
         optimizer: OptimizerConfig,
         steps: int,
         micro_batch_tokens: int,
-        max_new_tokens: int,
-        passes: int = 1,
+        max_completion_length: int,
+        num_iterations: int = 1,
         minibatches: int = 1,
     ) -> None:
         self.model = model.eval()
@@ -49,11 +49,11 @@ class Learner:
         self._schedule = optimizer
         self._steps = steps
         self._micro_batch_tokens = micro_batch_tokens
-        self._max_new_tokens = max_new_tokens
-        self._passes = passes
+        self._max_completion_length = max_completion_length
+        self._num_iterations = num_iterations
         self._minibatches = minibatches
         # With a single update the policy before it is the policy: its log-probs need no forward of their own.
-        self._recomputes = loss.old_logps == "recomputed" and passes * minibatches > 1
+        self._recomputes = loss.old_logps == "recomputed" and num_iterations * minibatches > 1
         self._against_itself = not self._recomputes and loss.old_logps != "sampler"
         self.weights = make_weights(model, optimizer)
 
@@ -68,10 +68,10 @@ class Learner:
         groups = prepare(teaching, self._loss, self._old_logps(teaching))
         if self._against_itself:  # what a penalty was taken with is no matter of the ratio
             groups = [replace(group, old_logps=None) for group in groups]
-        lr = self._schedule.lr * lr_factor(step, self._schedule, self._steps)
+        lr = self._schedule.learning_rate * lr_factor(step, self._schedule, self._steps)
         parts = shares(len(groups), self._minibatches)
-        updates = [self._update(groups[part], lr) for _ in range(self._passes) for part in parts]
-        return step_stats(judged, groups, updates, passes=self._passes, lr=lr)
+        updates = [self._update(groups[part], lr) for _ in range(self._num_iterations) for part in parts]
+        return step_stats(judged, groups, updates, num_iterations=self._num_iterations, learning_rate=lr)
 
     def _old_logps(self, groups: Sequence[StepGroup]) -> list[Array | None]:
         """Of each group, (C,): by what its ratio or its penalty is taken with; None where that is the policy as it is.
@@ -95,7 +95,7 @@ class Learner:
 
     def _update(self, groups: Sequence[Prepared], lr: float) -> Update:
         """One update on these groups, unless loss or gradient is not finite."""
-        total = totals(groups, self._max_new_tokens)
+        total = totals(groups, self._max_completion_length)
         self.weights.optimizer.zero_grad(set_to_none=True)
         tallies = [
             self._accumulate(micro_batch, total)
@@ -111,7 +111,7 @@ class Learner:
         logps, entropy = self._forward.with_entropy(micro_batch.groups, micro_batch.temperatures)
         tokens, gap, corrected = self._against(micro_batch, logps.detach())
         per_token = token_loss(logps, tokens, self._loss)
-        weights = token_weights(self._loss.mean, tokens.rows, tokens.mask, micro_batch.trains, total)
+        weights = token_weights(self._loss.aggregation, tokens.rows, tokens.mask, micro_batch.trains, total)
         loss = (weights.to(logps.dtype) * per_token.loss).sum()
         loss.backward()
         return tally(loss.detach(), per_token, entropy, tokens.mask, gap, corrected)
@@ -129,7 +129,11 @@ class Learner:
             return tokens, unknown, CorrectionStats(unknown, torch.zeros_like(tokens.mask))
         gap = (before - sampler_logps).abs()
         weights, stats = correction(before, sampler_logps, tokens.rows, tokens.mask, self._loss)
-        return (tokens if self._loss.correction == "none" else replace(tokens, correction=weights)), gap, stats
+        return (
+            (tokens if self._loss.importance_sampling_correction == "none" else replace(tokens, correction=weights)),
+            gap,
+            stats,
+        )
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the policy as it is and the reference, over whole batches; nothing is trained. NaN

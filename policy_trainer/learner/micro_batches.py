@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from policy_trainer.learner.step_groups import Prepared
+from policy_trainer.objective.aggregation import Totals
 from policy_trainer.objective.loss import LossTokens
-from policy_trainer.objective.means import Totals
 from shared.batch import Array, TokenGroup
 
 
@@ -29,12 +29,12 @@ class MicroBatch:
     sampler_logps: Tensor | None
 
 
-def totals(groups: Sequence[Prepared], max_new_tokens: int) -> Totals:
+def totals(groups: Sequence[Prepared], max_completion_length: int) -> Totals:
     """Of the update that these groups make."""
     return Totals(
         completions=sum(int(group.trains.sum()) for group in groups),
         tokens=sum(int(group.mask.sum()) for group in groups),
-        max_new_tokens=max_new_tokens,
+        max_completion_length=max_completion_length,
     )
 
 

@@ -8,10 +8,10 @@ from policy_trainer.config import OptimizerConfig
 
 def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
     """Learning rate of a step as a fraction of the peak: a linear ramp times a decay over the whole run."""
-    warmup = max(config.warmup_steps, math.ceil(config.warmup_share * steps))
+    warmup = max(config.warmup_steps, math.ceil(config.warmup_ratio * steps))
     ramp = min(1.0, (step + 1) / warmup) if warmup else 1.0
     progress = min(1.0, step / max(steps - 1, 1))
-    return ramp * (1 - (1 - config.final_lr_fraction) * SCHEDULES[config.schedule](progress))
+    return ramp * (1 - (1 - config.min_lr_rate) * SCHEDULES[config.lr_scheduler_type](progress))
 
 
 def _linear(progress: float) -> float:

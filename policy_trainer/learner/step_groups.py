@@ -53,7 +53,7 @@ def rollout_of(batch: Batch) -> RolloutBatch:
 def lack(batch: Batch, loss: LossConfig) -> str | None:
     """Why a batch cannot be trained on with this loss; None when it can."""
     rollout = rollout_of(batch)
-    if rollout.sampler_logps is None and (loss.old_logps == "sampler" or loss.correction != "none"):
+    if rollout.sampler_logps is None and (loss.old_logps == "sampler" or loss.importance_sampling_correction != "none"):
         return "it has no sampler_logps, which the ratio or its correction is taken against"
     if loss.beta > 0 and not isinstance(batch, ScoredBatch):
         return "it has no ref_logps, which the KL penalty is taken to: it was uploaded to a server without a model"
@@ -90,7 +90,7 @@ def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:
     if loss.truncated == "drop":
         out |= ~rollout.finished
     if loss.advantage == "process" and rollout.steps is not None:
-        out |= rollout.steps.unjudged
+        out |= rollout.steps.unrewarded
     return np.where(out, np.float32(np.nan), rollout.rewards)
 
 

@@ -25,12 +25,12 @@ class StepStats:
     """What one step saw and did. Means are over trained tokens, in all passes, where not said otherwise; NaN of none.
 
     loss: mean over updates. kl: to the reference, by loss.kl, as it was before each update; NaN where a batch came
-    without ref_logps. entropy: of the policy, in nats, likewise. clip_fraction: of both bounds. ratio_*: before
-    truncation. sampler_gap_*: |log-prob - the sampler's|, the former of old_logps = recomputed, else of the policy; NaN
-    where unknown. correction_weight: mean of exp of that difference, before truncation: of the correction's weights,
+    without ref_logps. entropy: of the policy, in nats, likewise. clip_ratio: of both bounds. ratio_*: before
+    truncation. sampling_logp_difference_*: |log-prob - the sampler's|, the former of old_logps = recomputed, else of the policy; NaN
+    where unknown. importance_sampling_ratio_mean: mean of exp of that difference, before truncation: of the correction's weights,
     and of what they would be without one. effective_sample_size: (sum w)^2 / (n sum w^2) of these, in (0, 1].
-    correction_cut: share of tokens whose weight was truncated or became 0. advantage_std: over completions that train.
-    zero_variance: share of the step's groups. grad_norm: before scaling down, mean over updates. groups, tokens: that
+    importance_sampling_clip_ratio: share of tokens whose weight was truncated or became 0. advantage_std: over completions that train.
+    frac_reward_zero_std: share of the step's groups. grad_norm: before scaling down, mean over updates. groups, tokens: that
     trained; with none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not, and there
     was no update on it.
     """
@@ -38,21 +38,21 @@ class StepStats:
     loss: float
     kl: float
     entropy: float
-    clip_fraction: float
-    clip_fraction_low: float
-    clip_fraction_high: float
+    clip_ratio: float
+    clip_ratio_low: float
+    clip_ratio_high: float
     ratio_min: float
     ratio_mean: float
     ratio_max: float
     effective_sample_size: float
-    sampler_gap_mean: float
-    sampler_gap_max: float
-    correction_weight: float
-    correction_cut: float
+    sampling_logp_difference_mean: float
+    sampling_logp_difference_max: float
+    importance_sampling_ratio_mean: float
+    importance_sampling_clip_ratio: float
     advantage_std: float
-    zero_variance: float
+    frac_reward_zero_std: float
     grad_norm: float
-    lr: float
+    learning_rate: float
     groups: int
     tokens: int
     updates: int
@@ -97,7 +97,12 @@ def added(tallies: Sequence[Tensor]) -> Tensor:
 
 
 def step_stats(
-    judged: Sequence[StepGroup], groups: Sequence[Prepared], updates: Sequence[Update], *, passes: int, lr: float
+    judged: Sequence[StepGroup],
+    groups: Sequence[Prepared],
+    updates: Sequence[Update],
+    *,
+    num_iterations: int,
+    learning_rate: float,
 ) -> StepStats:
     """judged: all groups of the step. groups: those that trained. updates: in all passes."""
     total = added([update.tally for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
@@ -109,23 +114,23 @@ def step_stats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
         kl=means["kl"],
         entropy=means["entropy"],
-        clip_fraction=means["clipped_low"] + means["clipped_high"],
-        clip_fraction_low=means["clipped_low"],
-        clip_fraction_high=means["clipped_high"],
+        clip_ratio=means["clipped_low"] + means["clipped_high"],
+        clip_ratio_low=means["clipped_low"],
+        clip_ratio_high=means["clipped_high"],
         ratio_min=-least,
         ratio_mean=means["ratio"],
         ratio_max=most,
         effective_sample_size=means["weight"] ** 2 / (means["weight_squared"] or math.nan),
-        sampler_gap_mean=means["gap"],
-        sampler_gap_max=widest,
-        correction_weight=means["weight"],
-        correction_cut=means["cut"],
+        sampling_logp_difference_mean=means["gap"],
+        sampling_logp_difference_max=widest,
+        importance_sampling_ratio_mean=means["weight"],
+        importance_sampling_clip_ratio=means["cut"],
         advantage_std=_advantage_std(groups),
-        zero_variance=float(np.mean([not group.varies for group in judged])) if judged else math.nan,
+        frac_reward_zero_std=float(np.mean([not group.varies for group in judged])) if judged else math.nan,
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,
-        lr=lr,
+        learning_rate=learning_rate,
         groups=len(groups),
-        tokens=int(sums["tokens"]) // passes,
+        tokens=int(sums["tokens"]) // num_iterations,
         updates=sum(update.finite for update in updates),
         not_finite=not all(update.finite for update in updates),
     )

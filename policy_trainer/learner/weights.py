@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
-from shared.refusal import Refused
+from shared.errors import UserError
 
 PURE_BFLOAT16 = (
     "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly forget at a beta above "
@@ -37,9 +37,11 @@ class Weights(Protocol):
 
 
 def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
-    """By what the model was loaded as. Raises Refused for float16."""
+    """By what the model was loaded as. Raises UserError for float16."""
     if model.dtype == torch.float16:
-        raise Refused("dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16")
+        raise UserError(
+            "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
+        )
     # Wider weights are their own masters.
     kind = _KINDS[config.master_weights] if model.dtype == torch.bfloat16 else OwnWeights
     return kind(model, config)
@@ -47,7 +49,7 @@ def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
 
 def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
     """The norm that the gradients had before they were scaled down."""
-    limit = config.clip_norm or math.inf
+    limit = config.max_grad_norm or math.inf
     return float(torch.nn.utils.clip_grad_norm_(weights.stepped.values(), limit))
 
 

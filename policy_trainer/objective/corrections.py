@@ -27,7 +27,7 @@ def correction(
     """
     difference = (old_logps - sampler_logps).detach()
     weights = log_ratio(_LEVELS[config.correction_level], difference, rows, mask).exp()
-    kept, cut = CORRECTIONS[config.correction](weights, config)
+    kept, cut = CORRECTIONS[config.importance_sampling_correction](weights, config)
     return torch.where(mask, kept, 1.0), CorrectionStats(weights, mask & cut)
 
 

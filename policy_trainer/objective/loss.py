@@ -55,7 +55,7 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     """
     mask, logps = tokens.mask, masked(logps, tokens.mask)
     old_logps = logps.detach() if tokens.old_logps is None else tokens.old_logps
-    ratio = log_ratio(config.ratio, logps - old_logps, tokens.rows, mask).exp()
+    ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.rows, mask).exp()
     surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
     if tokens.correction is not None:
         surrogate = surrogate * masked(tokens.correction, mask)
@@ -89,12 +89,12 @@ class Surrogate(NamedTuple):
 def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
     """PPO's (DeepSeekMath, arXiv 2402.03300, eq. 3), its upper bound apart as in DAPO (2503.14476), dual clip as in
     arXiv 1912.09729."""
-    low, high = 1 - config.clip, 1 + (config.clip if config.clip_high is None else config.clip_high)
-    bounded = ratio if config.dual_clip is None else ratio.clamp(max=config.dual_clip)
+    low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
+    bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
     values = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
     above = (ratio > high) & (advantages > 0)
-    if config.dual_clip is not None:
-        above = above | ((ratio > config.dual_clip) & (advantages < 0))
+    if config.delta is not None:
+        above = above | ((ratio > config.delta) & (advantages < 0))
     return Surrogate(values, (ratio < low) & (advantages < 0), above)
 
 
@@ -111,7 +111,7 @@ def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig)
 
 def _sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
     """SAPO (arXiv 2511.20347): a gate that closes softly, sooner for negative advantages."""
-    tau = torch.full_like(ratio, config.sapo_tau_neg).masked_fill(advantages > 0, config.sapo_tau_pos)
+    tau = torch.full_like(ratio, config.sapo_temperature_neg).masked_fill(advantages > 0, config.sapo_temperature_pos)
     return Surrogate(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, *_never(ratio))
 
 

@@ -9,36 +9,38 @@ _DEEPSEEK_MATH: Mapping[str, Number] = {
     "data.mixture": Number(
         [
             {"task": "gsm8k", "weight": 1.0},
-            {"task": "math", "weight": 1.0, "dataset": "DigitalLearningGmbH/MATH-lighteval", "held_out_split": "test"},
+            {"task": "math", "weight": 1.0, "dataset": "DigitalLearningGmbH/MATH-lighteval", "eval_split": "test"},
         ],
         "4.2: questions related to GSM8K and MATH",
         "Half and half; the paper's 144K questions, of its own supervised data, are not public.",
     ),
     "groups_per_step": Number(16, "4.2: batch size 1024, in groups of 64"),
-    "passes": Number(1, "4.2: a single update following each exploration stage"),
+    "num_iterations": Number(1, "4.2: a single update following each exploration stage"),
     "minibatches": Number(1, "4.2: a single update following each exploration stage"),
-    "reference.renew_every": Number(
+    "reference.sync_steps": Number(
         100,
         "algorithm 1: the reference is the policy as an outer iteration begins",
         "The paper does not tell how many steps an iteration has: 100 is ours.",
     ),
-    "sampling.group_size": Number(64, "4.2: 64 outputs for each question"),
-    "sampling.max_new_tokens": Number(1024, "4.2: the max length is 1024", "There the prompt may count as well."),
+    "sampling.num_generations": Number(64, "4.2: 64 outputs for each question"),
+    "sampling.max_completion_length": Number(
+        1024, "4.2: the max length is 1024", "There the prompt may count as well."
+    ),
     "loss.drop_zero_variance": Number(False, "equation 3: every group trains, if only on the KL"),
     "loss.old_logps": Number("recomputed", "algorithm 1: the policy as the sampling of a batch begins"),
     "loss.surrogate": Number("clip", "equation 3"),
-    "loss.mean": Number("sequence_mean", "equation 3"),
+    "loss.aggregation": Number("sequence_mean", "equation 3"),
     "loss.beta": Number(0.04, "4.2: the KL coefficient is 0.04"),
     "loss.kl": Number("k3", "equation 4"),
-    "optimizer.lr": Number(1e-6, "4.2: the learning rate of the policy model is 1e-6"),
+    "optimizer.learning_rate": Number(1e-6, "4.2: the learning rate of the policy model is 1e-6"),
 }
 _DEEPSEEK_MATH_UNPUBLISHED = (
     "sampling.temperature",
     "loss.advantage_std",
     "loss.advantage_eps",
-    "loss.clip",
-    "optimizer.clip_norm",
-    "steps",
+    "loss.epsilon",
+    "optimizer.max_grad_norm",
+    "max_steps",
 )
 
 DEEPSEEK_MATH = Preset(

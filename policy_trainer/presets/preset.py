@@ -66,5 +66,5 @@ AT_ONCE = (
 # Of every recipe that renews its reference.
 SNAPSHOT_ROOT: Mapping[str, str] = {
     "reference.snapshot_root": "the directory that ref-server was given as --snapshot-root; without one, "
-    "--reference.renew-every 0 keeps the reference as it began"
+    "--reference.sync-steps 0 keeps the reference as it began"
 }

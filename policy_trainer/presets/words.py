@@ -19,7 +19,7 @@ def surrogate(loss: LossConfig) -> str:
 
 
 def _clip(loss: LossConfig) -> str:
-    bounds = f"{loss.clip:g}" if loss.clip_high is None else f"{loss.clip:g}/{loss.clip_high:g}"
+    bounds = f"{loss.epsilon:g}" if loss.epsilon_high is None else f"{loss.epsilon:g}/{loss.epsilon_high:g}"
     return f"clip {bounds}{_ratio(loss)}"
 
 
@@ -32,11 +32,11 @@ def _cispo(loss: LossConfig) -> str:
 
 
 def _sapo(loss: LossConfig) -> str:
-    return f"sapo, tau {loss.sapo_tau_pos:g}/{loss.sapo_tau_neg:g}{_ratio(loss)}"
+    return f"sapo, tau {loss.sapo_temperature_pos:g}/{loss.sapo_temperature_neg:g}{_ratio(loss)}"
 
 
 def _ratio(loss: LossConfig) -> str:
-    return {"token": "", "sequence": ", sequences", "sequence_sum": ", sums"}[loss.ratio]
+    return {"token": "", "sequence": ", sequences", "sequence_sum": ", sums"}[loss.importance_sampling_level]
 
 
 _SURROGATES: Mapping[str, Callable[[LossConfig], str]] = {
@@ -61,17 +61,17 @@ def advantage(loss: LossConfig) -> str:
 
 def sampling(config: TrainConfig) -> str:
     own = config.sampling
-    words = [f"{own.group_size} a group", f"T {own.temperature:g}"]
+    words = [f"{own.num_generations} a group", f"T {own.temperature:g}"]
     words += [f"top_p {own.top_p:g}"] if own.top_p < 1 else []
-    words += [f"{own.max_new_tokens} tokens", f"{config.groups_per_step} prompts a step"]
+    words += [f"{own.max_completion_length} tokens", f"{config.groups_per_step} prompts a step"]
     return ", ".join(words)
 
 
 def cadence(config: TrainConfig) -> str:
-    own, updates = config.optimizer, config.passes * config.minibatches
-    words = [f"{own.lr:g}" + (" cosine" if own.schedule == "cosine" else "")]
+    own, updates = config.optimizer, config.num_iterations * config.minibatches
+    words = [f"{own.learning_rate:g}" + (" cosine" if own.lr_scheduler_type == "cosine" else "")]
     words += [f"decay {own.weight_decay:g}"] if own.weight_decay else []
-    words += [f"norm {own.clip_norm:g}" if own.clip_norm else "no norm clip"]
+    words += [f"norm {own.max_grad_norm:g}" if own.max_grad_norm else "no norm clip"]
     words += [f"{updates} updates a step" if updates > 1 else "1 update a step"]
     words += [f"published every {config.publish_every} steps"] if config.publish_every > 1 else []
     return ", ".join(words)
@@ -80,5 +80,5 @@ def cadence(config: TrainConfig) -> str:
 def reference(config: TrainConfig) -> str:
     if not config.loss.beta:
         return "none"
-    every = config.reference.renew_every
+    every = config.reference.sync_steps
     return f"the policy, every {every} steps" if every else "fixed"

@@ -5,15 +5,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import LossConfig, SamplingConfig
 from policy_trainer.queue_client.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
+from shared.errors import UserError
 from shared.logprobs import embedding_rows
 from shared.models import tokenizer_fingerprint
-from shared.refusal import Refused
 
 
 def check_reference(reference: ModelInfo, loss: LossConfig, name: str) -> None:
-    """Raises Refused for a KL penalty to a reference that the server does not have."""
+    """Raises UserError for a KL penalty to a reference that the server does not have."""
     if reference.name is None and loss.beta > 0:
-        raise Refused(
+        raise UserError(
             "server: it has no reference model (--no-model), which the KL penalty is taken to; start it with: "
             f"ref-server serve --model {name}, or train without the penalty: --loss.beta 0"
         )
@@ -22,7 +22,7 @@ def check_reference(reference: ModelInfo, loss: LossConfig, name: str) -> None:
 def check_models_match(
     reference: ModelInfo, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
-    """Raises Refused unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens.
+    """Raises UserError unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens.
 
     A server without a model has nothing to compare with.
     """
@@ -30,43 +30,43 @@ def check_models_match(
         return
     rows = embedding_rows(model)
     if rows != reference.vocabulary_size:
-        raise Refused(
+        raise UserError(
             f"model: {name} has a vocabulary of {rows} tokens, the server's reference {reference.name} has "
             f"{reference.vocabulary_size}; start ref-server with the model that this policy began as"
         )
     if tokenizer_fingerprint(tokenizer) != reference.tokenizer_fingerprint:
-        raise Refused(
+        raise UserError(
             f"model: the tokenizer of {name} is not that of the server's reference {reference.name}; "
             "start ref-server with the model that this policy began as"
         )
 
 
 def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, prompt: int) -> None:
-    """Raises Refused where the longest groups would be more than the server takes: it would then train on the others.
+    """Raises UserError where the longest groups would be more than the server takes: it would then train on the others.
 
     prompt: tokens that a prompt may have, see `prompt_limit`.
     """
-    tokens = prompt + sampling.group_size * sampling.max_new_tokens
+    tokens = prompt + sampling.num_generations * sampling.max_completion_length
     if tokens > reference.max_batch_tokens:
-        raise Refused(
-            f"sampling.group_size, sampling.max_new_tokens: {sampling.group_size} completions of "
-            f"{sampling.max_new_tokens} tokens and a prompt of {prompt} have {tokens}, and the server takes batches of "
-            f"{reference.max_batch_tokens} at most; lower them, or data.max_prompt_tokens, or start the server with: "
+        raise UserError(
+            f"sampling.num_generations, sampling.max_completion_length: {sampling.num_generations} completions of "
+            f"{sampling.max_completion_length} tokens and a prompt of {prompt} have {tokens}, and the server takes batches of "
+            f"{reference.max_batch_tokens} at most; lower them, or data.max_prompt_length, or start the server with: "
             f"ref-server serve --max-batch-tokens {tokens}"
         )
 
 
 def check_room(queue: QueueView, groups_per_step: int) -> None:
-    """Raises Refused for a queue in which a step would wait for ever."""
+    """Raises UserError for a queue in which a step would wait for ever."""
     room = min(queue.limits.max_batches, queue.limits.max_batches_per_run)
     if groups_per_step > room:
-        raise Refused(
+        raise UserError(
             f"groups_per_step: a step needs {groups_per_step} groups and the server holds {room} at most; "
             "lower it, or raise --queue.max-batches and --queue.max-batches-per-run of ref-server"
         )
     allowance = in_flight_allowance(queue)
     if 2 * groups_per_step > allowance:
-        raise Refused(
+        raise UserError(
             f"groups_per_step: a step needs {groups_per_step} groups, which must be at most half of the {allowance} "
             "batches that the server leases at once, since the other half may wait for a checkpoint; lower it, or "
             f"raise --queue.max-in-flight and --queue.max-in-flight-per-run of ref-server to {2 * groups_per_step}"

@@ -9,17 +9,17 @@ from shared.api import LeaseBody, QueueView
 from shared.client import RefServerClient
 from shared.client.connection import OnWait
 from shared.client.credentials import choose_token
-from shared.refusal import Refused
+from shared.errors import UserError
 from shared.states import Order, State
 
 
 def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:
-    """A client that waits for the server as long as on_wait lets it. Raises Refused for what cannot be used."""
+    """A client that waits for the server as long as on_wait lets it. Raises UserError for what cannot be used."""
     try:
         token = choose_token(config.token, config.token_file)
         return RefServerClient(config.server, token=token, ca=config.tls_ca, patience=None, on_wait=on_wait)
     except ValueError as error:
-        raise Refused(f"token_file or tls_ca: {error}") from None
+        raise UserError(f"token_file or tls_ca: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from policy_trainer.reference.snapshots import Snapshots
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from shared.client import RefServerClient
 from shared.client.connection import OnWait
-from shared.refusal import Refused
+from shared.errors import UserError
 
 
 class Renewal(Protocol):
@@ -30,7 +30,7 @@ class Renewal(Protocol):
     def tend(self) -> None:
         """Has the server score with the right reference. Call before anything is sampled, and before each step.
 
-        Raises Refused, RunFailed.
+        Raises UserError, RunFailed.
         """
         ...
 
@@ -46,7 +46,7 @@ class FixedReference:
 
 class RenewedReference:
     """The reference is a snapshot of the policy, or of its moving average: of the policy that the run begins with at
-    first, then every renew_every steps.
+    first, then every sync_steps steps.
 
     A server that was restarted has forgotten it and is told again. Whoever else replaces it ends the run: neither would
     know what its batches are scored with. average: as of the last renewal.
@@ -77,7 +77,7 @@ class RenewedReference:
         self._in_place = False
 
     def tend(self) -> None:
-        state, every = self._state, self._config.renew_every
+        state, every = self._state, self._config.sync_steps
         # By the state alone: what no checkpoint knows of has not happened.
         if state.reference is None or 0 < every <= state.step - state.renewed_at:
             self._renew()
@@ -155,11 +155,11 @@ def choose_renewal(
     on_wait: OnWait,
     note: Callable[[str], None],
 ) -> Renewal:
-    """By the settings, and by what the newest checkpoint was trained with. Raises Refused when that cannot be had."""
-    if not config.renew_every and state.reference is None:
+    """By the settings, and by what the newest checkpoint was trained with. Raises UserError when that cannot be had."""
+    if not config.sync_steps and state.reference is None:
         return FixedReference()
     if config.snapshot_root is None:
-        raise Refused(
+        raise UserError(
             f"reference.snapshot_root: the checkpoint was trained with the reference {state.reference}; give the "
             "directory that it is in, ref-server's --snapshot-root"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from shared.api import ModelInfo
 from shared.client import RefServerClient, RefServerError
 from shared.client.connection import OnWait
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # Somebody is replacing the reference at this moment: these pass.
 _PASSING = ("busy", "older_version")
@@ -27,7 +27,7 @@ class ServedReference:
     def replace(self, snapshot: str, version: int) -> int:
         """Has the server score with a snapshot in that version, or in the next it takes: which. Repeating is harmless.
 
-        Raises Refused when the server cannot.
+        Raises UserError when the server cannot.
         """
         began = time.monotonic()
         while True:
@@ -39,14 +39,14 @@ class ServedReference:
                 return self._client.replace_reference(snapshot, asked).reference_version
             except RefServerError as error:
                 if error.code not in _PASSING:
-                    raise Refused(self._why(snapshot, error)) from error
+                    raise UserError(self._why(snapshot, error)) from error
             self._on_wait("the reference server, which replaces its reference", time.monotonic() - began)
             time.sleep(_BUSY_SECONDS)
 
     def _why(self, snapshot: str, error: RefServerError) -> str:
         if error.code == "no_snapshot_root":
             return (
-                "reference.renew_every: the server takes no other reference: start ref-server with --snapshot-root "
+                "reference.sync_steps: the server takes no other reference: start ref-server with --snapshot-root "
                 f"{self._root}"
             )
         if error.code == "not_found":
@@ -54,4 +54,4 @@ class ServedReference:
                 f"reference.snapshot_root: the server does not find {snapshot} below its --snapshot-root; "
                 f"is {self._root} the same directory?"
             )
-        return f"reference.renew_every: the server does not take {snapshot}: {error}"
+        return f"reference.sync_steps: the server does not take {snapshot}: {error}"

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.learner.average import Average, averaged_state
 from policy_trainer.run_files.whole_directory import whole_directory
+from shared.errors import UserError
 from shared.models import save_model
-from shared.refusal import Refused
 
 _SNAPSHOT = re.compile(r"epoch-(\d{4,})-version-(\d{8,})")
 
@@ -49,9 +49,9 @@ class Snapshots:
         return (self.root / name).is_dir()
 
     def find(self, name: str) -> Path:
-        """Raises Refused when it is gone."""
+        """Raises UserError when it is gone."""
         if not self.holds(name):
-            raise Refused(
+            raise UserError(
                 f"reference.snapshot_root: the reference of this run, {name}, is gone from {self.root}: put it back, "
                 "or begin another run whose --model is the newest checkpoint"
             )

@@ -21,14 +21,14 @@ def plot_curves(records: Records, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 3)
     rewards = [name for name in names if name == "reward" or name.startswith("reward/")]
-    lengths = ["completion_tokens", "completion_tokens_min", "completion_tokens_max"]
+    lengths = ["completion_length_mean", "completion_length_min", "completion_length_max"]
     _draw(axes[0, 0], steps, rewards, "reward, mean of the sampled completions")
     _draw(axes[0, 1], evaluations, ["accuracy"], "accuracy on held-out problems, greedy", marker="o")
     axes[0, 1].set_ylim(0, 1.02)
     _draw(axes[0, 2], steps, lengths, "tokens of a completion")
     _draw(axes[1, 0], steps, ["kl"], "KL to the reference, nats a token")
     _draw(axes[1, 1], steps, ["entropy"], "entropy of the policy, nats a token")
-    _draw(axes[1, 2], steps, ["clip_fraction"], "share of tokens whose ratio is clipped")
+    _draw(axes[1, 2], steps, ["clip_ratio"], "share of tokens whose ratio is clipped")
     figure.savefig(path, dpi=100)
 
 

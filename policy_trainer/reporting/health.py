@@ -80,7 +80,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
         *_kl(recent[-2 * WINDOW : -WINDOW], latest, loss),
         *_entropy(first, latest),
         *_truncation(first, latest),
-        *_unjudged(latest),
+        *_unrewarded(latest),
     ]
 
 
@@ -100,12 +100,12 @@ class _Band:
 
 _BANDS = (
     _Band(
-        "clip_fraction", 0, 0.3, "at most 0.3",
-        "lower optimizer.lr, publish more often (publish_every), or take fewer passes and minibatches",
+        "clip_ratio", 0, 0.3, "at most 0.3",
+        "lower optimizer.learning_rate, publish more often (publish_every), or take fewer passes and minibatches",
     ),
     _Band(
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
-        "sampler and learner disagree: lower publish_every, set max_lag, or take loss.correction = tis "
+        "sampler and learner disagree: lower publish_every, set max_lag, or take loss.importance_sampling_correction = tis "
         "with loss.old_logps = recomputed",
     ),
     _Band(
@@ -117,17 +117,17 @@ _BANDS = (
 
 def _variance(latest: Records) -> list[Trouble]:
     """Groups without a reward have no variance either, and are told of by that."""
-    seen = _mean(latest, "zero_variance")
-    if not seen > 0.8 or _unjudged(latest):
+    seen = _mean(latest, "frac_reward_zero_std")
+    if not seen > 0.8 or _unrewarded(latest):
         return []
     if _mean(latest, "truncated") > 0.5:
-        remedy = "completions are cut off before they can earn anything: raise sampling.max_new_tokens"
+        remedy = "completions are cut off before they can earn anything: raise sampling.max_completion_length"
     else:
         remedy = (
-            "most prompts teach nothing: take harder or easier ones, a larger sampling.group_size, "
+            "most prompts teach nothing: take harder or easier ones, a larger sampling.num_generations, "
             "sampling.max_resamples"
         )
-    return [Trouble("zero_variance", seen, "at most 0.8 of the groups", remedy)]
+    return [Trouble("frac_reward_zero_std", seen, "at most 0.8 of the groups", remedy)]
 
 
 def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
@@ -136,9 +136,9 @@ def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
     moves = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
     if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not moves:
         return []
-    seen = _mean(recent, "clip_fraction")
+    seen = _mean(recent, "clip_ratio")
     band = f"above 0 within {LONG} steps where weights move between sampling and training"
-    return [Trouble("clip_fraction", seen, band, "the ratio is inert: raise optimizer.lr")] if seen == 0 else []
+    return [Trouble("clip_ratio", seen, band, "the ratio is inert: raise optimizer.learning_rate")] if seen == 0 else []
 
 
 def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
@@ -147,7 +147,7 @@ def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
     if loss.advantage == "process" or loss.scale == "none":
         return []
     seen = _mean(latest, "advantage_std")
-    zeros = 0.0 if loss.drop_zero_variance else _mean(latest, "zero_variance")
+    zeros = 0.0 if loss.drop_zero_variance else _mean(latest, "frac_reward_zero_std")
     remedy = None
     if seen < 0.5 * math.sqrt(1 - zeros):
         remedy = "rewards differ by less than loss.advantage_eps: scale them up (reward_weights), or lower it"
@@ -163,7 +163,7 @@ def _kl(before: Records, latest: Records, loss: LossConfig) -> list[Trouble]:
     tripled = not renewed and seen > 0.2 and seen > 3 * _mean(before, "kl")
     if not loss.beta or not (seen > 1.0 or tripled):
         return []
-    remedy = "the policy runs away from the reference: lower optimizer.lr, or raise loss.beta"
+    remedy = "the policy runs away from the reference: lower optimizer.learning_rate, or raise loss.beta"
     return [Trouble("kl", seen, f"below 1 nat a token, and not tripling within {WINDOW} steps", remedy)]
 
 
@@ -174,7 +174,9 @@ def _entropy(first: Records, latest: Records) -> list[Trouble]:
     limit = 0.01 if earned > 0.5 * _mean(first, "reward_std") else 0.1
     if not seen < limit * start:
         return []
-    remedy = "completions grow all alike: raise loss.clip_high or sampling.temperature, or lower optimizer.lr"
+    remedy = (
+        "completions grow all alike: raise loss.epsilon_high or sampling.temperature, or lower optimizer.learning_rate"
+    )
     return [Trouble("entropy", seen, f"above {limit:.0%} of the {start:.3g} it began with", remedy)]
 
 
@@ -182,16 +184,16 @@ def _truncation(first: Records, latest: Records) -> list[Trouble]:
     start, seen = _mean(first, "truncated"), _mean(latest, "truncated")
     if not seen > start + 0.1:
         return []
-    remedy = "raise sampling.max_new_tokens, add the reward soft_overlong, or set loss.truncated = mask"
+    remedy = "raise sampling.max_completion_length, add the reward soft_overlong, or set loss.truncated = mask"
     return [Trouble("truncated", seen, f"not growing from the {start:.0%} it began with", remedy)]
 
 
-def _unjudged(latest: Records) -> list[Trouble]:
-    seen = _mean(latest, "unjudged") / _mean(latest, "completions")
+def _unrewarded(latest: Records) -> list[Trouble]:
+    seen = _mean(latest, "unrewarded") / _mean(latest, "completions")
     if not seen > 0.05:
         return []
     remedy = "they have no reward and train nothing: see the worker's log and judging.seconds, or a reward answers NaN"
-    return [Trouble("unjudged", seen, "at most 0.05 of the completions", remedy)]
+    return [Trouble("unrewarded", seen, "at most 0.05 of the completions", remedy)]
 
 
 def _mean(records: Records, name: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.reporting.in_vain import InVain
+from policy_trainer.reporting.wasted import WastedSamples
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 
@@ -85,23 +85,23 @@ def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
     rewards |= {f"/{name}": part for name, part in parts.items()}
     return {
         f"{name}{suffix}": figure(values)
-        for name, figure in (("reward", _mean), ("reward_std", _std), ("unjudged", _missing))
+        for name, figure in (("reward", _mean), ("reward_std", _std), ("unrewarded", _missing))
         for suffix, values in rewards.items()
     }
 
 
 def _of_completions(rollout: RolloutBatch) -> np.ndarray:
     """NaN where a completion, or a step of it, has no reward: it does not train."""
-    return rollout.rewards if rollout.steps is None else np.where(rollout.steps.unjudged, np.nan, rollout.rewards)
+    return rollout.rewards if rollout.steps is None else np.where(rollout.steps.unrewarded, np.nan, rollout.rewards)
 
 
 def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
     lengths = np.concatenate([rollout.group.completion_lengths for rollout in rollouts])
     return {
         "completions": len(lengths),
-        "completion_tokens": float(np.mean(lengths)),
-        "completion_tokens_min": int(lengths.min()),
-        "completion_tokens_max": int(lengths.max()),
+        "completion_length_mean": float(np.mean(lengths)),
+        "completion_length_min": int(lengths.min()),
+        "completion_length_max": int(lengths.max()),
         "truncated": float(1 - np.mean(np.concatenate([rollout.finished for rollout in rollouts]))),
     }
 
@@ -119,7 +119,7 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
         "sampler_waiting_seconds": waiting,
         "sampler_waiting_share": waiting / max(seconds + waiting, 1e-9),
         "sampler_tokens_per_second": sampled / seconds if seconds else math.nan,
-        **{field.name: total(field.name) for field in fields(InVain)},
+        **{field.name: total(field.name) for field in fields(WastedSamples)},
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from policy_trainer.config import TrainConfig
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # Of a run in trackio and W&B, unless the environment has TRACKIO_PROJECT or WANDB_PROJECT.
 _PROJECT = "tandem"
@@ -151,26 +151,26 @@ class Trackers:
 
 
 def refuse_missing(names: Sequence[str]) -> None:
-    """Raises Refused for a tracker whose package is not installed."""
+    """Raises UserError for a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise Refused(f"track: {name} is not installed: pip install {name}")
+            raise UserError(f"track: {name} is not installed: pip install {name}")
 
 
 def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], None]) -> list[Tracker]:
     """Those of `track`, each of which may fail without harm once it has started.
 
-    Raises Refused for one that a new run cannot start; a run that goes on goes on without it.
+    Raises UserError for one that a new run cannot start; a run that goes on goes on without it.
     """
     settings = config.model_dump(mode="json", exclude=_PRIVATE, exclude_none=True)
     run = TrackedRun(config.run, config.run_dir, first_step, settings)
     started: list[Tracker] = []
-    for name in dict.fromkeys(config.track):
+    for name in dict.fromkeys(config.report_to):
         try:
             started.append(Harmless(name, TRACKERS[name](run), note))
         except Exception as error:
             if not first_step:
-                raise Refused(f"track: {name} cannot start: {error}") from error
+                raise UserError(f"track: {name} cannot start: {error}") from error
             note(f"{name} cannot start, the run goes on without it: {error}")
     return started
 

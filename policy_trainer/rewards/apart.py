@@ -8,7 +8,7 @@ import structlog
 
 from policy_trainer.data.sample import Reward, Sample
 from policy_trainer.rewards.process import Gone, JudgingProcess
-from shared.refusal import Refused
+from shared.errors import UserError
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class ApartRewards:
         """rewards: where there are none, there is no process. seconds: of one completion and one reward. memory: bytes
         of the process, 0 for any number.
 
-        Raises Refused for a reward that cannot be loaded.
+        Raises UserError for a reward that cannot be loaded.
         """
         self._rewards = rewards
         self._seconds = seconds
@@ -54,7 +54,7 @@ class ApartRewards:
             self._await_start()
 
     def scores(self, name: str, samples: Sequence[Sample]) -> list[float]:
-        """One for each sample. Raises Refused for a reward that does nothing but fail."""
+        """One for each sample. Raises UserError for a reward that does nothing but fail."""
         scores: list[float] = []
         while len(scores) < len(samples):
             if not self._process.alive:  # it may have ended while it had nothing to do, for lack of memory
@@ -76,7 +76,7 @@ class ApartRewards:
         for _ in samples:
             answer = self._process.receive(seconds=self._seconds)
             if "refused" in answer:
-                raise Refused(answer["refused"])
+                raise UserError(answer["refused"])
             if "score" in answer:
                 self._judged[name] += 1
                 scores.append(answer["score"])
@@ -89,7 +89,9 @@ class ApartRewards:
         self.failures[name] += 1
         _tell(name, reason, self.failures[name])
         if self.failures[name] == self._judged[name] >= _HOPELESS:
-            raise Refused(f"rewards: {name} failed on each of the first {_HOPELESS} completions, at last so: {reason}")
+            raise UserError(
+                f"rewards: {name} failed on each of the first {_HOPELESS} completions, at last so: {reason}"
+            )
         return score
 
     def _start(self) -> None:
@@ -105,9 +107,9 @@ class ApartRewards:
             self._process.send((scores, [reward.prepare for reward in self._rewards.values()]), seconds=_START_SECONDS)
             answer = self._process.receive(seconds=_START_SECONDS)
         except Gone as gone:
-            raise Refused(f"rewards: loading {', '.join(self._rewards)} {gone}") from None
+            raise UserError(f"rewards: loading {', '.join(self._rewards)} {gone}") from None
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise UserError(answer["refused"])
         self._started = True
 
 

@@ -17,8 +17,8 @@ from io import BufferedRWPair
 from typing import Any
 
 from policy_trainer.data.sample import Reward, Sample
+from shared.errors import UserError
 from shared.lifetime import end_with_parent
-from shared.refusal import Refused
 
 # The end of a traceback says most.
 _MAX_CHARACTERS = 4000
@@ -52,7 +52,7 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
         rewards, preparations = pickle.load(stream)
         for prepare in preparations:
             prepare()
-    except Refused as error:
+    except UserError as error:
         _send(stream, {"refused": str(error)})
     except MemoryError:
         _send(stream, {"refused": "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"})
@@ -67,7 +67,7 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
 def _judge(reward: Reward, sample: Sample) -> dict[str, Any]:
     try:
         return {"score": float(reward(sample))}
-    except Refused as error:
+    except UserError as error:
         return {"refused": str(error)}
     except BaseException:  # whatever a reward of the user's raises, SystemExit too
         return {"error": traceback.format_exc()[-_MAX_CHARACTERS:]}

@@ -10,7 +10,7 @@ from fractions import Fraction
 from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.expressions import MAX_CHARACTERS, NoExpression, evaluate
 from policy_trainer.rewards.tags import matches_whole
-from shared.refusal import Refused
+from shared.errors import UserError
 
 _ARITHMETIC = re.compile(r"[\d+\-*/().\s]+")
 _INTEGER_ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
@@ -64,7 +64,7 @@ def _reaches(expression: str, sample: Sample) -> float:
     asked = sample.problem.extras
     missing = [name for name in ("numbers", "target") if name not in asked]
     if missing:
-        raise Refused(
+        raise UserError(
             f"rewards: countdown rewards want problems with {' and '.join(missing)}, as task countdown has; "
             "--rewards takes others"
         )

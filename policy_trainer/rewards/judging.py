@@ -30,7 +30,7 @@ class Judge:
     """Completions -> rewards by name and their weighted sum."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
-        """Raises Refused for rewards that cannot be used."""
+        """Raises UserError for rewards that cannot be used."""
         self._tokenizer = tokenizer
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
@@ -48,7 +48,7 @@ class Judge:
         parts = {name: self._scores(name, samples) for name in self._weights}
         total = np.zeros(len(samples), dtype=np.float32)
         for name, weight in self._weights.items():
-            if weight:  # what is only logged must not make a completion unjudged
+            if weight:  # what is only logged must not make a completion unrewarded
                 total += weight * parts[name]
         return Judgement(total, parts)
 

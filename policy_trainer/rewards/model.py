@@ -12,8 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.sample import Sample
+from shared.errors import UserError
 from shared.models import context_length, load_tokenizer
-from shared.refusal import Refused
 
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
 
@@ -22,16 +22,16 @@ class RewardModel:
     """Scores samples in this process. Texts go through the model's own chat template where it has one."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        """Raises Refused for a model that cannot be loaded, or is none that gives one score."""
+        """Raises UserError for a model that cannot be loaded, or is none that gives one score."""
         if config.path is None:
-            raise Refused("judging.model.path: reward `model` needs the directory or hub id of a reward model")
+            raise UserError("judging.model.path: reward `model` needs the directory or hub id of a reward model")
         try:
             self._tokenizer = load_tokenizer(config.path, revision=config.revision)
             self._model = _load(config, config.path)
         except _LOADING_ERRORS as error:
-            raise Refused(f"judging.model.path: {config.path} cannot be used: {error}") from error
+            raise UserError(f"judging.model.path: {config.path} cannot be used: {error}") from error
         self._batch_size = config.batch_size
-        self._limit = min(config.max_tokens, context_length(self._model) or config.max_tokens)
+        self._limit = min(config.max_length, context_length(self._model) or config.max_length)
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """One for each, in float32; NaN where the model's own is not finite."""
@@ -61,7 +61,7 @@ class RewardModel:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except TemplateError as error:
-            raise Refused(f"judging.model: its chat template does not take {messages}: {error}") from error
+            raise UserError(f"judging.model: its chat template does not take {messages}: {error}") from error
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -92,7 +92,7 @@ def _load(config: RewardModelConfig, path: str) -> PreTrainedModel:
         path, revision=config.revision, dtype=config.dtype, trust_remote_code=False, output_loading_info=True
     )
     if info["missing_keys"]:  # they would be random, and the scores noise
-        raise Refused(f"it has no {', '.join(sorted(info['missing_keys']))}: take a model trained to score texts")
+        raise UserError(f"it has no {', '.join(sorted(info['missing_keys']))}: take a model trained to score texts")
     if model.config.num_labels != 1:
-        raise Refused(f"it has {model.config.num_labels} labels: take a reward model, which has one")
+        raise UserError(f"it has {model.config.num_labels} labels: take a reward model, which has one")
     return model.to(torch.device(config.device)).eval()

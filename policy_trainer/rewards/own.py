@@ -9,7 +9,7 @@ from typing import Any
 
 from policy_trainer.data.imports import import_named
 from policy_trainer.data.sample import Sample
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # Beyond it a weighted sum might leave float32.
 _LARGEST = 1e30
@@ -23,16 +23,16 @@ class OwnReward:
     name: str
 
     def load(self) -> None:
-        """Raises Refused where there is no such function."""
+        """Raises UserError where there is no such function."""
         _load(self.name)
 
     def __call__(self, sample: Sample) -> float:
-        """NaN where the function answers None. Raises ValueError for what is no finite number, Refused for a function
+        """NaN where the function answers None. Raises ValueError for what is no finite number, UserError for a function
         that wants what no problem of this kind has."""
         function, parameters = _load(self.name)
         known = {**sample.problem.extras, **_known(sample)}
         if lacking := [wanted for wanted in _required(parameters) if wanted not in known]:
-            raise Refused(f"rewards: {self.name} wants {', '.join(lacking)}; there are {', '.join(sorted(known))}")
+            raise UserError(f"rewards: {self.name} wants {', '.join(lacking)}; there are {', '.join(sorted(known))}")
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         names = {parameter.name for parameter in parameters}
         answer = function(**{name: known[name] for name in known if takes_any or name in names})
@@ -58,9 +58,9 @@ def _load(name: str) -> tuple[Callable[..., Any], tuple[inspect.Parameter, ...]]
     try:
         parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise Refused(f"rewards: {name} is no function whose parameters can be known: {error}") from error
+        raise UserError(f"rewards: {name} is no function whose parameters can be known: {error}") from error
     if nameless := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
-        raise Refused(f"rewards: {name} takes {', '.join(nameless)} by position alone: arguments are given by name")
+        raise UserError(f"rewards: {name} takes {', '.join(nameless)} by position alone: arguments are given by name")
     return function, parameters
 
 

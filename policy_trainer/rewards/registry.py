@@ -16,7 +16,7 @@ from policy_trainer.rewards.open_r1 import open_r1_accuracy, open_r1_format, ope
 from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
 from policy_trainer.rewards.tags import format_reward, tags_reward
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # A function is judged in this process: its time is in proportion to the completion's length, whatever that holds.
 Rule = Reward | Apart | RewardModel
@@ -56,7 +56,7 @@ class Weighted:
 def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
     """Those of config.rewards, or the task's own, by name and in order; a recipe's name stands for its parts.
 
-    Raises Refused for a name that is none, for one that stands twice, and for what a reward wants and is not there.
+    Raises UserError for a name that is none, for one that stands twice, and for what a reward wants and is not there.
     """
     names = config.rewards or list(task.default_rewards)
     weights = config.reward_weights or [1.0] * len(names)
@@ -64,7 +64,7 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
     for name, weight in zip(names, weights, strict=True):
         for part, share in SUMS.get(name, {name: 1.0}).items():
             if part in chosen:  # one of the weights would be lost
-                raise Refused(f"rewards: {part!r} stands twice")
+                raise UserError(f"rewards: {part!r} stands twice")
             chosen[part] = Weighted(_rule(part, config, task), weight * share)
     return chosen
 
@@ -83,14 +83,14 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         own = OwnReward(name)
         return Apart(own, own.load)
     known = sorted([*RULES, *CONFIGURED, *SUMS])
-    raise Refused(f"rewards: {name!r} is none of {', '.join(known)}, nor module:function of your own")
+    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}, nor module:function of your own")
 
 
 def _soft_overlong(config: CommonConfig, task: Task) -> Reward:
-    longest, margin = config.sampling.max_new_tokens, config.judging.penalty.overlong_tokens
+    longest, margin = config.sampling.max_completion_length, config.judging.penalty.overlong_tokens
     if margin > longest:
-        raise Refused(
-            f"judging.penalty.overlong_tokens: must be at most sampling.max_new_tokens ({longest}), got {margin}"
+        raise UserError(
+            f"judging.penalty.overlong_tokens: must be at most sampling.max_completion_length ({longest}), got {margin}"
         )
     return soft_overlong_penalty(longest, margin)
 

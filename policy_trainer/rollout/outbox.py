@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from policy_trainer.run_files.json_file import write_json
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # A worker whose trainer was killed takes a moment to end.
 _LOCK_SECONDS = 5.0
@@ -86,7 +86,7 @@ def count_refused(workers: Path) -> int:
 def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
     """Locks an outbox until the file that is returned is closed, since two workers would draw the same problems.
 
-    Raises Refused when another process has held it for some seconds.
+    Raises UserError when another process has held it for some seconds.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = (directory / "lock").open("wb")
@@ -98,7 +98,7 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
         except OSError:
             if time.monotonic() > deadline:
                 lock.close()
-                raise Refused(
+                raise UserError(
                     f"worker: worker {worker} of {workers} is at work in {directory} already; start others with "
                     "--worker and --workers, beside a trainer with --rollout external"
                 ) from None

@@ -15,10 +15,10 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
 from policy_trainer.objective.advantages import JudgedGroup, has_variance, padded
-from policy_trainer.reporting.in_vain import InVain
+from policy_trainer.reporting.wasted import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
 from shared.batch import StepRewards
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # So many prompts in a row that are too long mean that no prompt will ever do.
 _MAX_DROPPED_IN_A_ROW = 10_000
@@ -58,15 +58,15 @@ class Round:
     """The groups of a round, in the order of their problems."""
 
     groups: list[Judged]
-    in_vain: InVain = field(default_factory=InVain)
+    wasted: WastedSamples = field(default_factory=WastedSamples)
 
     def give_up_without_variance(self) -> int:
         """How many groups were."""
         varies = has_variance(padded([group.signal for group in self.groups])).tolist()
         given_up = [group for group, own in zip(self.groups, varies, strict=True) if not own]
         self.groups = [group for group in self.groups if group not in given_up]
-        self.in_vain.resampled_groups += len(given_up)
-        self.in_vain.resampled_tokens += sum(group.tokens for group in given_up)
+        self.wasted.resampled_groups += len(given_up)
+        self.wasted.resampled_tokens += sum(group.tokens for group in given_up)
         return len(given_up)
 
 
@@ -86,7 +86,7 @@ class Rounds:
     def next(self, draw: Callable[[], int]) -> Round:
         """Groups of prompts_per_round problems. draw: the index of this worker's next problem.
 
-        Raises Refused for data that cannot be used.
+        Raises UserError for data that cannot be used.
         """
         made = Round([])
         self._extend(made, self._config.sampling.prompts_per_round, draw)
@@ -123,11 +123,11 @@ class Rounds:
                 dropped_in_a_row = 0
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
-                    raise Refused(f"problem {index}: {error}; raise it, or drop such prompts") from None
-                made.in_vain.dropped_prompts += 1
+                    raise UserError(f"problem {index}: {error}; raise it, or drop such prompts") from None
+                made.wasted.dropped_prompts += 1
                 dropped_in_a_row += 1
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
-                    raise Refused(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
+                    raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
         return drawn
 
 

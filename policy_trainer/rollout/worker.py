@@ -26,8 +26,8 @@ from policy_trainer.tasks.registry import make_task
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.client import RefServerClient
+from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, use_threads
-from shared.refusal import Refused
 from shared.states import State
 
 log = structlog.get_logger()
@@ -80,7 +80,7 @@ class RolloutWorker:
         self._params = config.sampling.params()
 
     def run(self) -> None:
-        """Samples until the run is finished. Raises Refused for data that cannot be used."""
+        """Samples until the run is finished. Raises UserError for data that cannot be used."""
         publication = self._follow()
         directory = RunDirectory(self._config.run_dir).workers / f"{self._config.worker}-of-{self._config.workers}"
         place = {"worker": self._config.worker, "workers": self._config.workers}
@@ -115,11 +115,11 @@ class RolloutWorker:
             "sampling_seconds": (time.monotonic() - began) / len(made.groups),
             "waiting_seconds": (waited + self._blocked) / len(made.groups),
         }
-        in_vain = asdict(made.in_vain)
+        wasted = asdict(made.wasted)
         for group in made.groups:
-            sample = json.dumps({"index": group.drawn.index, **cost, **in_vain})
+            sample = json.dumps({"index": group.drawn.index, **cost, **wasted})
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
-            in_vain = {}  # the round's first batch alone tells of it
+            wasted = {}  # the round's first batch alone tells of it
         self._blocked = delivery.blocked_seconds - blocked
 
     def _follow(self) -> Publication:
@@ -131,7 +131,7 @@ class RolloutWorker:
         if publication.finished:
             raise RunFinished
         if publication.run != self._config.run:
-            raise Refused(f"run: {self._weights} holds weights of run {publication.run!r}, not {self._config.run!r}")
+            raise UserError(f"run: {self._weights} holds weights of run {publication.run!r}, not {self._config.run!r}")
         if publication != self._loaded:
             try:
                 self._sampler.load(self._weights / publication.file)

@@ -8,7 +8,7 @@ import tomli_w
 from pydantic_settings import BaseSettings
 from rich.console import Console
 
-from shared.refusal import Refused
+from shared.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class RunDirectory:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
-        """Whether an earlier life of the run is continued. Raises Refused rather than write over one unasked."""
+        """Whether an earlier life of the run is continued. Raises UserError rather than write over one unasked."""
         known = self.holds_a_run()
         if known and not resume:
-            raise Refused(
+            raise UserError(
                 f"run_dir: {self.root} holds a run already; add --resume to continue it, or choose another --run-dir"
             )
         if resume and not known:

@@ -9,9 +9,9 @@ from policy_trainer.sampling.growing import Growing, GrowingDecoding, padding_sc
 
 
 class CopiedPrompts(GrowingDecoding):
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, group_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, num_generations: int) -> None:
         def copied(part: Tensor) -> Tensor:
-            return part.repeat_interleave(group_size, 0)
+            return part.repeat_interleave(num_generations, 0)
 
         layers = [Growing(copied(layer.keys), copied(layer.values)) for layer in prompts.cache.layers]
         super().__init__(model, copied(prompts.positions), layers)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shared.refusal import Refused
+from shared.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Prompts:
 
 
 class Decoding(Protocol):
-    """Rows in the order of their prompts, group_size for each; some of them leave, none ever joins.
+    """Rows in the order of their prompts, num_generations for each; some of them leave, none ever joins.
 
     attention: the name of the attention that the model must have meanwhile.
     """
@@ -43,7 +43,7 @@ class Decoding(Protocol):
 
 
 def compute_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> Prompts:
-    """Raises Refused for a model that keeps no keys and values."""
+    """Raises UserError for a model that keeps no keys and values."""
     device, width = model.device, max(map(len, prompts))
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -55,20 +55,20 @@ def compute_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) ->
     output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     cache = getattr(output, "past_key_values", None)
     if cache is None:
-        raise Refused(f"model: {type(model).__name__} keeps no key-value cache to sample with")
+        raise UserError(f"model: {type(model).__name__} keeps no key-value cache to sample with")
     return Prompts(output.logits[:, -1], cache, mask, positions[:, -1:])
 
 
 class RepeatedPrompts:
     """Each row has a copy of its prompt's keys and values, in transformers' own cache: right for every architecture."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, group_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, num_generations: int) -> None:
         self.attention: str = model.config._attn_implementation  # type: ignore[assignment]
         self._model = model
         self._cache = prompts.cache
-        self._cache.batch_repeat_interleave(group_size)
-        self._mask = prompts.mask.repeat_interleave(group_size, 0)
-        self._positions = prompts.positions.repeat_interleave(group_size, 0)
+        self._cache.batch_repeat_interleave(num_generations)
+        self._mask = prompts.mask.repeat_interleave(num_generations, 0)
+        self._positions = prompts.positions.repeat_interleave(num_generations, 0)
 
     def select(self, places: Tensor) -> None:
         self._cache.batch_select_indices(places)

@@ -23,11 +23,11 @@ from shared.models import eos_token_ids
 _COPIED_TOKENS = 64
 
 
-def make_decoding(model: PreTrainedModel, prompts: Prompts, group_size: int) -> Decoding:
+def make_decoding(model: PreTrainedModel, prompts: Prompts, num_generations: int) -> Decoding:
     if not takes_our_attention(model):
-        return RepeatedPrompts(model, prompts, group_size)
+        return RepeatedPrompts(model, prompts, num_generations)
     short = prompts.mask.shape[1] <= _COPIED_TOKENS
-    return (CopiedPrompts if short else SharedPrompts)(model, prompts, group_size)
+    return (CopiedPrompts if short else SharedPrompts)(model, prompts, num_generations)
 
 
 class HFSampler:
@@ -43,9 +43,9 @@ class HFSampler:
 
     @torch.inference_mode()
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        size = params.group_size
+        size = params.num_generations
         generator = torch.Generator(self._model.device).manual_seed(seed)
-        rows = Rows(len(prompts) * size, params.max_new_tokens, self._model.device)
+        rows = Rows(len(prompts) * size, params.max_completion_length, self._model.device)
         computed = compute_prompts(self._model, prompts)
         decoding = make_decoding(self._model, computed, size)
         with using_attention(self._model, decoding.attention):

@@ -15,10 +15,10 @@ class Rows:
     Rows that have ended go on for a while, unread, until enough of them can leave.
     """
 
-    def __init__(self, rows: int, max_new_tokens: int, device: torch.device) -> None:
-        self._ids = torch.zeros(rows, max_new_tokens, dtype=torch.long, device=device)
-        self._logps = torch.zeros(rows, max_new_tokens, device=device)
-        self._lengths = torch.full((rows,), max_new_tokens, device=device)
+    def __init__(self, rows: int, max_completion_length: int, device: torch.device) -> None:
+        self._ids = torch.zeros(rows, max_completion_length, dtype=torch.long, device=device)
+        self._logps = torch.zeros(rows, max_completion_length, device=device)
+        self._lengths = torch.full((rows,), max_completion_length, device=device)
         self._finished = torch.zeros(rows, dtype=torch.bool, device=device)
         self._length = 0
         # Of the B rows that are computed: which they are, and which of them have not ended.

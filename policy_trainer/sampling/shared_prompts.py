@@ -13,8 +13,8 @@ from policy_trainer.sampling.growing import Growing, GrowingDecoding, padding_sc
 
 
 class SharedPrompts(GrowingDecoding):
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, group_size: int) -> None:
-        self._groups = torch.arange(len(prompts.positions), device=model.device).repeat_interleave(group_size)
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, num_generations: int) -> None:
+        self._groups = torch.arange(len(prompts.positions), device=model.device).repeat_interleave(num_generations)
         self._prompts = [_Prompt(layer.keys, layer.values) for layer in prompts.cache.layers]
         width = prompts.mask.shape[1]
         super().__init__(

@@ -11,8 +11,8 @@ from policy_trainer.sft.demonstrations import Demonstration, RowEncoder, encode_
 from policy_trainer.tasks.problem_set import HELD_OUT_EVERY
 from policy_trainer.tasks.shuffle import Shuffle
 from shared.batch import TokenGroup
+from shared.errors import UserError
 from shared.models import context_length, eos_token_ids
-from shared.refusal import Refused
 
 
 class DemonstrationSet:
@@ -42,9 +42,9 @@ class DemonstrationSet:
 def load_demonstrations(
     config: SftConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, note: Callable[[str], None]
 ) -> DemonstrationSet:
-    """Reads and encodes all of them; `note` is told how many there are. Raises Refused for what cannot be used."""
+    """Reads and encodes all of them; `note` is told how many there are. Raises UserError for what cannot be used."""
     data = config.data
-    limits = [limit for limit in (config.max_tokens, context_length(model)) if limit is not None]
+    limits = [limit for limit in (config.max_length, context_length(model)) if limit is not None]
     encoder = RowEncoder(
         tokenizer,
         PromptEncoder(tokenizer, data),
@@ -60,20 +60,24 @@ def load_demonstrations(
     )
     if not rows or not held_out_rows:
         which = "held-out demonstration" if rows else "demonstration"
-        raise Refused(f"data.path: no {which} is left; those that are too long for max_tokens or the model are dropped")
-    return DemonstrationSet(rows, held_out_rows, epochs=config.epochs, batch_size=config.batch_size, seed=config.seed)
+        raise UserError(
+            f"data.path: no {which} is left; those that are too long for max_length or the model are dropped"
+        )
+    return DemonstrationSet(
+        rows, held_out_rows, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed
+    )
 
 
 def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]]:
     """What is trained on, and what is held out: never of one problem both."""
     found = read_demonstrations(data.path, "data.path")
-    if data.held_out_path:
-        return found, read_demonstrations(data.held_out_path, "data.held_out_path")
+    if data.eval_path:
+        return found, read_demonstrations(data.eval_path, "data.eval_path")
     held_out = found[::HELD_OUT_EVERY]
     asked = {str(one.problem) for one in held_out}
     train = [one for one in found if str(one.problem) not in asked]
     if not train:
-        raise Refused(f"data.path: {data.path} has too few problems: one of every {HELD_OUT_EVERY} is held out")
+        raise UserError(f"data.path: {data.path} has too few problems: one of every {HELD_OUT_EVERY} is held out")
     return train, held_out
 
 

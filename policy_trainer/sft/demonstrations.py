@@ -13,7 +13,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.data.rows import Row, read_file
 from shared.batch import TokenGroup
-from shared.refusal import Refused
+from shared.errors import UserError
 
 _COLUMNS = ("prompt", "messages", "completion")
 _FORMS = (
@@ -22,7 +22,7 @@ _FORMS = (
 )
 
 
-class RowTooLong(Refused):
+class RowTooLong(UserError):
     """A prompt and its completion have more tokens than a row may have."""
 
 
@@ -48,17 +48,17 @@ class RowEncoder:
         self._limit = limit
 
     def encode(self, demonstration: Demonstration) -> TokenGroup:
-        """Raises RowTooLong, or Refused for what the model's chat template does not take; both say where."""
+        """Raises RowTooLong, or UserError for what the model's chat template does not take; both say where."""
         try:
             prompt = self._prompts.encode(demonstration.problem)
-        except Refused as error:
-            raise Refused(f"{demonstration.where}: {error}") from error
+        except UserError as error:
+            raise UserError(f"{demonstration.where}: {error}") from error
         completion = [*self._tokenizer.encode(demonstration.completion, add_special_tokens=False), self._eos]
         tokens = len(prompt) + len(completion)
         if self._limit is not None and tokens > self._limit:
             raise RowTooLong(
                 f"{demonstration.where}: has {tokens} tokens and may have {self._limit}: "
-                "max_tokens, or the model's context"
+                "max_length, or the model's context"
             )
         return TokenGroup(
             np.array(prompt, np.int64), np.array(completion, np.int64), np.array([len(completion)], np.int64)
@@ -83,7 +83,7 @@ def encode_all(
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
     """All rows of a JSONL file, in order. setting: the field to name in errors.
 
-    Raises Refused, naming file and line, for one that is no demonstration.
+    Raises UserError, naming file and line, for one that is no demonstration.
     """
     rows = read_file(path, _COLUMNS, setting)
     return [_demonstration(rows.row(number), rows.where(number)) for number in range(len(rows))]
@@ -91,7 +91,7 @@ def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
 
 def _demonstration(row: Row, where: str) -> Demonstration:
     if ("prompt" in row) == ("messages" in row):
-        raise Refused(f"{where}: must be {_FORMS}")
+        raise UserError(f"{where}: must be {_FORMS}")
     if "prompt" in row:
         problem = Problem(answer="", prompt=text_of(row, "prompt", where))
         return Demonstration(problem, text_of(row, "completion", where), where)
@@ -100,5 +100,5 @@ def _demonstration(row: Row, where: str) -> Demonstration:
         return Demonstration(Problem(answer="", messages=messages), text_of(row, "completion", where), where)
     *before, last = messages
     if not before or last["role"] != "assistant" or not last["content"]:
-        raise Refused(f"{where}: without a completion, messages must end with one of the assistant's: {_FORMS}")
+        raise UserError(f"{where}: without a completion, messages must end with one of the assistant's: {_FORMS}")
     return Demonstration(Problem(answer="", messages=tuple(before)), last["content"], where)

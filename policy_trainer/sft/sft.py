@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import SftConfig
-from policy_trainer.learner.recomputation import recompute_layers
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.schedules import lr_factor
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest
 from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
@@ -33,19 +33,19 @@ class SftResult:
 
     finished: bool
     steps: int
-    held_out_loss: float
+    eval_loss: float
     seconds: float
 
 
 def sft(config: SftConfig, console: Console) -> SftResult:
     """Trains until the last step or a request to stop; RUN_DIR/model or a checkpoint then has the weights.
 
-    Raises Refused for a configuration or data that cannot be used, RunFailed for a loss that is not finite.
+    Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite.
     """
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
     resumed = directory.open(config, console, resume=config.resume)
-    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
     state = read_state(checkpoint) if checkpoint else TrainState()
     # Without a checkpoint the first measurement is made again.
@@ -68,7 +68,7 @@ def sft(config: SftConfig, console: Console) -> SftResult:
 
 def make_learner(config: SftConfig, model: PreTrainedModel) -> SupervisedLearner:
     if config.gradient_checkpointing:
-        recompute_layers(model)
+        checkpoint_layers(model)
     return SupervisedLearner(
         model, choose_forward(model), optimizer=config.optimizer, micro_batch_tokens=config.micro_batch_tokens
     )
@@ -87,7 +87,7 @@ class SftRun:
     checkpoints: Checkpoints
     metrics: MetricsFile
     bar: Progress
-    held_out_loss: float = math.nan
+    eval_loss: float = math.nan
 
     def run(self, stop: StopRequest) -> SftResult:
         """All steps are done, or a checkpoint holds those that are."""
@@ -101,19 +101,19 @@ class SftRun:
             state.training_seconds += time.monotonic() - began
             self.bar.update(task, completed=state.step)
             # Before a checkpoint, which then holds no weights that are known to be spoilt.
-            if state.step == steps or (self.config.held_out_every and state.step % self.config.held_out_every == 0):
+            if state.step == steps or (self.config.eval_steps and state.step % self.config.eval_steps == 0):
                 self._measure()
-            if state.step % self.config.checkpoint.every == 0:
+            if state.step % self.config.checkpoint.save_steps == 0:
                 self._checkpoint()
         finished = state.step >= steps
         if finished:
             self._save_model()
         elif state.step:
             self._checkpoint()
-        return SftResult(finished, state.step, self.held_out_loss, state.training_seconds)
+        return SftResult(finished, state.step, self.eval_loss, state.training_seconds)
 
     def _step(self) -> None:
-        lr = self.config.optimizer.lr * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
+        lr = self.config.optimizer.learning_rate * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
         stats = self.learner.step(self.data.batch(self.state.step), lr=lr)
         if stats.not_finite:
             raise _not_finite(f"loss or gradient of step {self.state.step + 1}")
@@ -125,9 +125,9 @@ class SftRun:
         self.bar.update(self.bar.task_ids[0], description=f"loss {stats.loss:.4f}")
 
     def _measure(self) -> None:
-        self.held_out_loss = loss = self.learner.loss(self.data.held_out)
+        self.eval_loss = loss = self.learner.loss(self.data.held_out)
         perplexity = math.exp(min(loss, 700))  # beyond, a float has no room
-        record = {"kind": "evaluation", "step": self.state.step, "held_out_loss": loss, "perplexity": perplexity}
+        record = {"kind": "evaluation", "step": self.state.step, "eval_loss": loss, "perplexity": perplexity}
         self.metrics.write(record)
         if not math.isfinite(loss):  # what an update spoilt shows here alone where no other step follows
             raise _not_finite(f"held-out loss after step {self.state.step}")
@@ -147,7 +147,7 @@ class SftRun:
 
 def _not_finite(what: str) -> RunFailed:
     return RunFailed(
-        f"the {what} is not finite. Try a lower optimizer.lr, or float32; --resume goes on from the newest checkpoint"
+        f"the {what} is not finite. Try a lower optimizer.learning_rate, or float32; --resume goes on from the newest checkpoint"
     )
 
 

@@ -25,7 +25,7 @@ class SupervisedStats:
 
     loss: float
     grad_norm: float
-    lr: float
+    learning_rate: float
     tokens: int
     not_finite: bool
 
@@ -59,7 +59,7 @@ class SupervisedLearner:
         not_finite = not (math.isfinite(loss) and math.isfinite(norm))
         if not not_finite:
             step_weights(self.weights, self._optimizer, lr)
-        return SupervisedStats(loss=loss, grad_norm=norm, lr=lr, tokens=tokens, not_finite=not_finite)
+        return SupervisedStats(loss=loss, grad_norm=norm, learning_rate=lr, tokens=tokens, not_finite=not_finite)
 
     @torch.no_grad()
     def loss(self, rows: Sequence[TokenGroup]) -> float:

@@ -14,7 +14,7 @@ from policy_trainer.rewards.countdown import nano_aha_equation
 from policy_trainer.tasks.countdown_draws import CountdownDraws
 from policy_trainer.tasks.problem_set import ProblemSet, read_split
 from policy_trainer.tasks.words import asked_by_user
-from shared.refusal import Refused
+from shared.errors import UserError
 
 NUMBERS, TARGET = "nums", "target"
 SYSTEM_PROMPT = (
@@ -66,9 +66,9 @@ class GeneratedCountdown:
 def _read(row: Row, where: str) -> Problem:
     numbers, target = row.get(NUMBERS), row.get(TARGET)
     if not isinstance(numbers, list) or not numbers or not all(_is_whole(number) for number in numbers):
-        raise Refused(f"{where}: {NUMBERS} must be a list of whole numbers that is not empty")
+        raise UserError(f"{where}: {NUMBERS} must be a list of whole numbers that is not empty")
     if target is None or not _is_whole(target):
-        raise Refused(f"{where}: {TARGET} must be a whole number")
+        raise UserError(f"{where}: {TARGET} must be a whole number")
     return _problem(tuple(numbers), target)
 
 

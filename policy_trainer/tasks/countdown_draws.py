@@ -5,7 +5,7 @@ from itertools import count, islice
 from random import Random
 
 from policy_trainer.config import CountdownConfig
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # The numbers and the target.
 Drawn = tuple[tuple[int, ...], int]
@@ -21,7 +21,7 @@ _HELD_OUT_EVERY = 10
 class CountdownDraws:
     """held_out: up to 1,000 different problems; `training` never draws one of them, whatever the order of its numbers.
 
-    Raises Refused where the numbers make too few problems for both.
+    Raises UserError where the numbers make too few problems for both.
     """
 
     def __init__(self, config: CountdownConfig, seed: int) -> None:
@@ -32,7 +32,9 @@ class CountdownDraws:
         held_out = {_key(found): found for found in drawn if _is_held_out(found)}
         self.held_out = list(islice(held_out.values(), HELD_OUT))
         if not held_out or all(map(_is_held_out, drawn)):
-            raise Refused("data.countdown: makes too few problems: take more numbers, a higher largest, more operators")
+            raise UserError(
+                "data.countdown: makes too few problems: take more numbers, a higher largest, more operators"
+            )
 
     def training(self, index: int) -> Drawn:
         """A pure function of (seed, index)."""

@@ -13,7 +13,7 @@ from policy_trainer.tasks.words import asked_by_user
 
 
 def dataset(source: SourceConfig, seed: int) -> ProblemSet:
-    """Problems of data.dataset, or of a file. Raises Refused, naming the row, for one that is no problem."""
+    """Problems of data.dataset, or of a file. Raises UserError, naming the row, for one that is no problem."""
     wanted = ((source.columns.prompt,), (source.columns.answer,))
     split = read_split(source, partial(_problem, columns=source.columns), wanted)
     return ProblemSet("dataset", split, ByAnswer(COMPARISONS[source.answer_rule]), seed)

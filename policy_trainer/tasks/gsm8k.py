@@ -10,7 +10,7 @@ from policy_trainer.rewards import equal_math
 from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
 from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
-from shared.refusal import Refused
+from shared.errors import UserError
 
 QUESTION, ANSWER = "question", "answer"
 # The number after the mark that ends every worked answer, as the dataset's own evaluation finds it.
@@ -19,7 +19,7 @@ _GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
 
 def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
     """openai/gsm8k with its test split held out, where the source says nothing else."""
-    source = or_hub(source, "openai/gsm8k", "main", held_out_split="test")
+    source = or_hub(source, "openai/gsm8k", "main", eval_split="test")
     return ProblemSet("gsm8k", read_split(source, _problem, ((QUESTION,), (ANSWER,))), ByAnswer(equal_math), seed)
 
 
@@ -27,5 +27,5 @@ def _problem(row: Row, where: str) -> Problem:
     golds = _GOLD.findall(text_of(row, ANSWER, where))
     gold = golds[-1].replace(",", "") if golds else ""
     if not gold:
-        raise Refused(f"{where}: {ANSWER} must end with #### and a number")
+        raise UserError(f"{where}: {ANSWER} must end with #### and a number")
     return Problem(gold, asked_by_user(text_of(row, QUESTION, where)), system_prompt=THINK_THEN_ANSWER)

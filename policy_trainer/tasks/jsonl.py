@@ -9,13 +9,13 @@ from policy_trainer.data.rows import Row
 from policy_trainer.rewards import COMPARISONS
 from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.tasks.problem_set import ProblemSet, read_split
-from shared.refusal import Refused
+from shared.errors import UserError
 
 MESSAGES = "messages"
 
 
 def jsonl(source: SourceConfig, seed: int) -> ProblemSet:
-    """Problems from a file. Raises Refused, naming file and line, for one that is no problem."""
+    """Problems from a file. Raises UserError, naming file and line, for one that is no problem."""
     wanted = ((source.columns.prompt, MESSAGES), (source.columns.answer,))
     split = read_split(source, partial(_problem, columns=source.columns), wanted)
     return ProblemSet("jsonl", split, ByAnswer(COMPARISONS[source.answer_rule]), seed)
@@ -27,7 +27,7 @@ def _problem(row: Row, where: str, columns: ColumnsConfig) -> Problem:
     given = [name for name in {prompt, MESSAGES} if name in row]
     if len(given) != 1 or answer not in row:
         forms = f'{{"{prompt}": …, "{answer}": …}} or {{"{MESSAGES}": […], "{answer}": …}}'
-        raise Refused(f"{where}: must be {forms}")
+        raise UserError(f"{where}: must be {forms}")
     (name,) = given
     gold = answer_of(row, answer, where)
     if name == MESSAGES or isinstance(row[name], list):

@@ -11,7 +11,7 @@ from policy_trainer.rewards import equal_math
 from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
 from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
-from shared.refusal import Refused
+from shared.errors import UserError
 
 PROBLEM, ANSWER, SOLUTION = "problem", "answer", "solution"
 # MATH has a few boxes without braces, around one sign or number.
@@ -41,7 +41,7 @@ def _gold(row: Row, where: str) -> str:
         return answer_of(row, ANSWER, where)
     gold = last_boxed(text_of(row, SOLUTION, where)) if row.get(SOLUTION) else None
     if not gold:
-        raise Refused(f"{where}: must have an {ANSWER}, or a {SOLUTION} with a \\boxed{{…}}")
+        raise UserError(f"{where}: must have an {ANSWER}, or a {SOLUTION} with a \\boxed{{…}}")
     return gold
 
 

@@ -11,14 +11,14 @@ from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.data.rows import Row, Rows, read_dataset, read_file
 from policy_trainer.tasks.lazy import LazyProblems
 from policy_trainer.tasks.shuffle import Shuffle
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # Without held-out problems of its own, every tenth of a source is held out.
 HELD_OUT_EVERY = 10
 
 # The columns that a source must have: of each of them any one does.
 Wanted = Sequence[Sequence[str]]
-# A row and its place -> its problem. Raises Refused, naming the place, for one that is none.
+# A row and its place -> its problem. Raises UserError, naming the place, for one that is none.
 Parse = Callable[[Row, str], Problem]
 
 
@@ -52,19 +52,19 @@ class ProblemSet:
         return self._split.held_out
 
 
-def or_hub(source: SourceConfig, dataset: str, subset: str, held_out_split: str | None = None) -> SourceConfig:
+def or_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
     """The source, or, where it says nothing of where its problems are, this dataset of the Hub."""
     if source.path or source.dataset:
         return source
-    split = source.held_out_split or held_out_split
-    own = {"dataset": dataset, "subset": source.subset or subset, "held_out_split": split}
+    split = source.eval_split or eval_split
+    own = {"dataset": dataset, "subset": source.subset or subset, "eval_split": split}
     return source.model_copy(update=own)
 
 
 def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
     """The problems of a source. Every row is looked at once, so that a malformed one stops nobody in mid-run.
 
-    `parse` is given the columns that are wanted. Raises Refused for a source that cannot be used.
+    `parse` is given the columns that are wanted. Raises UserError for a source that cannot be used.
     """
     problems = _problems(_read(source, wanted), parse)
     own = _read_held_out(source, wanted)
@@ -83,7 +83,7 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     train = [place for place, problem in enumerate(problems) if place not in held_out and _asked(problem) not in asked]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
-        raise Refused(f"{where} has too few problems: one of every {HELD_OUT_EVERY} is held out")
+        raise UserError(f"{where} has too few problems: one of every {HELD_OUT_EVERY} is held out")
     return Split(_chosen(problems, train), _chosen(problems, held_out))
 
 
@@ -95,10 +95,10 @@ def _read(source: SourceConfig, wanted: Wanted) -> Rows:
 
 
 def _read_held_out(source: SourceConfig, wanted: Wanted) -> Rows | None:
-    if source.held_out_path:
-        return _read_file(source.held_out_path, wanted, "data.held_out_path")
-    if source.held_out_split and source.dataset and not source.path:
-        return _read_dataset(source, source.dataset, source.held_out_split, wanted)
+    if source.eval_path:
+        return _read_file(source.eval_path, wanted, "data.eval_path")
+    if source.eval_split and source.dataset and not source.path:
+        return _read_dataset(source, source.dataset, source.eval_split, wanted)
     return None
 
 
@@ -112,11 +112,11 @@ def _read_dataset(source: SourceConfig, name: str, split: str, wanted: Wanted) -
 
 
 def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
-    """Raises Refused where no row can be a problem, since a column is missing."""
+    """Raises UserError where no row can be a problem, since a column is missing."""
     for names in wanted:
         if not set(names) & set(rows.columns):
             there = shorten(", ".join(rows.columns), 300) or "none"
-            raise Refused(
+            raise UserError(
                 f"{where} has no column {' or '.join(names)}; there is {there}. "
                 "Tasks dataset and jsonl are told other names by data.columns.prompt and data.columns.answer"
             )

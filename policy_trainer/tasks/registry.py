@@ -13,7 +13,7 @@ from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
 from policy_trainer.tasks.mixture import Mixture, StepMixture
-from shared.refusal import Refused
+from shared.errors import UserError
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "arithmetic": lambda source, seed: Arithmetic(seed),
@@ -28,11 +28,11 @@ _MEMBERS = ("name", "correct", "default_rewards", "problem", "held_out")
 
 
 def make_task(config: CommonConfig) -> Task:
-    """The task that the configuration names. Raises Refused for data that cannot be used, and for a task that does not
+    """The task that the configuration names. Raises UserError for data that cannot be used, and for a task that does not
     judge steps where they are asked for."""
     task = _make(config)
     if config.judging.steps and not isinstance(task, JudgesSteps):
-        raise Refused(
+        raise UserError(
             f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own (docs/tasks.md)"
         )
     return task
@@ -56,8 +56,8 @@ def _own(name: str, source: SourceConfig, seed: int) -> Task:
     try:
         task = make(source, seed)
     except TypeError as error:  # most likely it takes something else
-        raise Refused(f"task: {name} cannot be called with the settings of data and the seed: {error}") from error
+        raise UserError(f"task: {name} cannot be called with the settings of data and the seed: {error}") from error
     lacking = [member for member in _MEMBERS if not hasattr(task, member)]
     if lacking:
-        raise Refused(f"task: what {name} makes has no {', '.join(lacking)}; docs/tasks.md says what a task is")
+        raise UserError(f"task: what {name} makes has no {', '.join(lacking)}; docs/tasks.md says what a task is")
     return task

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shared.refusal import Refused
+from shared.errors import UserError
 
 # Indexes of one round. Weights count to a thousandth.
 ROUND = 1000
@@ -42,5 +42,5 @@ def _counts(weights: Sequence[float]) -> list[int]:
     for i in by_remainder[: ROUND - sum(counts)]:
         counts[i] += 1
     if 0 in counts:
-        raise Refused(f"data.mixture: a weight of {weights[counts.index(0)]:g} is less than one of {ROUND} problems")
+        raise UserError(f"data.mixture: a weight of {weights[counts.index(0)]:g} is less than one of {ROUND} problems")
     return counts

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.cautions import cautions
 from policy_trainer.evaluation.evaluation import Evaluator, make_evaluator
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.recomputation import recompute_layers
 from policy_trainer.learner.weights import PURE_BFLOAT16
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
@@ -34,7 +34,7 @@ class Policy:
 def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) -> Policy:
     """From the checkpoint, or where there is none as the configuration says.
 
-    Raises Refused for data, rewards or a model that cannot be used.
+    Raises UserError for data, rewards or a model that cannot be used.
     """
     source = str(checkpoint) if checkpoint else config.model
     revision = None if checkpoint else config.revision
@@ -54,7 +54,7 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) 
 
 def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None, display: Display) -> Learner:
     if config.gradient_checkpointing:
-        recompute_layers(model)
+        checkpoint_layers(model)
     forward = choose_forward(model)
     display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
     learner = Learner(
@@ -62,10 +62,10 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
         forward,
         loss=config.loss,
         optimizer=config.optimizer,
-        steps=config.steps,
+        steps=config.max_steps,
         micro_batch_tokens=config.micro_batch_tokens,
-        max_new_tokens=config.sampling.max_new_tokens,
-        passes=config.passes,
+        max_completion_length=config.sampling.max_completion_length,
+        num_iterations=config.num_iterations,
         minibatches=config.minibatches,
     )
     if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":

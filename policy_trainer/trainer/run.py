@@ -46,19 +46,19 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     """Trains until the last step or a request to stop.
 
     on_outage is called while the reference server does not answer; what it raises ends the run.
-    Raises Refused for a configuration that cannot be used, RunFailed for a run that cannot go on.
+    Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
-    refuse_missing(config.track)
+    refuse_missing(config.report_to)
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
     resumed = directory.open(config, console, resume=config.resume)
-    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
     state = _next_state(checkpoint, directory)
     if resumed:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
-    display = make_display(console, config.steps, state.step)
+    display = make_display(console, config.max_steps, state.step)
     with StopRequest() as stop:
         try:
             _run(config, directory, checkpoint, state, display, stop, checkpoints, on_outage)
@@ -66,7 +66,9 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
             pass
         finally:
             display.stop()
-    return TrainResult(state.step >= config.steps, state.step, state.training_seconds, state.batches, state.best_step)
+    return TrainResult(
+        state.step >= config.max_steps, state.step, state.training_seconds, state.batches, state.best_step
+    )
 
 
 def _run(
@@ -176,7 +178,7 @@ def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[
 def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Display, *, resumed: bool) -> int:
     """How many batches may be leased and not yet acked. Tells of batches that are there already.
 
-    Raises Refused for a queue in which a step would wait for ever.
+    Raises UserError for a queue in which a step would wait for ever.
     """
     queue = client.queue()
     check_room(queue, config.groups_per_step)

@@ -78,7 +78,7 @@ class Trainer:
         try:
             if state.step == 0:
                 self._evaluate()
-            while state.step < config.steps and not parts.stop:
+            while state.step < config.max_steps and not parts.stop:
                 began = time.monotonic()
                 parts.renewal.tend()
                 asked = time.monotonic()
@@ -104,9 +104,11 @@ class Trainer:
         step, config = self._state.step, self._config
         if step % config.publish_every == 0:
             self._publish()
-        last = step == config.steps
-        best = (last or (config.evaluation.every and step % config.evaluation.every == 0)) and self._evaluate()
-        if best or last or step % config.checkpoint.every == 0 or self._parts.feed.settling_is_due:
+        last = step == config.max_steps
+        best = (
+            last or (config.evaluation.eval_steps and step % config.evaluation.eval_steps == 0)
+        ) and self._evaluate()
+        if best or last or step % config.checkpoint.save_steps == 0 or self._parts.feed.settling_is_due:
             self._checkpoint()
 
     def _publish(self, *, finished: bool = False) -> None:
@@ -123,7 +125,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Greedy accuracy on held-out problems; True when it is the best so far."""
-        greedy = self._config.sampling.params(group_size=1, temperature=0)
+        greedy = self._config.sampling.params(num_generations=1, temperature=0)
         evaluation = self._parts.evaluator.evaluate(
             self._parts.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
         )
@@ -156,7 +158,7 @@ class Trainer:
 
     def _finish(self) -> bool:
         parts, state = self._parts, self._state
-        finished = state.step >= self._config.steps
+        finished = state.step >= self._config.max_steps
         if finished:
             save_model(parts.learner.model, parts.tokenizer, parts.directory.model)
             self._publish(finished=True)  # from here on workers go, and their end may be taken for that of the run
@@ -192,7 +194,7 @@ class Trainer:
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
-            "held_out_accuracy": self._accuracy,
+            "eval_accuracy": self._accuracy,
             "kl_noise_floor": self._noise_floor,
             "refused_batches": count_refused(self._parts.directory.workers),
             **self._parts.watch.depth,
@@ -219,7 +221,7 @@ class Trainer:
             (directory / f"{lease.id}.safetensors").write_bytes(wire.encode(lease.batch))
         raise RunFailed(
             f"{self._config.max_bad_steps} steps in a row had a loss or gradient that is not finite; "
-            f"the last batches are in {directory}. Try a lower optimizer.lr, or float32"
+            f"the last batches are in {directory}. Try a lower optimizer.learning_rate, or float32"
         )
 
     def _idle(self, seconds: float) -> None:

@@ -17,9 +17,9 @@ from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
 from ref_server.service.service import Service
+from shared.errors import UserError
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs, log_uncaught_errors
-from shared.refusal import Refused
 from shared.settings import load_settings
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ def serve(arguments: list[str]) -> int:
             return _listen(Service(_open_reference(config), store, config), config)
     except (StorageBroken, StorageFull) as error:
         log.error("the queue cannot be opened", error=str(error))
-    except Refused as error:
+    except UserError as error:
         log.error("the model cannot be served", error=str(error))
     return 1
 

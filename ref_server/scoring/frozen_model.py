@@ -14,15 +14,15 @@ from ref_server.scoring.reference import ModelInfo, ReferenceConflict, TooLarge,
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
 from shared.batch import TokenGroup
+from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
 from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
-from shared.refusal import Refused
 
 log = structlog.get_logger()
 
 
 def load(config: ServeConfig) -> "FrozenModel":
-    """The model that the settings name. Raises Refused."""
+    """The model that the settings name. Raises UserError."""
     assert config.model is not None
     use_threads(config.threads)
     log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
@@ -104,7 +104,7 @@ class FrozenModel:
         model = load_like(self._model, info.tokenizer_fingerprint, directory)
         try:
             return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version)
-        except Refused as error:
+        except UserError as error:
             raise ReferenceConflict("bad_snapshot", str(error)) from error
 
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoop:

@@ -10,18 +10,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
+from shared.errors import UserError
 from shared.logprobs.head import target_logps
 from shared.logprobs.interface import LogprobForward
 from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
-from shared.refusal import Refused
 
 log = logging.getLogger(__name__)
 
 
 def choose_forward(model: PreTrainedModel) -> LogprobForward:
-    """The fastest forward that agrees with row-by-row forwards of this model; Refused when none does."""
+    """The fastest forward that agrees with row-by-row forwards of this model; UserError when none does."""
     attention: Any = model.config._attn_implementation
     errors: dict[str, str] = {}
     for candidate in _candidates(model):
@@ -36,7 +36,7 @@ def choose_forward(model: PreTrainedModel) -> LogprobForward:
             errors[candidate.name] = f"differs from a plain forward by {difference:.2g} of the log-probs' spread"
         log.warning("the %s form of computing log-probs is refused: %s", candidate.name, errors[candidate.name])
         model.set_attn_implementation(attention)  # a refused packed form leaves no trace
-    raise Refused(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
+    raise UserError(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
 
 
 def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:

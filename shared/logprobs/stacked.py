@@ -147,9 +147,9 @@ def _stacked(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
     for block in sorted(blocks, key=lambda block: (block.causal, *block.shape), reverse=True):
         queries, keys = block.shape
         grown = max(longest, keys)
-        in_vain = width * grown * (len(stack) + 1) - width * longest * len(stack) - queries * keys
+        wasted = width * grown * (len(stack) + 1) - width * longest * len(stack) - queries * keys
         together = width * grown * (len(stack) + 1)
-        if stack and block.causal == stack[0].causal and in_vain <= _CALL_SCORES and together <= _STACK_SCORES:
+        if stack and block.causal == stack[0].causal and wasted <= _CALL_SCORES and together <= _STACK_SCORES:
             longest = grown
         else:
             if stack:

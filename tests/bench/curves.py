@@ -45,7 +45,7 @@ class Servers:
 
     def of(self, config: TrainConfig) -> str:
         """The URL of the server that this run can share with others."""
-        renewed = config.reference.renew_every > 0
+        renewed = config.reference.sync_steps > 0
         kind = "renewed" if renewed else Path(config.model).name if config.loss.beta else "none"
         if kind not in self._urls:
             self._urls[kind] = self._start(kind, config.model if config.loss.beta else None, renewed=renewed)
@@ -73,7 +73,9 @@ def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Resul
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name}, seed {seed}:\n{done.stdout}{done.stderr}")
-    result = _result(name, seed, config.steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began)
+    result = _result(
+        name, seed, config.max_steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began
+    )
     _drop_left_over(url, run_dir.name)
     shutil.rmtree(run_dir)
     return result

@@ -53,7 +53,7 @@ def _make(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> N
     shown = demonstrations(seed)
     for step in range(STEPS):
         rows = [encoder.encode(demonstration) for demonstration in islice(shown, BATCH)]
-        learner.step(rows, lr=OPTIMIZER.lr * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / STEPS))
+        learner.step(rows, lr=OPTIMIZER.learning_rate * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / STEPS))
         on_progress(step + 1, STEPS)
     keep(model, tokenizer, target)
 

@@ -31,7 +31,7 @@ PROBLEMS = 256
 # DAPO's penalty, in proportion to completions of 40 tokens.
 OVERLONG_TOKENS = 8
 # The rate is that of a step: its updates share it, so that a step goes no further for having many.
-OPTIMIZER = OptimizerConfig(lr=3e-4, warmup_steps=10, final_lr_fraction=0.1, clip_norm=1.0)
+OPTIMIZER = OptimizerConfig(learning_rate=3e-4, warmup_steps=10, min_lr_rate=0.1, max_grad_norm=1.0)
 COUNTDOWN = "countdown"
 # Which is learnt more slowly.
 COUNTDOWN_STEPS = 3
@@ -76,10 +76,10 @@ def _of_preset(name: str, ground: Ground) -> TrainConfig:
         data=DataConfig(),
         max_resamples=preset.sampling.max_resamples,
         loss=preset.loss,
-        passes=preset.passes,
+        num_iterations=preset.num_iterations,
         minibatches=preset.minibatches,
         publish_every=preset.publish_every,
-        renew_every=RENEW_EVERY if preset.reference.renew_every else 0,
+        sync_steps=RENEW_EVERY if preset.reference.sync_steps else 0,
     )
 
 
@@ -94,10 +94,10 @@ def _countdown(ground: Ground) -> TrainConfig:
         data=DATA,
         max_resamples=0,
         loss=LossConfig(),
-        passes=1,
+        num_iterations=1,
         minibatches=1,
         publish_every=1,
-        renew_every=0,
+        sync_steps=0,
     )
 
 
@@ -111,10 +111,10 @@ def _config(
     data: DataConfig,
     max_resamples: int,
     loss: LossConfig,
-    passes: int,
+    num_iterations: int,
     minibatches: int,
     publish_every: int,
-    renew_every: int,
+    sync_steps: int,
 ) -> TrainConfig:
     return from_values(
         TrainConfig,
@@ -126,15 +126,19 @@ def _config(
         judging=judging,
         data=data,
         run_dir=ground.run_dir,
-        steps=ground.steps,
+        max_steps=ground.steps,
         groups_per_step=16,
-        sampling=SamplingConfig(group_size=8, prompts_per_round=16, max_new_tokens=40, max_resamples=max_resamples),
+        sampling=SamplingConfig(
+            num_generations=8, prompts_per_round=16, max_completion_length=40, max_resamples=max_resamples
+        ),
         loss=loss,
-        passes=passes,
+        num_iterations=num_iterations,
         minibatches=minibatches,
         publish_every=publish_every,
-        optimizer=OPTIMIZER.model_copy(update={"lr": OPTIMIZER.lr / (passes * minibatches)}),
-        reference=ReferenceConfig(renew_every=renew_every, snapshot_root=ground.snapshots if renew_every else None),
-        checkpoint=CheckpointConfig(every=ground.steps, keep=1),
-        evaluation=EvaluationConfig(every=max(1, ground.steps // EVALUATIONS), problems=PROBLEMS, batch_size=128),
+        optimizer=OPTIMIZER.model_copy(
+            update={"learning_rate": OPTIMIZER.learning_rate / (num_iterations * minibatches)}
+        ),
+        reference=ReferenceConfig(sync_steps=sync_steps, snapshot_root=ground.snapshots if sync_steps else None),
+        checkpoint=CheckpointConfig(save_steps=ground.steps, save_total_limit=1),
+        evaluation=EvaluationConfig(eval_steps=max(1, ground.steps // EVALUATIONS), problems=PROBLEMS, batch_size=128),
     )

@@ -118,11 +118,11 @@ def _remarks(name: str) -> str:
     if name not in PRESETS:
         return "3 numbers from 1 to 9, + and -"
     config = say.resolved(PRESETS[name])
-    updates = config.passes * config.minibatches
+    updates = config.num_iterations * config.minibatches
     remarks = [
         (updates > 1, f"{updates} updates a step"),
         (config.publish_every > 1, f"published every {config.publish_every} steps"),
-        (bool(config.reference.renew_every), f"reference renewed every {RENEW_EVERY} steps"),
+        (bool(config.reference.sync_steps), f"reference renewed every {RENEW_EVERY} steps"),
         (bool(config.sampling.max_resamples), "groups without variance resampled"),
         ("soft_overlong" in config.rewards, f"overlong penalty over {OVERLONG_TOKENS} tokens"),
         (config.judging.steps, "a reward for each step"),

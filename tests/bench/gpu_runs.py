@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.recomputation import recompute_layers
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from tests.bench import measure
@@ -66,7 +66,7 @@ def step_rows(setting: Setting, size: str) -> Iterator[Row]:
 def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32", "none"]) -> Taken:
     """The peak is above the model's weights: masters, moments and gradients are part of it."""
     model = setting.make_model(size)
-    recompute_layers(model)
+    checkpoint_layers(model)
     make_forward, micro_batch_tokens = FORWARDS[side]
     forward = make_forward(model)
     batches = make_batches(forward, setting.make_groups(size, STEP_GROUPS))
@@ -82,7 +82,7 @@ def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32",
                 optimizer=config,
                 steps=100,
                 micro_batch_tokens=micro_batch_tokens,
-                max_new_tokens=SAMPLED["cuda"][1],
+                max_completion_length=SAMPLED["cuda"][1],
             )
         )
         for number in range(2):  # the first one leaves the moments, with which the second needs the most

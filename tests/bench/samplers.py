@@ -23,16 +23,16 @@ class Shape:
     name: str
     make_model: Callable[[], PreTrainedModel]
     make_prompts: Callable[[], list[list[int]]]
-    group_size: int
-    max_new_tokens: int
+    num_generations: int
+    max_completion_length: int
     repetitions: int
 
     def config(self, *, sampled: bool, **outputs: bool) -> GenerationConfig:
         choice: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
         return GenerationConfig(
             do_sample=sampled,
-            max_new_tokens=self.max_new_tokens,
-            num_return_sequences=self.group_size if sampled else 1,
+            max_completion_length=self.max_completion_length,
+            num_return_sequences=self.num_generations if sampled else 1,
             pad_token_id=PAD,
             eos_token_id=EOS,
             **choice,
@@ -63,10 +63,10 @@ class Ours:
         return [completion for group in self._sampler.sample(self._prompts, params, seed) for completion in group]
 
     def sample(self, seed: int) -> list[Completion]:
-        return self._sample(SamplingParams(self._shape.group_size, self._shape.max_new_tokens, 1.0), seed)
+        return self._sample(SamplingParams(self._shape.num_generations, self._shape.max_completion_length, 1.0), seed)
 
     def greedy(self) -> list[Completion]:
-        return self._sample(SamplingParams(1, self._shape.max_new_tokens, 0.0), 0)
+        return self._sample(SamplingParams(1, self._shape.max_completion_length, 0.0), 0)
 
 
 class Generate:
@@ -119,8 +119,8 @@ class ContinuousBatching:
         self._sampling = self._manager(sampled=True)
 
     def _manager(self, *, sampled: bool) -> Any:
-        rows = len(self._prompts) * self._shape.group_size
-        longest = max(map(len, self._prompts)) + self._shape.max_new_tokens
+        rows = len(self._prompts) * self._shape.num_generations
+        longest = max(map(len, self._prompts)) + self._shape.max_completion_length
         settings = ContinuousBatchingConfig(
             return_logprobs=True,
             page_size=_CACHE_PAGE,
@@ -136,7 +136,7 @@ class ContinuousBatching:
         )
 
     def _run(self, manager: Any, completions: int) -> list[Completion]:
-        manager.add_requests(self._prompts, max_new_tokens=self._shape.max_new_tokens)
+        manager.add_requests(self._prompts, max_completion_length=self._shape.max_completion_length)
         results: list[Any] = []
         while len(results) < completions:
             result = manager.get_result(timeout=60)
@@ -152,7 +152,7 @@ class ContinuousBatching:
         ]
 
     def sample(self, seed: int) -> list[Completion]:
-        return self._run(self._sampling, len(self._prompts) * self._shape.group_size)
+        return self._run(self._sampling, len(self._prompts) * self._shape.num_generations)
 
     def greedy(self) -> list[Completion]:
         self.close()

@@ -48,7 +48,7 @@ def random_prompts(count: int, length: int) -> list[list[int]]:
 
 def demo_shape(prompts: int, repetitions: int) -> Shape:
     name = f"demo, {prompts} x 8"
-    return Shape(name, demo_model, partial(demo_prompts, prompts), 8, max_new_tokens=40, repetitions=repetitions)
+    return Shape(name, demo_model, partial(demo_prompts, prompts), 8, max_completion_length=40, repetitions=repetitions)
 
 
 SHAPES = (

@@ -61,13 +61,17 @@ def test_the_algorithm_is_the_presets_and_the_rest_the_demos(tmp_path: Path, mon
     monkeypatch.setattr("tests.bench.curves_recipes.base_model", lambda name: tmp_path)
     for name in names():
         config = recipe(name, Ground(tmp_path, tmp_path / "run", 3, 100))
-        updates = config.passes * config.minibatches
-        assert isinstance(config, TrainConfig) and config.sampling.group_size == 8
-        assert config.optimizer.lr * updates == pytest.approx(3e-4)
+        updates = config.num_iterations * config.minibatches
+        assert isinstance(config, TrainConfig) and config.sampling.num_generations == 8
+        assert config.optimizer.learning_rate * updates == pytest.approx(3e-4)
         if name in PRESETS:
             preset = resolved(PRESETS[name])
-            assert (config.loss, config.passes, config.minibatches) == (preset.loss, preset.passes, preset.minibatches)
-            assert bool(config.reference.renew_every) == bool(preset.reference.renew_every)
+            assert (config.loss, config.num_iterations, config.minibatches) == (
+                preset.loss,
+                preset.num_iterations,
+                preset.minibatches,
+            )
+            assert bool(config.reference.sync_steps) == bool(preset.reference.sync_steps)
 
 
 def test_attempts_at_countdown_reckon_rightly() -> None:

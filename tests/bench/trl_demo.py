@@ -77,14 +77,14 @@ def train_with_trl(base: Path, directory: Path) -> float:
 
 def train_with_tandem(directory: Path) -> float:
     """`make demo` on the cached base model: the seconds of its training loop, its evaluations included."""
-    command = [sys.executable, "-m", "policy_trainer", "demo", "--seed", str(SEED), "--steps", str(STEPS)]
+    command = [sys.executable, "-m", "policy_trainer", "demo", "--seed", str(SEED), "--max-steps", str(STEPS)]
     run_dir = directory / "demo"
     (directory / "base_models").symlink_to(_BASE_MODELS.resolve())
     subprocess.run([*command, "--run-dir", str(run_dir)], check=True, stdout=subprocess.DEVNULL)
     return json.loads((run_dir / "summary.json").read_text())["seconds"]
 
 
-def held_out_accuracy(model: Path) -> float:
+def eval_accuracy(model: Path) -> float:
     config = EvalConfig(
         model=str(model), sampling=SAMPLING, evaluation=EvalEvaluationConfig(problems=512, batch_size=128)
     )
@@ -103,9 +103,9 @@ def main() -> None:
         output = subprocess.run(trl_command, check=True, capture_output=True, text=True).stdout
         trl_seconds = json.loads(output.splitlines()[-1])["seconds"]
         seconds = train_with_tandem(directory)
-        table = Table("", "seconds", "accuracy", title=f"{STEPS} steps of the demo, from {held_out_accuracy(base):.3f}")
-        table.add_row("TRL GRPOTrainer", f"{trl_seconds:.1f}", f"{held_out_accuracy(directory / 'trl'):.3f}")
-        table.add_row("Tandem", f"{seconds:.1f}", f"{held_out_accuracy(directory / 'demo' / 'model'):.3f}")
+        table = Table("", "seconds", "accuracy", title=f"{STEPS} steps of the demo, from {eval_accuracy(base):.3f}")
+        table.add_row("TRL GRPOTrainer", f"{trl_seconds:.1f}", f"{eval_accuracy(directory / 'trl'):.3f}")
+        table.add_row("Tandem", f"{seconds:.1f}", f"{eval_accuracy(directory / 'demo' / 'model'):.3f}")
         console = Console()
         console.print(table)
         console.print(f"ratio {trl_seconds / seconds:.2f}")

@@ -77,11 +77,11 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
     learner = Learner(
         policy,
         forward,
-        loss=LossConfig(clip=CLIP, beta=BETA),
-        optimizer=OptimizerConfig(lr=LR, clip_norm=CLIP_NORM),
+        loss=LossConfig(epsilon=CLIP, beta=BETA),
+        optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=CLIP_NORM),
         steps=1,
         micro_batch_tokens=TrainConfig.model_fields["micro_batch_tokens"].default,
-        max_new_tokens=max(LENGTHS),
+        max_completion_length=max(LENGTHS),
     )
     batches = make_batches(groups)
     request = [batch.group for batch in batches], [batch.temperature for batch in batches]

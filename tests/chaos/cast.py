@@ -11,10 +11,10 @@ _PATIENCE = 60.0
 _LAST_WORDS = 2000
 # Small, so that all that can happen happens often: a step in a fraction of a second, a checkpoint every few.
 _TRAINING = (
-    "--rollout", "external", "--resume", "--steps", "1000000", "--threads", "1", "--lease-seconds", "10",
-    "--sampling.group-size", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
-    "--sampling.max-new-tokens", "8", "--evaluation.problems", "2", "--evaluation.every", "0",
-    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-5", "--checkpoint.every", "3", "--max-lag", "4",
+    "--rollout", "external", "--resume", "--max-steps", "1000000", "--threads", "1", "--lease-seconds", "10",
+    "--sampling.num-generations", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
+    "--sampling.max-completion-length", "8", "--evaluation.problems", "2", "--evaluation.eval-steps", "0",
+    "--no-loss.drop-frac-reward-zero-std", "--optimizer.learning-rate", "1e-5", "--checkpoint.save-steps", "3", "--max-lag", "4",
 )  # fmt: skip
 
 

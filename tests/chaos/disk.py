@@ -38,7 +38,7 @@ def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
             with closing(witness), _filled(disk):
                 refused = witness.upload_until_refused()
                 server.kill()
-                killed.reason = _start_in_vain(server)
+                killed.reason = _start_wasted(server)
         with serving(model, directory) as server, closing(Witness(server, chance, _RUN, killed)) as witness:
             witness.recover(refused)
         troubles.append(killed)
@@ -122,7 +122,7 @@ def _read_only(cluster: Postgres) -> Iterator[None]:
         set_to("off")
 
 
-def _start_in_vain(server: Server) -> str:
+def _start_wasted(server: Server) -> str:
     """What a server says when it is started again in trouble: why it is not ready, or why it has ended."""
     before = len(server.output())
     started = server.again()
@@ -140,7 +140,7 @@ def _start_read_only(model: Path, directory: Path) -> str:
         with serving(model, directory) as server:
             pass
         disk.forbid_writing()
-        return _start_in_vain(server)
+        return _start_wasted(server)
 
 
 def _check_integrity(path: Path) -> str:

@@ -53,7 +53,7 @@ class Trainer:
 
     def __init__(self, launcher: Launcher, run_dir: Path, steps: int, *options: str) -> None:
         self._launcher = launcher
-        self._arguments = ("train", "--run-dir", str(run_dir), "--steps", str(steps), "--resume", *options)
+        self._arguments = ("train", "--run-dir", str(run_dir), "--max-steps", str(steps), "--resume", *options)
         self._log = run_dir.with_suffix(".log")
         self.run_dir = run_dir
         self.steps = steps

@@ -32,8 +32,8 @@ _GROUPS_PER_STEP = 2
 _STEPS_PER_CRASH = 6
 _OPTIONS = (
     "--run", _RUN, "--rollout", "external", "--threads", "1", "--groups-per-step", str(_GROUPS_PER_STEP),
-    "--checkpoint.every", "2", "--optimizer.lr", "1e-3", "--optimizer.warmup-steps", "5",
-    "--sampling.max-new-tokens", "8", "--evaluation.every", "0", "--evaluation.problems", "4",
+    "--checkpoint.save-steps", "2", "--optimizer.learning-rate", "1e-3", "--optimizer.warmup-steps", "5",
+    "--sampling.max-completion-length", "8", "--evaluation.eval-steps", "0", "--evaluation.problems", "4",
 )  # fmt: skip
 _SERVER_OPTIONS = (
     # Each batch in a forward of its own: what is packed together moves the last bits of the log-probs.

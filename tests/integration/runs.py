@@ -5,10 +5,10 @@ from pathlib import Path
 from tests.integration.processes import Process, Server, steps_of
 
 QUICK = (
-    "--threads", "1", "--sampling.group-size", "4", "--sampling.prompts-per-round", "4", "--groups-per-step", "4",
-    "--sampling.max-new-tokens", "12", "--evaluation.problems", "16", "--evaluation.every", "0",
+    "--threads", "1", "--sampling.num-generations", "4", "--sampling.prompts-per-round", "4", "--groups-per-step", "4",
+    "--sampling.max-completion-length", "12", "--evaluation.problems", "16", "--evaluation.eval-steps", "0",
     # A random model is right or wrong everywhere alike: groups without variance must train, if only on the KL.
-    "--no-loss.drop-zero-variance", "--optimizer.lr", "1e-4", "--checkpoint.every", "5",
+    "--no-loss.drop-frac-reward-zero-std", "--optimizer.learning-rate", "1e-4", "--checkpoint.save-steps", "5",
 )  # fmt: skip
 
 

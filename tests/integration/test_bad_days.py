@@ -16,11 +16,11 @@ def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
     run_dir = tmp_path / "killed"
     for after in (8, 13):
         resume = ("--resume",) if run_dir.exists() else ()
-        trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "20", *resume))
+        trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "20", *resume))
         until(lambda after=after: len(steps_of(run_dir)) >= after, f"step {after}", trainer)
         trainer.kill()
         until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
-    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "20", "--resume"))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "20", "--resume"))
     assert trainer.wait() == 0, trainer.output()
     steps = steps_of(run_dir)
     assert [record["step"] for record in steps] == list(range(1, 21))
@@ -34,7 +34,7 @@ def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
 def test_server_restarts_and_worker_dies(random_model, tmp_path, start):
     server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
     run_dir = tmp_path / "shaken"
-    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "30"))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "30"))
     until(lambda: len(steps_of(run_dir)) >= 4, "step 4", trainer)
     server.kill()
     until(lambda: "does not answer" in trainer.output(), "the trainer to say what it waits for", trainer)
@@ -51,19 +51,19 @@ def test_server_restarts_and_worker_dies(random_model, tmp_path, start):
 def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, start):
     server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16"))
     run_dir = tmp_path / "interrupted"
-    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "1000"))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "1000"))
     until(lambda: len(steps_of(run_dir)) >= 7, "step 7", trainer)
     trainer.popen.send_signal(signal.SIGINT)
     assert trainer.wait(30) == 130, trainer.output()
     assert "--resume" in trainer.output()
     assert not processes_of(run_dir)
     done = len(steps_of(run_dir))
-    resumed = start(train(random_model, server, run_dir, *QUICK, "--steps", str(done + 3), "--resume"))
+    resumed = start(train(random_model, server, run_dir, *QUICK, "--max-steps", str(done + 3), "--resume"))
     assert resumed.wait() == 0, resumed.output()
     steps = steps_of(run_dir)
     assert [record["step"] for record in steps] == list(range(1, done + 4))
     assert all(record.keys() == steps[1].keys() for record in steps[1:])
-    assert steps[done]["held_out_accuracy"] == steps[0]["held_out_accuracy"] is not None
+    assert steps[done]["eval_accuracy"] == steps[0]["eval_accuracy"] is not None
     assert f"step {done + 3}: held-out accuracy " in resumed.output()
     assert_trained_exactly_once(server, run_dir)
 
@@ -72,7 +72,7 @@ def test_who_stops_a_finished_run_does_not_fail_it(random_model, tmp_path, start
     """As compose does with --exit-code-from trainer: the worker hears of the end, ends, and all others are stopped."""
     server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
     run_dir = tmp_path / "finished"
-    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "3"))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "3"))
 
     def is_finished() -> bool:
         publication = latest(RunDirectory(run_dir).weights)

@@ -31,7 +31,7 @@ def demo(random_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.Mon
 
 def test_an_interrupted_demo_goes_on_with_its_own_seed_alone(demo: Any, tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
-    first = demo("first", "--seed", "1", "--steps", "1000")
+    first = demo("first", "--seed", "1", "--max-steps", "1000")
     until(lambda: steps_of(run_dir), "a step", first)
     first.popen.send_signal(signal.SIGINT)
     assert first.wait() == 130, first.output()
@@ -43,7 +43,7 @@ def test_an_interrupted_demo_goes_on_with_its_own_seed_alone(demo: Any, tmp_path
     assert "holds a demo of --seed 1, not of 0; continue it with: make demo SEED=1 RESUME=1" in other.output()
     assert (run_dir / "config.toml").read_text() == config
 
-    same = demo("same", "--seed", "1", "--resume", "--steps", str(done + 1))
+    same = demo("same", "--seed", "1", "--resume", "--max-steps", str(done + 1))
     assert same.wait() == 0, same.output()
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["seed"], summary["steps"]) == (1, done + 1)

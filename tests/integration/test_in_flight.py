@@ -3,7 +3,7 @@
 from tests.integration.processes import Server, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
-RARELY = ("--checkpoint.every", "1000", "--steps", "14")
+RARELY = ("--checkpoint.save-steps", "1000", "--max-steps", "14")
 
 
 def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_model, tmp_path, start):

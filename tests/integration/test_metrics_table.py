@@ -35,7 +35,7 @@ def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     refused.parent.mkdir(parents=True)
     refused.touch()
     server = Server(random_model, directory)
-    trainer = train(random_model, server, directory / "run", *QUICK, "--steps", "3", "--track", "tensorboard")
+    trainer = train(random_model, server, directory / "run", *QUICK, "--max-steps", "3", "--report-to", "tensorboard")
     try:
         assert trainer.wait() == 0, trainer.output()
     finally:

@@ -30,7 +30,7 @@ def test_a_penalty_is_refused_with_the_remedies(random_model: Path, tmp_path: Pa
 
 
 def test_without_a_penalty_it_trains(base_model: Path, tmp_path: Path, start: Any) -> None:
-    trainer, url = trained(base_model, tmp_path, start, "--loss.beta", "0", "--steps", "4")
+    trainer, url = trained(base_model, tmp_path, start, "--loss.beta", "0", "--max-steps", "4")
     assert trainer.wait() == 0, trainer.output()
     steps = steps_of(tmp_path / "run")
     assert [record["groups"] for record in steps] == [4, 4, 4, 4]

@@ -6,14 +6,14 @@ import torch
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
-MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.keep", "3")
+MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 
 
 def test_a_run_in_bfloat16_gathers_small_steps_over_its_lives(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
     run_dir = tmp_path / "mixed"
     for steps in ("3", "6"):
-        trainer = start(train(base_model, server, run_dir, *MIXED, "--steps", steps, "--resume"))
+        trainer = start(train(base_model, server, run_dir, *MIXED, "--max-steps", steps, "--resume"))
         assert trainer.wait() == 0, trainer.output()
     records = steps_of(run_dir)
     assert [record["step"] for record in records] == list(range(1, 7))

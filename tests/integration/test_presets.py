@@ -28,9 +28,9 @@ DATA: dict[str, list[dict[str, Any]]] = {
     "countdown": [{"nums": [i % 9 + 1, i % 7 + 1, 3], "target": i % 9 + i % 7 + 5} for i in range(30)],
 }
 SIZES = (
-    "--threads", "1", "--steps", "2", "--groups-per-step", "4", "--sampling.prompts-per-round", "4",
-    "--sampling.max-new-tokens", "32", "--evaluation.problems", "4", "--evaluation.every", "0",
-    "--data.max-prompt-tokens", "900", "--judging.penalty.overlong-tokens", "16",
+    "--threads", "1", "--max-steps", "2", "--groups-per-step", "4", "--sampling.prompts-per-round", "4",
+    "--sampling.max-completion-length", "32", "--evaluation.problems", "4", "--evaluation.eval-steps", "0",
+    "--data.max-prompt-length", "900", "--judging.penalty.overlong-tokens", "16",
 )  # fmt: skip
 
 
@@ -67,11 +67,11 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir: Path) -> list[str]:
     settings = PRESETS[name].settings()
     url = server.url if settings.get("loss", {}).get("beta", 0.04) else queue_alone
-    group = min(settings.get("sampling", {}).get("group_size", 8), 4)
+    group = min(settings.get("sampling", {}).get("num_generations", 8), 4)
     options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]
-    options += ["--sampling.group-size", str(group), "--minibatches", str(min(settings.get("minibatches", 1), 4))]
+    options += ["--sampling.num-generations", str(group), "--minibatches", str(min(settings.get("minibatches", 1), 4))]
     if PRESETS[name].wants:
-        options += ["--reference.renew-every", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]
+        options += ["--reference.sync-steps", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]
     if settings.get("loss", {}).get("advantage") == "process":
         return [*options, "--task", "arithmetic"]  # which judges steps
     if settings.get("loss", {}).get("drop_zero_variance") is False and "reward_weights" not in settings:

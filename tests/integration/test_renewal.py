@@ -18,7 +18,14 @@ from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
 
 def renewed(root: Path, every: int) -> tuple[str, ...]:
-    return ("--reference.renew-every", str(every), "--reference.snapshot-root", str(root), "--optimizer.lr", "1e-3")
+    return (
+        "--reference.sync-steps",
+        str(every),
+        "--reference.snapshot-root",
+        str(root),
+        "--optimizer.learning-rate",
+        "1e-3",
+    )
 
 
 def log_probs(model: Path, batch: ScoredBatch) -> np.ndarray:
@@ -58,7 +65,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
     server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root)))
     run_dir = tmp_path / "iterative"
     # Published as often as renewed, so that every batch is of a policy that was a reference.
-    options = ("--steps", "1000", "--publish-every", "2", "--max-waiting", "4", "--checkpoint.every", "1000")
+    options = ("--max-steps", "1000", "--publish-every", "2", "--max-waiting", "4", "--checkpoint.save-steps", "1000")
     trainer = start(train(base_model, server, run_dir, *QUICK, *renewed(root, 2), *options))
     seen: set[str] = set()
     until(lambda: scored_by_its_own_weights(server, seen), "a batch that its own weights have scored", trainer)
@@ -91,7 +98,16 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
     root = tmp_path / "snapshots"
     server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
     run_dir = tmp_path / "shaken"
-    options = (*QUICK, *renewed(root, 3), "--reference.decay", "0.5", "--checkpoint.every", "7", "--steps", "21")
+    options = (
+        *QUICK,
+        *renewed(root, 3),
+        "--reference.decay",
+        "0.5",
+        "--checkpoint.save-steps",
+        "7",
+        "--max-steps",
+        "21",
+    )
     trainer = start(train(base_model, server, run_dir, *options))
     until(lambda: len(steps_of(run_dir)) >= 10, "step 10", trainer)
     trainer.kill()
@@ -130,7 +146,7 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
 
 
 def refused(model: Path, server: Server, run_dir: Path, root: Path, start: Any) -> str:
-    trainer: Process = start(train(model, server, run_dir, *QUICK, *renewed(root, 2), "--steps", "4"))
+    trainer: Process = start(train(model, server, run_dir, *QUICK, *renewed(root, 2), "--max-steps", "4"))
     assert trainer.wait() == 2, trainer.output()
     assert "Traceback" not in trainer.output() and not steps_of(run_dir)
     return trainer.output()

@@ -18,7 +18,9 @@ def test_two_runs_at_once(random_model: Path, tmp_path: Path, start, backend: st
             shared = ("--store", cluster.create_database("shared"))
             servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
         trainers = {
-            name: start(train(random_model, servers[-place].until_ready(), tmp_path / name, *QUICK, "--steps", "10"))
+            name: start(
+                train(random_model, servers[-place].until_ready(), tmp_path / name, *QUICK, "--max-steps", "10")
+            )
             for place, name in enumerate(("first", "second"))
         }
         for name, trainer in trainers.items():
@@ -34,7 +36,7 @@ def test_one_of_two_servers_dies(random_model: Path, tmp_path: Path, start) -> N
         shared = ("--store", cluster.create_database("shared"))
         servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]
         run_dir = tmp_path / "run"
-        trainer = start(train(random_model, servers[1].until_ready(), run_dir, *QUICK, "--steps", "20"))
+        trainer = start(train(random_model, servers[1].until_ready(), run_dir, *QUICK, "--max-steps", "20"))
         until(lambda: len(steps_of(run_dir)) >= 5, "step 5", trainer)
         servers[0].until_ready().kill()
         assert trainer.wait(150) == 0, trainer.output()

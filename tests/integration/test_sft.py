@@ -16,8 +16,8 @@ from tests.integration.processes import Process, Server, steps_of, until
 from tests.integration.runs import QUICK, train
 
 OPTIONS = (
-    "--threads", "1", "--optimizer.lr", "4e-3", "--optimizer.betas", "0.9,0.99", "--checkpoint.every", "5",
-    "--held-out-every", "0",
+    "--threads", "1", "--optimizer.learning-rate", "4e-3", "--optimizer.betas", "0.9,0.99", "--checkpoint.save-steps", "5",
+    "--eval-steps", "0",
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_stopped_killed_resumed_and_trained_on(
     assert "45 steps in" in resumed.output()
 
     server = start(Server(run_dir / "model", tmp_path / "server"))
-    grpo = start(train(run_dir / "model", server, tmp_path / "grpo", "--steps", "2", *QUICK))
+    grpo = start(train(run_dir / "model", server, tmp_path / "grpo", "--max-steps", "2", *QUICK))
     assert grpo.wait() == 0, grpo.output()
     assert steps_of(tmp_path / "grpo")[0]["kl_at_step_0"] < 1e-9
 

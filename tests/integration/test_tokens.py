@@ -46,7 +46,7 @@ def test_training_with_a_token_over_tls(random_model, tmp_path, start, ca, monke
         return start(
             Process(
                 "policy_trainer", "train", "--model", str(random_model), "--server", url, "--run-dir", str(run_dir),
-                *QUICK, "--steps", "2", *options, log=tmp_path / "train.log",
+                *QUICK, "--max-steps", "2", *options, log=tmp_path / "train.log",
             )
         )  # fmt: skip
 

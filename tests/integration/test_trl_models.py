@@ -71,7 +71,7 @@ def test_a_supervised_model(train: Callable[..., Any], tokenizer: PreTrainedToke
     assert tokenizer_fingerprint(own) == tokenizer_fingerprint(load_tokenizer(str(base)))
     assert own.chat_template == tokenizer.chat_template
     assert choose_forward(model).name == "packed"
-    greedy = SamplingParams(group_size=1, max_new_tokens=8, temperature=0.0, top_p=1.0, top_k=0)
+    greedy = SamplingParams(num_generations=1, max_completion_length=8, temperature=0.0, top_p=1.0, top_k=0)
     said = HFSampler(model, own).sample([own.encode(row["prompt"]) for row in ROWS], greedy, seed=0)
     texts = [own.decode(group[0].ids.tolist(), skip_special_tokens=True) for group in said]
     assert texts == [row["completion"] for row in ROWS]
@@ -88,10 +88,10 @@ def ours(base: Path, directory: Path) -> list[float]:
         SftConfig,
         model=str(base),
         run_dir=directory / "run",
-        data={"path": data, "held_out_path": data},
+        data={"path": data, "eval_path": data},
         epochs=10,
         batch_size=len(ROWS),
-        optimizer={"lr": 3e-3, "betas": (0.9, 0.99), "final_lr_fraction": 1.0},
+        optimizer={"learning_rate": 3e-3, "betas": (0.9, 0.99), "min_lr_rate": 1.0},
     )
     sft(config, Console(quiet=True))
     return [record["loss"] for record in read_metrics(directory / "run" / "metrics.jsonl") if record["kind"] == "step"]

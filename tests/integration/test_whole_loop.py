@@ -15,10 +15,10 @@ def test_reward_rises(base_model, tmp_path, start):
     run_dir = tmp_path / "rises"
     trainer = start(
         train(
-            base_model, server, run_dir, "--threads", "1", "--steps", "40", "--sampling.prompts-per-round", "16",
-            "--groups-per-step", "16", "--sampling.max-new-tokens", "40", "--publish-every", "4",
-            "--optimizer.lr", "3e-4", "--optimizer.warmup-steps", "10", "--checkpoint.every", "20",
-            "--evaluation.every", "20", "--evaluation.problems", "128",
+            base_model, server, run_dir, "--threads", "1", "--max-steps", "40", "--sampling.prompts-per-round", "16",
+            "--groups-per-step", "16", "--sampling.max-completion-length", "40", "--publish-every", "4",
+            "--optimizer.learning-rate", "3e-4", "--optimizer.warmup-steps", "10", "--checkpoint.save-steps", "20",
+            "--evaluation.eval-steps", "20", "--evaluation.problems", "128",
         )
     )  # fmt: skip
     assert trainer.wait(180) == 0, trainer.output()
@@ -45,7 +45,7 @@ def test_reward_rises(base_model, tmp_path, start):
 def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, start):
     run_dir = tmp_path / "external"
     server = Server(random_model, tmp_path)  # still loading: trainer and worker come first
-    trainer = start(train(random_model, server, run_dir, *QUICK, "--steps", "3", "--rollout", "external"))
+    trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "3", "--rollout", "external"))
     start(server)
     until(lambda: "policy-trainer rollout --config" in trainer.output(), "the trainer to say what it needs", trainer)
     workers = [
@@ -108,8 +108,8 @@ def test_own_data_with_another_architecture(tmp_path, start):
     run_dir = tmp_path / "own"
     trainer = start(
         train(
-            model, server, run_dir, *QUICK, "--steps", "8", "--task", "jsonl", "--data.path", str(data),
-            "--data.answer-rule", "number", "--data.max-prompt-tokens", "64", "--sampling.stop", "</answer>",
+            model, server, run_dir, *QUICK, "--max-steps", "8", "--task", "jsonl", "--data.path", str(data),
+            "--data.answer-rule", "number", "--data.max-prompt-length", "64", "--sampling.stop", "</answer>",
         )
     )  # fmt: skip
     assert trainer.wait() == 0, trainer.output()
@@ -123,8 +123,8 @@ def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     # The first step throws the weights far away; they are not published, so that the worker goes on sampling.
     trainer = start(
         train(
-            base_model, server, run_dir, *QUICK, "--steps", "50", "--optimizer.lr", "1e30",
-            "--publish-every", "100", "--checkpoint.every", "100", "--max-bad-steps", "3",
+            base_model, server, run_dir, *QUICK, "--max-steps", "50", "--optimizer.learning-rate", "1e30",
+            "--publish-every", "100", "--checkpoint.save-steps", "100", "--max-bad-steps", "3",
         )
     )  # fmt: skip
     assert trainer.wait() == 1, trainer.output()

@@ -13,8 +13,8 @@ from ref_server.__main__ import serve
 from ref_server.config import ServeConfig
 from shared import wire
 from shared.batch import RolloutBatch
+from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
-from shared.refusal import Refused
 from shared.settings import load_settings
 from tests.ref_server.processes import running
 from tests.ref_server.sockets import answer, connected, head
@@ -196,7 +196,7 @@ def test_code_of_a_model_is_never_run(with_code: Path) -> None:
 
 def test_a_model_that_needs_its_code_is_refused(with_code: Path, tmp_path: Path) -> None:
     directory = of_unknown_type(with_code)
-    with pytest.raises(Refused, match="brings code of its own, which is never run"):
+    with pytest.raises(UserError, match="brings code of its own, which is never run"):
         load_model(str(directory), revision=None, device="cpu", dtype="auto")
     output = refused_start("--model", str(directory), "--data-dir", str(tmp_path / "data"))
     assert "brings code of its own" in output
@@ -205,6 +205,6 @@ def test_a_model_that_needs_its_code_is_refused(with_code: Path, tmp_path: Path)
 
 def test_a_tokenizer_that_needs_its_code_is_refused(with_code: Path, tmp_path: Path) -> None:
     (with_code / "tokenizer.json").unlink()
-    with pytest.raises(Refused):
+    with pytest.raises(UserError):
         load_tokenizer(str(with_code))
     assert not (tmp_path / "it ran").exists()

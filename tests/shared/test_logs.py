@@ -126,8 +126,8 @@ def test_libraries_that_print_by_themselves_no_longer_do() -> None:
     code = """
 from contextlib import suppress
 from shared.models import load_tokenizer
-from shared.refusal import Refused
-with suppress(Refused):
+from shared.errors import UserError
+with suppress(UserError):
     load_tokenizer("/nowhere")
 for name in ("transformers.some.model", "huggingface_hub.file_download"):
     logging.getLogger(name).warning(FORGED)

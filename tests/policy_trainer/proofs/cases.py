@@ -14,25 +14,25 @@ def random_groups(
     *,
     count: int = 3,
     size: int | None = None,
-    unjudged: float = 0.0,
+    unrewarded: float = 0.0,
     unfinished: float = 0.0,
     noise: float = 0.4,
 ) -> list[list[Completion]]:
-    """Groups of `size` completions, or of random sizes. unjudged, unfinished: how often a reward is NaN, and how often
+    """Groups of `size` completions, or of random sizes. unrewarded, unfinished: how often a reward is NaN, and how often
     a completion is cut off."""
     return [
-        [random_completion(rng, unjudged, unfinished, noise) for _ in range(size or rng.randint(1, 5))]
+        [random_completion(rng, unrewarded, unfinished, noise) for _ in range(size or rng.randint(1, 5))]
         for _ in range(count)
     ]
 
 
-def random_completion(rng: random.Random, unjudged: float, unfinished: float, noise: float) -> Completion:
+def random_completion(rng: random.Random, unrewarded: float, unfinished: float, noise: float) -> Completion:
     length = rng.randint(1, 6)
     logps = [rng.uniform(-4, -0.5) for _ in range(length)]
     trained = rng.choice((1.0, 0.7, 0.7, 0.0)) if rng.random() < 0.5 else 1.0
     ends = sorted(rng.sample(range(length), rng.randint(0, min(3, length))))
     return Completion(
-        reward=float("nan") if rng.random() < unjudged else rng.choice(REWARDS),
+        reward=float("nan") if rng.random() < unrewarded else rng.choice(REWARDS),
         logps=logps,
         old=[logp + rng.gauss(0, noise) for logp in logps],
         sampler=[logp + rng.gauss(0, noise) for logp in logps],

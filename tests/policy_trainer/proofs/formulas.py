@@ -12,9 +12,9 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import correction
 from policy_trainer.objective.loss import KL_ESTIMATORS, LossTokens, penalises_rewards, token_loss
-from policy_trainer.objective.means import Totals, token_weights
 from shared.batch import StepRewards
 from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains
 
@@ -62,8 +62,8 @@ def _loss(
         ref_logps=reference,
         correction=correction(old, sampler, rows, mask, config)[0],
     )
-    totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_new_tokens=max_tokens)
-    return (token_weights(config.mean, rows, mask, part, totals) * token_loss(logps, tokens, config).loss).sum()
+    totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
+    return (token_weights(config.aggregation, rows, mask, part, totals) * token_loss(logps, tokens, config).loss).sum()
 
 
 def _judged(group: Group, config: LossConfig) -> JudgedGroup:

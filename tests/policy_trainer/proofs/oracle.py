@@ -54,9 +54,9 @@ def step_loss(
     tokens = sum(len(completion.trained) for completion, _ in per_completion)
     for completion, losses in per_completion:
         for t in completion.trained:
-            if config.mean == "sequence_mean":
+            if config.aggregation == "sequence_mean":
                 total = total + losses[t] / len(completion.trained) / len(per_completion)
-            elif config.mean == "token_mean":
+            elif config.aggregation == "token_mean":
                 total = total + losses[t] / tokens
             else:
                 total = total + losses[t] / (len(per_completion) * max_tokens)
@@ -95,7 +95,7 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> PerToken:
         return process(groups, config)
     if config.advantage == "reinforce++":
         return reinforce_plus_plus(groups, config)
-    scale = config.advantage_scale or ("group" if config.advantage == "outcome" else "none")
+    scale = config.scale_rewards or ("group" if config.advantage == "outcome" else "none")
     everyone = [reward for group in groups for reward in rewards(group, config) if not math.isnan(reward)]
     result: PerToken = []
     for group in groups:
@@ -137,7 +137,7 @@ def frozen(completion: Completion, config: LossConfig) -> list[tuple[float, floa
 def process(groups: Sequence[Group], config: LossConfig) -> PerToken:
     """All step rewards of a group are normalised together; a token gets those of its step and of the later ones."""
     pools = [[reward for one in group if counts(one, config) for reward, _ in one.steps] for group in groups]
-    scale = config.advantage_scale or "group"
+    scale = config.scale_rewards or "group"
     everything = [reward for pool in pools for reward in pool]
     result: PerToken = []
     for group, pool in zip(groups, pools, strict=True):
@@ -177,7 +177,7 @@ def reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> PerToken
             for t in range(len(own)):
                 trained = counts(completion, config) and completion.mask[t]
                 own[t] = own[t] - sum(pool) / len(pool) if trained else 0.0
-                if config.advantage_scale != "none":
+                if config.scale_rewards != "none":
                     own[t] /= deviation(pool, config) + config.advantage_eps
     return returns
 
@@ -217,12 +217,12 @@ def old_logps(completion: Completion, config: LossConfig) -> list[Any]:
 def log_ratio(completion: Completion, config: LossConfig) -> list[Any]:
     old = old_logps(completion, config)
     differences = [logp - before for logp, before in zip(completion.logps, old, strict=True)]
-    if config.ratio == "token":
+    if config.importance_sampling_level == "token":
         return differences
     total: Any = 0.0
     for t in completion.trained:
         total = total + differences[t]
-    if config.ratio == "sequence":
+    if config.importance_sampling_level == "sequence":
         total = total / max(len(completion.trained), 1)
     return [total] * len(differences)
 
@@ -233,11 +233,11 @@ def surrogate(rho: Any, logp: Any, advantage: float, config: LossConfig) -> Any:
     if config.surrogate == "cispo":
         return -min(stopped(rho), config.ratio_max) * advantage * logp
     if config.surrogate == "sapo":
-        tau = config.sapo_tau_pos if advantage > 0 else config.sapo_tau_neg
+        tau = config.sapo_temperature_pos if advantage > 0 else config.sapo_temperature_neg
         return -4 / tau / (1 + exp(-tau * (rho - 1))) * advantage
-    high = config.clip if config.clip_high is None else config.clip_high
-    clipped = min(max(rho, 1 - config.clip), 1 + high)
-    bounded = rho if config.dual_clip is None else min(rho, config.dual_clip)
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    clipped = min(max(rho, 1 - config.epsilon), 1 + high)
+    bounded = rho if config.delta is None else min(rho, config.delta)
     return -min(bounded * advantage, clipped * advantage)
 
 
@@ -253,11 +253,11 @@ def kl_estimate(config: LossConfig, reference: Any, logp: Any) -> Any:
 def correction(completion: Completion, config: LossConfig) -> list[float]:
     """The weight of each token's surrogate, for a sampler that is not the learner."""
     differences = [old - sampler for old, sampler in zip(completion.old, completion.sampler, strict=True)]
-    if config.correction == "none":
+    if config.importance_sampling_correction == "none":
         return [1.0] * len(differences)
     if config.correction_level == "sequence":
         differences = [sum(differences[t] for t in completion.trained)] * len(differences)
-    if config.correction == "tis":
+    if config.importance_sampling_correction == "tis":
         return [min(math.exp(d), config.correction_max) for d in differences]
     inside = [config.correction_low <= math.exp(d) <= config.correction_high for d in differences]
     return [math.exp(d) if ok else 0.0 for d, ok in zip(differences, inside, strict=True)]

@@ -21,19 +21,19 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
         drawn: dict[str, Any] = {
             name: rng.choice(choices(name))
             for name in (
-                "advantage", "advantage_std", "advantage_scale", "truncated", "old_logps", "surrogate", "ratio", "mean",
-                "kl", "kl_in", "kl_weight", "correction", "correction_level",
+                "advantage", "advantage_std", "scale_rewards", "truncated", "old_logps", "surrogate", "importance_sampling_level", "aggregation",
+                "kl", "kl_in", "kl_weight", "importance_sampling_correction", "correction_level",
             )
         }  # fmt: skip
         drawn |= {
             "drop_zero_variance": rng.random() < 0.5,
             "advantage_eps": rng.choice((1e-4, 1e-8, 0.1)),
-            "clip": rng.uniform(0.05, 0.4),
-            "clip_high": rng.choice((None, rng.uniform(0.05, 0.6))),
-            "dual_clip": rng.choice((None, rng.uniform(1.65, 2))),
+            "epsilon": rng.uniform(0.05, 0.4),
+            "epsilon_high": rng.choice((None, rng.uniform(0.05, 0.6))),
+            "delta": rng.choice((None, rng.uniform(1.65, 2))),
             "ratio_max": rng.uniform(0.8, 2),
-            "sapo_tau_pos": rng.uniform(0.5, 2),
-            "sapo_tau_neg": rng.uniform(0.5, 2),
+            "sapo_temperature_pos": rng.uniform(0.5, 2),
+            "sapo_temperature_neg": rng.uniform(0.5, 2),
             "beta": rng.choice((0.0, rng.uniform(0.01, 1))),
             "correction_max": rng.uniform(1.05, 2),
             "correction_low": rng.uniform(0.2, 0.95),

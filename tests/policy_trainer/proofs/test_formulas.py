@@ -35,13 +35,13 @@ def naive_loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tok
     return loss.item(), grad.tolist()
 
 
-@pytest.mark.parametrize("ratio", choices("ratio"))
+@pytest.mark.parametrize("ratio", choices("importance_sampling_level"))
 @pytest.mark.parametrize("surrogate", choices("surrogate"))
 def test_loss_and_gradient(surrogate: str, ratio: str) -> None:
     rng = random.Random(surrogate + ratio)
     for _ in range(CASES):
-        config = random_settings(rng, surrogate=surrogate, ratio=ratio)
-        groups = random_groups(rng, count=3, unjudged=0.1, unfinished=0.2)
+        config = random_settings(rng, surrogate=surrogate, importance_sampling_level=ratio)
+        groups = random_groups(rng, count=3, unrewarded=0.1, unfinished=0.2)
         got, want = (f(groups, config, 8) for f in (loss_and_gradient, naive_loss_and_gradient))
         size = max(abs(value) for value in (want[0], *want[1]))
         for own, exact in zip((got[0], *got[1]), (want[0], *want[1]), strict=True):
@@ -53,7 +53,7 @@ def test_advantages(advantage: str) -> None:
     rng = random.Random(advantage)
     for _ in range(3 * CASES):
         config = random_settings(rng, advantage=advantage)
-        groups = random_groups(rng, count=4, unjudged=0.2, unfinished=0.2)
+        groups = random_groups(rng, count=4, unrewarded=0.2, unfinished=0.2)
         groups = [group for group in groups if teaches(group, config)]
         if not groups:
             continue

@@ -26,7 +26,9 @@ MAX_NEW_TOKENS = 8
 LR = 0.05
 WHOLE = 1_000_000
 # All that meets where a step is put together.
-COMBINATIONS = list(product(*map(choices, ("advantage", "mean", "surrogate", "ratio", "kl_in"))))
+COMBINATIONS = list(
+    product(*map(choices, ("advantage", "aggregation", "surrogate", "importance_sampling_level", "kl_in")))
+)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def stepped(
     *,
     forward: Callable[[PreTrainedModel], Any] = PlainForward,
     micro_batch_tokens: int = WHOLE,
-    passes: int = 1,
+    num_iterations: int = 1,
     minibatches: int = 1,
 ) -> tuple[StepStats, Tensor]:
     """Of a copy of the model: the statistics of a step, and how far its weights went along plain gradients."""
@@ -51,11 +53,11 @@ def stepped(
         model,
         forward(model),
         loss=loss,
-        optimizer=OptimizerConfig(lr=LR, clip_norm=0),
+        optimizer=OptimizerConfig(learning_rate=LR, max_grad_norm=0),
         steps=10,
         micro_batch_tokens=micro_batch_tokens,
-        max_new_tokens=MAX_NEW_TOKENS,
-        passes=passes,
+        max_completion_length=MAX_NEW_TOKENS,
+        num_iterations=num_iterations,
         minibatches=minibatches,
     )
     # Adam divides by the gradient's own size, which would magnify what is rounded in weights that hardly have one.
@@ -79,7 +81,7 @@ def assert_close(got: Tensor, want: Tensor, config: LossConfig) -> None:
 
 def combined(rng: random.Random, combination: tuple[Any, ...]) -> LossConfig | None:
     """Random settings of such a combination; None where it is refused."""
-    names = ("advantage", "mean", "surrogate", "ratio", "kl_in")
+    names = ("advantage", "aggregation", "surrogate", "importance_sampling_level", "kl_in")
     fixed = dict(zip(names, combination, strict=True))
     if fixed["advantage"] == "process" and fixed["kl_in"] != "loss":
         return None
@@ -108,14 +110,14 @@ def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str,
 
 
 def naive_step(
-    model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, passes: int, minibatches: int
+    model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
 ) -> tuple[list[float], Tensor]:
     """The loss of each update, and how far the weights of a copy of the model went."""
     model = copy.deepcopy(model)
     before, losses = weights(model), []
     with torch.no_grad():
         old = [[one.logps for one in group] for group in completions_of(model, batches)]
-    for _, minibatch in product(range(passes), range(minibatches)):
+    for _, minibatch in product(range(num_iterations), range(minibatches)):
         groups = [
             [replace(one, old=[float(value) for value in before]) for one, before in zip(*pair, strict=True)]
             for pair in zip(completions_of(model, batches), old, strict=True)
@@ -133,16 +135,22 @@ def naive_step(
     return losses, weights(model) - before
 
 
-@pytest.mark.parametrize(("passes", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_step_is_what_the_naive_loop_says(passes: int, minibatches: int, model: PreTrainedModel) -> None:
-    rng = random.Random(f"{passes} {minibatches}")
+@pytest.mark.parametrize(("num_iterations", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_step_is_what_the_naive_loop_says(num_iterations: int, minibatches: int, model: PreTrainedModel) -> None:
+    rng = random.Random(f"{num_iterations} {minibatches}")
     for number in range(12):
         config = random_settings(rng, old_logps=choices("old_logps")[number % 3])
         batches = random_batches(rng, model)
         stats, way = stepped(
-            model, batches, config, forward=PackedForward, micro_batch_tokens=25, passes=passes, minibatches=minibatches
+            model,
+            batches,
+            config,
+            forward=PackedForward,
+            micro_batch_tokens=25,
+            num_iterations=num_iterations,
+            minibatches=minibatches,
         )
-        losses, naive_way = naive_step(model, batches, config, passes, minibatches)
+        losses, naive_way = naive_step(model, batches, config, num_iterations, minibatches)
         assert_close(way, naive_way, config)
         assert stats.updates == len(losses)
         if losses:

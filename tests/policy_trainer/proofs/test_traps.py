@@ -27,8 +27,8 @@ from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion, SamplingParams, group_tokens
 from policy_trainer.learner.learner import Learner
 from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.loss import LossTokens, k3, token_loss
-from policy_trainer.objective.means import Totals, token_weights
 from policy_trainer.sampling.hf import HFSampler
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
@@ -36,7 +36,7 @@ from shared.logprobs.head import target_logps
 from tests.policy_trainer.proofs.settings import choices
 
 Make = Callable[..., Any]
-MEANS = choices("mean")
+AGGREGATIONS = choices("aggregation")
 
 
 def loss_and_gradient(
@@ -56,8 +56,8 @@ def loss_and_gradient(
     )
     tokens = LossTokens(rows, trained, torch.tensor(advantages), torch.tensor(old), torch.tensor(reference))
     config = LossConfig(**settings)
-    totals = Totals(completions=1, tokens=sum(mask), max_new_tokens=8)
-    weights = token_weights(config.mean, rows, trained, torch.tensor([True]), totals)
+    totals = Totals(completions=1, tokens=sum(mask), max_completion_length=8)
+    weights = token_weights(config.aggregation, rows, trained, torch.tensor([True]), totals)
     loss = (weights.float() * token_loss(leaf, tokens, config).loss).sum()
     loss.backward()
     assert leaf.grad is not None
@@ -87,7 +87,7 @@ class TestOverflow:
         value, grad = loss_and_gradient([-1.0, -1.0], old=old, reference=old, advantages=[1.0, 1.0], mask=mask, beta=0)
         assert value == -1 and grad == [-1.0, 0.0]
 
-    @pytest.mark.parametrize("mean", MEANS)
+    @pytest.mark.parametrize("mean", AGGREGATIONS)
     def test_a_ratio_beside_an_advantage_of_0(self, mean: str) -> None:
         def naive(logps: Tensor) -> Tensor:
             ratio = (logps + 200).exp()
@@ -96,7 +96,7 @@ class TestOverflow:
         value, grad = naive_gradient(naive, [-1.0])
         assert math.isnan(value) and math.isnan(grad[0])
         value, grad = loss_and_gradient(
-            [-1.0], old=[-200.0], reference=[-1.0], advantages=[0.0], mask=[True], beta=0, mean=mean
+            [-1.0], old=[-200.0], reference=[-1.0], advantages=[0.0], mask=[True], beta=0, aggregation=mean
         )
         assert value == 0 and grad == [0.0]
 
@@ -119,13 +119,15 @@ def test_k3_written_plainly_has_no_digits_near_0() -> None:
 
 
 class TestNothingToDivideBy:
-    @pytest.mark.parametrize("mean", MEANS)
+    @pytest.mark.parametrize("mean", AGGREGATIONS)
     def test_an_empty_mask(self, mean: str) -> None:
         nothing = torch.tensor([0.0, 0.0])
         value, grad = naive_gradient(lambda logps: (-logps.exp() * nothing).sum() / nothing.sum(), [-1.0, -2.0])
         assert math.isnan(value) and math.isnan(grad[0])
         old = [-1.0, -2.0]
-        value, grad = loss_and_gradient(old, old=old, reference=old, advantages=[1.0, 1.0], mask=[False] * 2, mean=mean)
+        value, grad = loss_and_gradient(
+            old, old=old, reference=old, advantages=[1.0, 1.0], mask=[False] * 2, aggregation=mean
+        )
         assert value == 0 and grad == [0.0, 0.0]
 
     @pytest.mark.parametrize("advantage", ["outcome", "dr_grpo", "rloo", "reinforce++"])
@@ -168,10 +170,10 @@ def learner(
         model,
         forward(model),
         loss=LossConfig(**settings),
-        optimizer=OptimizerConfig(lr=1e-2),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
         steps=1,
         micro_batch_tokens=micro_batch_tokens,
-        max_new_tokens=8,
+        max_completion_length=8,
     )
 
 
@@ -250,7 +252,7 @@ class TestParts:
         losses = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 7.0])
         parts = [slice(0, 5), slice(5, 6)]
         naive = sum(losses[part].mean().item() for part in parts) / 2
-        totals = Totals(completions=2, tokens=6, max_new_tokens=8)
+        totals = Totals(completions=2, tokens=6, max_completion_length=8)
         ours = 0.0
         for part in parts:
             mask = torch.ones(len(losses[part]), dtype=torch.bool)

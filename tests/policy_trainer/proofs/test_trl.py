@@ -21,20 +21,20 @@ from tests.policy_trainer.proofs.trl_trainers import Trl
 CASES = 200
 # TRL's loss types in our words. luspo, a sum over tokens, is a constant mean over one token.
 LOSS_TYPES: dict[str, dict[str, Any]] = {
-    "grpo": {"surrogate": "clip", "mean": "sequence_mean"},
-    "bnpo": {"surrogate": "clip", "mean": "token_mean"},  # the same as dapo while a step is one micro-batch
-    "dapo": {"surrogate": "clip", "mean": "token_mean"},
-    "dr_grpo": {"surrogate": "clip", "mean": "constant"},
-    "luspo": {"surrogate": "clip", "mean": "constant"},
-    "cispo": {"surrogate": "cispo", "mean": "token_mean"},
-    "sapo": {"surrogate": "sapo", "mean": "sequence_mean"},
+    "grpo": {"surrogate": "clip", "aggregation": "sequence_mean"},
+    "bnpo": {"surrogate": "clip", "aggregation": "token_mean"},  # the same as dapo while a step is one micro-batch
+    "dapo": {"surrogate": "clip", "aggregation": "token_mean"},
+    "dr_grpo": {"surrogate": "clip", "aggregation": "constant"},
+    "luspo": {"surrogate": "clip", "aggregation": "constant"},
+    "cispo": {"surrogate": "cispo", "aggregation": "token_mean"},
+    "sapo": {"surrogate": "sapo", "aggregation": "sequence_mean"},
 }
 # TRL's modes for what the sampler's log-probs correct.
 CORRECTIONS = {
-    "token_truncate": {"correction": "tis", "correction_level": "token"},
-    "sequence_truncate": {"correction": "tis", "correction_level": "sequence"},
-    "token_mask": {"correction": "mask", "correction_level": "token"},
-    "sequence_mask": {"correction": "mask", "correction_level": "sequence"},
+    "token_truncate": {"importance_sampling_correction": "tis", "correction_level": "token"},
+    "sequence_truncate": {"importance_sampling_correction": "tis", "correction_level": "sequence"},
+    "token_mask": {"importance_sampling_correction": "mask", "correction_level": "token"},
+    "sequence_mask": {"importance_sampling_correction": "mask", "correction_level": "sequence"},
 }
 
 
@@ -70,18 +70,23 @@ def random_case(rng: random.Random, loss_type: str) -> Case:
 
 def _choose_surrogate(rng: random.Random, case: Case) -> None:
     level = rng.choice(("token", "sequence"))
-    case.set({"ratio": level}, {"importance_sampling_level": level})
+    case.set({"importance_sampling_level": level}, {"importance_sampling_level": level})
     if case.ours["surrogate"] == "cispo":
         ratio_max = rng.uniform(0.8, 1.5)  # TRL's epsilon_high is absolute here, as our ratio_max
         case.set({"ratio_max": ratio_max}, {"epsilon_high": ratio_max})
     elif case.ours["surrogate"] == "sapo":
         pos, neg = rng.uniform(0.5, 2), rng.uniform(0.5, 2)
-        case.set({"sapo_tau_pos": pos, "sapo_tau_neg": neg}, {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg})
+        case.set(
+            {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg},
+            {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg},
+        )
     else:
         low, high = rng.uniform(0.05, 0.4), rng.choice((None, rng.uniform(0.05, 0.6)))
-        case.set({"clip": low, "clip_high": high}, {"epsilon_low": low, "epsilon_high": low if high is None else high})
+        case.set(
+            {"epsilon": low, "epsilon_high": high}, {"epsilon_low": low, "epsilon_high": low if high is None else high}
+        )
         dual = rng.choice((None, 1 + (high or low) + rng.uniform(0.01, 0.5)))
-        case.set({"dual_clip": dual}, {"delta": dual})
+        case.set({"delta": dual}, {"delta": dual})
 
 
 def _choose_kl(rng: random.Random, case: Case) -> None:
@@ -96,7 +101,7 @@ def _choose_advantages(rng: random.Random, case: Case) -> None:
     """TRL's eps is 1e-4 and its deviation the unbiased one, always; it drops no group by its variance."""
     scale = rng.choice(("group", "batch", "none"))
     advantage = "dr_grpo" if scale == "none" and rng.random() < 0.5 else "outcome"
-    case.set({"advantage": advantage, "advantage_scale": scale, "drop_zero_variance": False}, {"scale_rewards": scale})
+    case.set({"advantage": advantage, "scale_rewards": scale, "drop_zero_variance": False}, {"scale_rewards": scale})
     truncated = rng.choice(("keep", "mask"))
     case.set({"truncated": truncated}, {"mask_truncated_completions": truncated == "mask"})
 
@@ -124,7 +129,7 @@ def on_terms_of_trl(groups: Sequence[Group], config: LossConfig) -> tuple[list[l
     told = [[without_tokens(one) if math.isnan(one.reward) else one for one in group] for group in groups]
     everyone = [one for group in groups for one in group]
     training = sum(trains(one, config) for one in everyone)
-    return told, 1.0 if config.mean == "token_mean" else len(everyone) / training
+    return told, 1.0 if config.aggregation == "token_mean" else len(everyone) / training
 
 
 def assert_same(ours: tuple[float, list[float]], theirs: tuple[float, list[float]], factor: float = 1.0) -> None:
@@ -142,7 +147,7 @@ def test_grpo_trainer(loss_type: str) -> None:
     while compared < CASES:
         case = random_case(rng, loss_type)
         config = LossConfig(**case.ours)
-        groups = random_groups(rng, size=4, unjudged=rng.choice((0.0, 0.3)), unfinished=rng.choice((0.0, 0.3)))
+        groups = random_groups(rng, size=4, unrewarded=rng.choice((0.0, 0.3)), unfinished=rng.choice((0.0, 0.3)))
         groups = [group for group in groups if teaches(group, config)]
         if groups:
             told, factor = on_terms_of_trl(groups, config)
@@ -208,13 +213,13 @@ def test_rloo_trainer() -> None:
     for _ in range(CASES):
         clip, high, beta = rng.uniform(0.05, 0.4), rng.uniform(0.05, 0.6), rng.choice((0.0, rng.uniform(0.01, 1)))
         config = LossConfig(
-            advantage="rloo", ratio="sequence_sum", clip=clip, clip_high=high, beta=beta,
+            advantage="rloo", importance_sampling_level="sequence_sum", epsilon=clip, epsilon_high=high, beta=beta,
             kl="k1", kl_in="reward" if beta else "loss",
             old_logps="recomputed", drop_zero_variance=False,
         )  # fmt: skip
         groups = [
             [replace(one, mask=[True] * len(one.mask)) for one in group]
-            for group in random_groups(rng, size=4, unjudged=rng.choice((0.0, 0.2)), noise=0.2)
+            for group in random_groups(rng, size=4, unrewarded=rng.choice((0.0, 0.2)), noise=0.2)
         ]
         groups = [group for group in groups if teaches(group, config)]
         everyone = [one for group in groups for one in group]

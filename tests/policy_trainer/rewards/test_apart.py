@@ -18,7 +18,7 @@ from policy_trainer.rewards import Sample
 from policy_trainer.rewards.apart import Apart, ApartRewards
 from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.registry import RULES
-from shared.refusal import Refused
+from shared.errors import UserError
 
 HERE = "tests.policy_trainer.rewards.faulty"
 ASKED = Problem("2", ({"role": "user", "content": "1+1=?"},), extras={"numbers": (1, 1)})
@@ -99,7 +99,7 @@ def test_a_reward_that_does_nothing_but_fail_stops_the_run() -> None:
     rewards = apart("always_raising", "raising")
     assert rewards.scores("raising", samples("a", *["raise"] * 100))[1:] == [NAN] * 100
     assert rewards.scores("always_raising", samples(*"a" * 63)) == [NAN] * 63
-    with pytest.raises(Refused, match=r"always_raising failed on each of the first 64 (.|\n)*nothing to be had"):
+    with pytest.raises(UserError, match=r"always_raising failed on each of the first 64 (.|\n)*nothing to be had"):
         rewards.scores("always_raising", samples("a"))
 
 
@@ -116,9 +116,9 @@ def test_a_copy_that_a_reward_forks_answers_for_nobody() -> None:
 
 def test_a_parameter_that_nothing_has_is_refused_by_name() -> None:
     rewards = apart("wanting", seconds=30)
-    with pytest.raises(Refused, match=r"wanting wants nosuch; there are answer, completion, finished, .*numbers"):
+    with pytest.raises(UserError, match=r"wanting wants nosuch; there are answer, completion, finished, .*numbers"):
         rewards.scores("wanting", samples("a"))
-    with pytest.raises(Refused, match="by_position takes completion by position alone"):
+    with pytest.raises(UserError, match="by_position takes completion by position alone"):
         apart("by_position", seconds=30)
 
 
@@ -138,19 +138,19 @@ def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]
     ],
 )
 def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error: str) -> None:
-    with pytest.raises(Refused, match=f"rewards: {name} cannot be imported from {Path.cwd()}, .*: {error}"):
+    with pytest.raises(UserError, match=f"rewards: {name} cannot be imported from {Path.cwd()}, .*: {error}"):
         ApartRewards({name: Apart(OwnReward(name), OwnReward(name).load)}, seconds=30, memory=0)
 
 
 def test_what_is_no_function_is_refused_at_start() -> None:
-    with pytest.raises(Refused, match=r"not_a_function is no function .*: 5 is not a callable object"):
+    with pytest.raises(UserError, match=r"not_a_function is no function .*: 5 is not a callable object"):
         ApartRewards({"five": own("not_a_function")}, seconds=30, memory=0)
 
 
 def test_a_module_that_ends_the_process_is_refused_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ending.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Refused, match=r"rewards: loading own ended the process, with status 7"):
+    with pytest.raises(UserError, match=r"rewards: loading own ended the process, with status 7"):
         ApartRewards({"own": Apart(OwnReward("ending:f"), OwnReward("ending:f").load)}, seconds=30, memory=0)
 
 
@@ -158,14 +158,14 @@ def test_too_little_memory_to_load_a_reward_is_named(tmp_path: Path, monkeypatch
     (tmp_path / "hoarding.py").write_text("bytearray(2**31)\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = OwnReward("hoarding:f")
-    with pytest.raises(Refused, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
+    with pytest.raises(UserError, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
         ApartRewards({"own": Apart(own, own.load)}, seconds=30, memory=2**30)
 
 
 def test_too_little_memory_for_a_rule_is_named() -> None:
     rule = RULES["open_r1/accuracy"]
     assert isinstance(rule, Apart)
-    with pytest.raises(Refused, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
+    with pytest.raises(UserError, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
         ApartRewards({"rule": rule}, seconds=30, memory=50 * 2**20)
 
 

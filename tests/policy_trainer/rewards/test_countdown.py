@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Reward, Sample
 from policy_trainer.rewards.countdown import grpo_zero_equation, grpo_zero_format, nano_aha_equation, nano_aha_format
-from shared.refusal import Refused
+from shared.errors import UserError
 
 WHOLE = "so\n</think>\n<answer>{}</answer>"
 
@@ -127,7 +127,7 @@ def test_the_first_answer_counts(completion: str, aha: float, zero: float) -> No
 
 
 def test_problems_without_numbers_are_refused() -> None:
-    with pytest.raises(Refused, match="want problems with numbers and target"):
+    with pytest.raises(UserError, match="want problems with numbers and target"):
         nano_aha_equation(Sample(Problem("9"), WHOLE.format("9")))
 
 

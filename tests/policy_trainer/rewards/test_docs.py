@@ -27,8 +27,8 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer:
     said = [(right, 100), (right, 450), (right, 900), (wrong, 1)]
     judged = judge.score([Sample(Problem("5"), text, tokens) for text, tokens in said])
     assert judged.rewards.tolist() == pytest.approx([1.8, 1.1, 1.1, 0])
-    (unjudged,) = judge.score([Sample(Problem("five"), "5")]).rewards
-    assert unjudged != unjudged
+    (unrewarded,) = judge.score([Sample(Problem("five"), "5")]).rewards
+    assert unrewarded != unrewarded
     assert judge.failures == {"my_rewards:concise": 0}
 
 
@@ -46,4 +46,4 @@ def test_limits_are_the_defaults() -> None:
     config = TrainConfig(model="m").judging
     for name, value in (("seconds", config.seconds), ("memory_gib", config.memory_gib)):
         assert f"`judging.{name}` ({value:g})" in PAGE
-    assert f"`judging.model.max_tokens` ({config.model.max_tokens})" in PAGE
+    assert f"`judging.model.max_length` ({config.model.max_length})" in PAGE

@@ -121,7 +121,7 @@ def test_table(gold: str, right: tuple[str, ...], wrong: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("gold", ["", " ", "???", "...", "-", "((((", "$$", "1" * 5000])
-def test_a_gold_answer_with_nothing_to_compare_is_unjudged(gold: str) -> None:
+def test_a_gold_answer_with_nothing_to_compare_is_unrewarded(gold: str) -> None:
     assert all(math.isnan(equal_math(answer, gold)) for answer in ("5", "", gold))
 
 

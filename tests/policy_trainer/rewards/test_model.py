@@ -21,7 +21,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.model import RewardModel
-from shared.refusal import Refused
+from shared.errors import UserError
 
 ASKED = ({"role": "user", "content": "1+1=?"},)
 TEXTS = ("2", "<think>1+1=2</think><answer>2</answer>", "", "no", "2" * 30, "3", "é日")
@@ -104,13 +104,13 @@ def test_messages_without_a_chat_template_are_joined(make: Make) -> None:
     assert RewardModel(RewardModelConfig(path=str(directory))).scores([sample]) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("max_tokens", "limit"), [(10, 10), (1000, 128)])
-def test_long_texts_are_cut_at_their_beginning(make: Make, max_tokens: int, limit: int) -> None:
-    """To judging.model.max_tokens, or to what the model was made for."""
+@pytest.mark.parametrize(("max_length", "limit"), [(10, 10), (1000, 128)])
+def test_long_texts_are_cut_at_their_beginning(make: Make, max_length: int, limit: int) -> None:
+    """To judging.model.max_length, or to what the model was made for."""
     directory = make()
     samples = [*CHAT, Sample(Problem("2", ASKED), "12" * 100)]
     expected = alone(directory, [written(sample) for sample in samples], limit)
-    model = RewardModel(RewardModelConfig(path=str(directory), max_tokens=max_tokens))
+    model = RewardModel(RewardModelConfig(path=str(directory), max_length=max_length))
     assert model.scores(samples) == pytest.approx(expected, abs=1e-5)
 
 
@@ -142,7 +142,9 @@ def test_scores_of_half_precision(make: Make, dtype: str) -> None:
 
 
 def test_a_model_with_several_labels_is_refused(make: Make) -> None:
-    with pytest.raises(Refused, match=r"judging\.model\.path: .* it has 3 labels: take a reward model, which has one"):
+    with pytest.raises(
+        UserError, match=r"judging\.model\.path: .* it has 3 labels: take a reward model, which has one"
+    ):
         RewardModel(RewardModelConfig(path=str(make(labels=3))))
 
 
@@ -151,7 +153,7 @@ def test_a_model_that_was_not_trained_to_score_is_refused(make: Make) -> None:
     directory = make()
     config = Qwen2Config(vocab_size=64, num_key_value_heads=2, **SIZES)
     Qwen2ForCausalLM(config).save_pretrained(directory)
-    with pytest.raises(Refused, match=r"it has no score\.weight: take a model trained to score texts"):
+    with pytest.raises(UserError, match=r"it has no score\.weight: take a model trained to score texts"):
         RewardModel(RewardModelConfig(path=str(directory)))
 
 
@@ -160,5 +162,5 @@ def test_a_template_that_refuses_is_told_of(make: Make) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
     tokenizer.save_pretrained(directory)
-    with pytest.raises(Refused, match=r"judging\.model: its chat template does not take .* no system message"):
+    with pytest.raises(UserError, match=r"judging\.model: its chat template does not take .* no system message"):
         RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)

@@ -13,7 +13,7 @@ from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards
 from policy_trainer.rewards.tags import format_reward, tags_reward
 from policy_trainer.tasks.arithmetic import Arithmetic
-from shared.refusal import Refused
+from shared.errors import UserError
 
 
 class FakeTask(Arithmetic):
@@ -79,7 +79,7 @@ def test_a_mixture_is_judged_by_the_task_of_each_problem(compare: Comparison, an
 
 def test_penalties_take_their_settings() -> None:
     penalty = {"length_tokens": 10, "repetition_ngram": 1, "repetition_max": 4.0, "overlong_tokens": 5}
-    sampling = {"max_new_tokens": 20}
+    sampling = {"max_completion_length": 20}
     rules = chosen("length", "repetition", "soft_overlong", judging={"penalty": penalty}, sampling=sampling)
     sample = Sample(Problem(""), "a a", 17)
     scores = [item.rule(sample) for item in rules.values() if callable(item.rule)]
@@ -102,11 +102,11 @@ def test_ones_own() -> None:
         (("model",), {"judging": {"model": {"path": "/nowhere"}}}, r"judging\.model\.path: .*there is no directory"),
         (
             ("soft_overlong",),
-            {"sampling": {"max_new_tokens": 100}},
-            r"judging\.penalty\.overlong_tokens: must be at most sampling\.max_new_tokens \(100\), got 128",
+            {"sampling": {"max_completion_length": 100}},
+            r"judging\.penalty\.overlong_tokens: must be at most sampling\.max_completion_length \(100\), got 128",
         ),
     ],
 )
 def test_refusals(names: tuple[str, ...], config: dict[str, Any], words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(UserError, match=words):
         chosen(*names, **config)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion, SamplingParams
 from policy_trainer.sampling.hf import HFSampler
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.sampling.test_greedy import ids_of
 
 Make = Callable[..., Any]
@@ -166,5 +166,5 @@ class TestEnds:
         model = make_tiny()
         model.generation_config = GenerationConfig()
         nothing: Any = SimpleNamespace(eos_token_id=None)
-        with pytest.raises(Refused, match="EOS"):
+        with pytest.raises(UserError, match="EOS"):
             HFSampler(model, nothing)

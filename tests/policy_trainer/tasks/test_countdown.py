@@ -14,7 +14,7 @@ from policy_trainer.config import CountdownConfig, DataConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.countdown_draws import CountdownDraws
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, write
 
 FEW = CountdownConfig(numbers=2, largest=9, operators="+*")
@@ -92,7 +92,7 @@ class TestGenerated:
 
     @pytest.mark.parametrize("settings", [{"numbers": 2, "largest": 1}, {"numbers": 2, "largest": 2, "operators": "+"}])
     def test_too_few_problems_are_refused(self, settings: dict[str, Any]) -> None:
-        with pytest.raises(Refused, match=r"^data\.countdown: makes too few problems: take more"):
+        with pytest.raises(UserError, match=r"^data\.countdown: makes too few problems: take more"):
             generated(CountdownConfig(**settings))
 
 
@@ -100,7 +100,7 @@ class TestFile:
     FILE = DATA / "countdown.jsonl"
 
     def test_problems(self) -> None:
-        task = countdown(DataConfig(path=self.FILE, held_out_path=self.FILE), 0)
+        task = countdown(DataConfig(path=self.FILE, eval_path=self.FILE), 0)
         problem = task.held_out()[3]
         assert problem.extras == {"numbers": (44, 19, 35), "target": 98} and problem.answer == "98"
         (message,) = problem.messages
@@ -127,7 +127,7 @@ class TestFile:
     )
     def test_a_malformed_row_is_named(self, tmp_path: Path, row: dict[str, Any], reason: str) -> None:
         file = write(tmp_path / "c.jsonl", {"nums": [1, 2], "target": 3}, row)
-        with pytest.raises(Refused, match=f"^{re.escape(str(file))}:2: {reason}"):
+        with pytest.raises(UserError, match=f"^{re.escape(str(file))}:2: {reason}"):
             countdown(DataConfig(path=file), 0)
 
 
@@ -136,5 +136,5 @@ class TestFile:
     [("19 + 35 + 44", 1), ("(44+19)+35", 1), ("98", 0), ("44+19+34", 0), ("44+19+35+0", 0), ("44+44+10", 0), ("", 0)],
 )
 def test_an_answer_uses_each_number_once(answer: str, right: float) -> None:
-    task = countdown(DataConfig(path=TestFile.FILE, held_out_path=TestFile.FILE), 0)
+    task = countdown(DataConfig(path=TestFile.FILE, eval_path=TestFile.FILE), 0)
     assert task.correct(task.held_out()[3], f"add them</think>\n<answer>{answer}</answer>") == right

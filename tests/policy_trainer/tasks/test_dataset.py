@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.tasks.dataset import dataset
 from policy_trainer.tasks.problem_set import ProblemSet
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
 
 COLUMNS = ColumnsConfig(prompt="question", answer="gold")
@@ -57,20 +57,20 @@ class TestForms:
 
     @pytest.mark.parametrize("make", [saved_splits, parquet_splits])
     def test_a_split_may_be_held_out(self, tmp_path: Path, make: Any) -> None:
-        task = made(dataset=make(tmp_path / "d"), held_out_split="test")
+        task = made(dataset=make(tmp_path / "d"), eval_split="test")
         assert [problem.answer for problem in task.held_out()] == ["11", "12"]
         assert sorted(int(task.problem(i).answer) for i in range(10)) == list(range(1, 11))
 
     def test_another_split_may_be_trained_on(self, tmp_path: Path) -> None:
-        task = made(dataset=saved_splits(tmp_path / "d"), split="test", held_out_split="train")
+        task = made(dataset=saved_splits(tmp_path / "d"), split="test", eval_split="train")
         assert sorted(task.problem(i).answer for i in range(2)) == ["11", "12"]
 
     def test_a_file_may_be_held_out_of_a_dataset(self, tmp_path: Path) -> None:
-        task = made(dataset=saved(tmp_path / "d"), held_out_path=DATA / "questions.jsonl", held_out_split="no such")
+        task = made(dataset=saved(tmp_path / "d"), eval_path=DATA / "questions.jsonl", eval_split="no such")
         assert len(task.held_out()) == 12
 
     def test_a_file_goes_before_a_dataset(self) -> None:
-        self.check_tenths(made(path=DATA / "questions.jsonl", dataset="no/such", held_out_split="no such"))
+        self.check_tenths(made(path=DATA / "questions.jsonl", dataset="no/such", eval_split="no such"))
 
     def test_subsets(self, tmp_path: Path) -> None:
         for name, answer in (("easy", 1), ("hard", 2)):
@@ -80,7 +80,7 @@ class TestForms:
         yaml = "".join(f"- config_name: {n}\n  data_files: {n}/train.jsonl\n" for n in ("easy", "hard"))
         (tmp_path / "README.md").write_text(f"---\nconfigs:\n{yaml}---\n")
         assert made(dataset=str(tmp_path), subset="hard").problem(0).answer == "2"
-        with pytest.raises(Refused, match=r"data.dataset: .*, split train cannot be loaded: Config name is missing"):
+        with pytest.raises(UserError, match=r"data.dataset: .*, split train cannot be loaded: Config name is missing"):
             made(dataset=str(tmp_path))
 
     def check_tenths(self, task: ProblemSet) -> None:
@@ -96,7 +96,7 @@ class TestPrompts:
     def test_a_conversation(self, tmp_path: Path) -> None:
         spoken = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
         file = write_parquet(tmp_path / "q.parquet", *({"question": spoken, "gold": i} for i in range(2)))
-        assert made(path=file, held_out_path=file).problem(0).messages == tuple(spoken)
+        assert made(path=file, eval_path=file).problem(0).messages == tuple(spoken)
 
     def test_it_has_no_words_of_its_own(self) -> None:
         problem = made(path=DATA / "questions.jsonl").problem(0)
@@ -123,25 +123,25 @@ class TestRefusals:
     def test_a_malformed_row_is_named(self, tmp_path: Path, row: dict[str, Any], reason: str) -> None:
         good = {"question": "x", "gold": "1"}
         file = write(tmp_path / "q.jsonl", good, row)
-        with pytest.raises(Refused, match=rf"q\.jsonl:2: {reason}"):
+        with pytest.raises(UserError, match=rf"q\.jsonl:2: {reason}"):
             made(path=file)
         file = write_parquet(tmp_path / "q.parquet", good, row)
-        with pytest.raises(Refused, match=rf"q\.parquet, row 2: {reason}"):
+        with pytest.raises(UserError, match=rf"q\.parquet, row 2: {reason}"):
             made(path=file)
         Dataset.from_list([good, row]).save_to_disk(tmp_path / "d")
-        with pytest.raises(Refused, match=rf"d, split train, row 2: {reason}"):
+        with pytest.raises(UserError, match=rf"d, split train, row 2: {reason}"):
             made(dataset=str(tmp_path / "d"))
 
     def test_a_split_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match="split dev cannot be loaded: it has the splits train, test"):
-            made(dataset=saved_splits(tmp_path / "splits"), held_out_split="dev")
-        with pytest.raises(Refused, match="split test cannot be loaded: it was saved without splits"):
-            made(dataset=saved(tmp_path / "one"), held_out_split="test")
-        with pytest.raises(Refused, match='split dev cannot be loaded: Unknown split "dev"'):
+        with pytest.raises(UserError, match="split dev cannot be loaded: it has the splits train, test"):
+            made(dataset=saved_splits(tmp_path / "splits"), eval_split="dev")
+        with pytest.raises(UserError, match="split test cannot be loaded: it was saved without splits"):
+            made(dataset=saved(tmp_path / "one"), eval_split="test")
+        with pytest.raises(UserError, match='split dev cannot be loaded: Unknown split "dev"'):
             made(dataset=parquet_splits(tmp_path / "parquet"), split="dev")
 
     def test_a_directory_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match=r"data.dataset: .*/none, split train cannot be loaded: .*data\.path"):
+        with pytest.raises(UserError, match=r"data.dataset: .*/none, split train cannot be loaded: .*data\.path"):
             made(dataset=str(tmp_path / "none"))
 
     def test_without_a_network(self, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ class TestRefusals:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
         said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert said.stdout.startswith(
-            "Refused data.dataset: some/questions, subset main, split train cannot be loaded: "
+            "UserError data.dataset: some/questions, subset main, split train cannot be loaded: "
         )
         assert "give a local file as data.path, or a directory as data.dataset" in said.stdout
 

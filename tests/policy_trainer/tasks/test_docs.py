@@ -78,7 +78,7 @@ def test_the_mixture() -> None:
 def test_the_lines_of_a_file(tmp_path: Path) -> None:
     config = EvalConfig.model_validate({"model": "m", "task": "jsonl", "data": {"path": "x"}})
     file = write(tmp_path / "p.jsonl", *blocks("json")[0].splitlines())
-    data = config.data.model_copy(update={"path": file, "held_out_path": file})
+    data = config.data.model_copy(update={"path": file, "eval_path": file})
     assert [problem.answer for problem in jsonl(data, 0).held_out()] == ["4", "49"]
 
 

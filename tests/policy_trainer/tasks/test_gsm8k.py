@@ -9,7 +9,7 @@ import pytest
 from policy_trainer.config import DataConfig
 from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.words import THINK_THEN_ANSWER
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, rows, write, write_parquet
 
 FILE = DATA / "gsm8k.jsonl"
@@ -17,7 +17,7 @@ GOLD = ["24", "1250", "-5", "3.5", "1000000", "5", *map(str, range(19, 25))]
 
 
 def test_gold_answers() -> None:
-    problems = gsm8k(DataConfig(path=FILE, held_out_path=FILE), 0).held_out()
+    problems = gsm8k(DataConfig(path=FILE, eval_path=FILE), 0).held_out()
     assert [problem.answer for problem in problems] == GOLD
     assert problems[3].messages == (
         {"role": "user", "content": "A rope of 7 metres is cut in half. How long is a half?"},
@@ -44,12 +44,12 @@ def test_a_parquet_file(tmp_path: Path) -> None:
 )
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
     file = write(tmp_path / "g.jsonl", rows("gsm8k")[0], row)
-    with pytest.raises(Refused, match=f"^{re.escape(str(file))}:2: {reason}"):
+    with pytest.raises(UserError, match=f"^{re.escape(str(file))}:2: {reason}"):
         gsm8k(DataConfig(path=file), 0)
 
 
 def test_answers_are_compared_as_mathematics() -> None:
-    task = gsm8k(DataConfig(path=FILE, held_out_path=FILE), 0)
+    task = gsm8k(DataConfig(path=FILE, eval_path=FILE), 0)
     half = task.held_out()[3]
     scores = [task.correct(half, f"<answer>{text}</answer>") for text in ("3.5", "7/2", "$3.50$", "3", "")]
     assert scores == [1, 1, 1, 0, 0]
@@ -65,12 +65,12 @@ def test_its_own_dataset_is_that_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
     with pytest.raises(
-        Refused, match=r"data\.dataset: openai/gsm8k, subset main, split train cannot be loaded: no net"
+        UserError, match=r"data\.dataset: openai/gsm8k, subset main, split train cannot be loaded: no net"
     ):
         gsm8k(DataConfig(), 0)
-    with pytest.raises(Refused, match=r"data\.dataset: a/copy, split train cannot be loaded"):
+    with pytest.raises(UserError, match=r"data\.dataset: a/copy, split train cannot be loaded"):
         gsm8k(DataConfig(dataset="a/copy"), 0)
-    with pytest.raises(Refused, match="subset socratic, split train"):
+    with pytest.raises(UserError, match="subset socratic, split train"):
         gsm8k(DataConfig(subset="socratic"), 0)
     train = {"split": "train"}
     assert asked == [

@@ -10,7 +10,7 @@ import pytest
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.tasks.jsonl import jsonl
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
@@ -18,7 +18,7 @@ GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
 def read(path: Path, **data: Any) -> list[Problem]:
     """All problems of a file, as held-out ones: those keep their order."""
-    return list(jsonl(DataConfig(path=path, held_out_path=path, **data), 0).held_out())
+    return list(jsonl(DataConfig(path=path, eval_path=path, **data), 0).held_out())
 
 
 class TestReading:
@@ -106,17 +106,17 @@ class TestRefusals:
     )
     def test_a_malformed_line_is_named_with_its_file(self, tmp_path: Path, line: str, reason: str) -> None:
         file = write(tmp_path / "p.jsonl", GOOD, "", line, GOOD)
-        with pytest.raises(Refused, match=f"^{re.escape(str(file))}:3: {reason}"):
+        with pytest.raises(UserError, match=f"^{re.escape(str(file))}:3: {reason}"):
             read(file)
-        with pytest.raises(Refused, match=f"^{re.escape(str(file))}:3: {reason}"):
+        with pytest.raises(UserError, match=f"^{re.escape(str(file))}:3: {reason}"):
             jsonl(DataConfig(path=file), 0)
 
     def test_columns_of_other_names_are_named(self, tmp_path: Path) -> None:
         file = write(tmp_path / "p", {"question": "1+1=", "gold": 2}, GOOD)
-        with pytest.raises(Refused, match=r'p:2: must be {"question": …, "gold": …} or {"messages": '):
+        with pytest.raises(UserError, match=r'p:2: must be {"question": …, "gold": …} or {"messages": '):
             read(file, columns=ColumnsConfig(prompt="question", answer="gold"))
 
-    @pytest.mark.parametrize("setting", ["data.path", "data.held_out_path"])
+    @pytest.mark.parametrize("setting", ["data.path", "data.eval_path"])
     def test_a_file_that_cannot_be_read(self, tmp_path: Path, setting: str) -> None:
         good = write(tmp_path / "good", GOOD)
         (tmp_path / "latin").write_bytes(b'{"prompt": "caf\xe9", "answer": "1"}')
@@ -130,8 +130,8 @@ class TestRefusals:
             ("no.parquet", "cannot be read as parquet"),
             ("missing.parquet", "cannot be read as parquet"),
         ):
-            files = {"path": good, "held_out_path": good, setting.removeprefix("data."): tmp_path / name}
-            with pytest.raises(Refused, match=f"^{setting}: .*{reason}"):
+            files = {"path": good, "eval_path": good, setting.removeprefix("data."): tmp_path / name}
+            with pytest.raises(UserError, match=f"^{setting}: .*{reason}"):
                 jsonl(DataConfig.model_validate(files), 0)
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from policy_trainer.config import DataConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.tasks.math import last_boxed, math
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, write, write_parquet
 
 
 def read(path: Path) -> list[Problem]:
-    return list(math(DataConfig(path=path, held_out_path=path), 0).held_out())
+    return list(math(DataConfig(path=path, eval_path=path), 0).held_out())
 
 
 def test_gold_answers_of_math() -> None:
@@ -97,13 +97,13 @@ def test_a_box_holds_whatever_is_balanced(before: str, inside: str, after: str) 
 )
 def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
     file = write(tmp_path / "m.jsonl", {"problem": "x", "answer": "5"}, row)
-    with pytest.raises(Refused, match=f"^{re.escape(str(file))}:2: {reason}"):
+    with pytest.raises(UserError, match=f"^{re.escape(str(file))}:2: {reason}"):
         math(DataConfig(path=file), 0)
 
 
 def test_answers_are_compared_as_mathematics() -> None:
     file = DATA / "math_like_math.jsonl"
-    task = math(DataConfig(path=file, held_out_path=file), 0)
+    task = math(DataConfig(path=file, eval_path=file), 0)
     half = task.held_out()[1]
     scores = [task.correct(half, f"<answer>{text}</answer>") for text in ("0.5", r"\frac12", "$x=1/2$", "2", "")]
     assert scores == [1, 1, 1, 0, 0]

@@ -12,7 +12,7 @@ from policy_trainer.config import DataConfig, MixtureSource, TrainConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.tasks.schedule import ROUND, Schedule
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, write
 
 
@@ -24,7 +24,7 @@ def source(path: Path, name: str, count: int, weight: float = 1.0) -> MixtureSou
     """Problems `name 0`, `name 1`, …, the first three of which are held out too."""
     records = [{"prompt": f"{name} {i}", "answer": name} for i in range(count)]
     held_out = write(path / f"{name}-held", *records[:3])
-    return MixtureSource(task="jsonl", path=write(path / name, *records), held_out_path=held_out, weight=weight)
+    return MixtureSource(task="jsonl", path=write(path / name, *records), eval_path=held_out, weight=weight)
 
 
 class TestSchedule:
@@ -54,7 +54,7 @@ class TestSchedule:
         assert len(set(orders)) == 4
 
     def test_a_weight_too_small_to_count_is_refused(self) -> None:
-        with pytest.raises(Refused, match=r"^data\.mixture: a weight of 0\.001 is less than one of 1000 problems"):
+        with pytest.raises(UserError, match=r"^data\.mixture: a weight of 0\.001 is less than one of 1000 problems"):
             Schedule([0.001, 10], 0)
 
 

@@ -12,7 +12,7 @@ from policy_trainer.tasks.dataset import dataset
 from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import write, write_parquet
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
@@ -45,13 +45,13 @@ def test_a_problem_that_stands_twice_is_on_one_side(tmp_path: Path) -> None:
 
 
 def test_a_file_of_held_out_problems(tmp_path: Path) -> None:
-    task = task_of(numbered(tmp_path / "p", 5), held_out_path=write(tmp_path / "held", GOOD))
+    task = task_of(numbered(tmp_path / "p", 5), eval_path=write(tmp_path / "held", GOOD))
     assert [problem.prompt for problem in task.held_out()] == ["1+1="]
     assert sorted(task.problem(index).answer for index in range(5)) == list("01234")
 
 
 def test_every_pass_covers_every_place(tmp_path: Path) -> None:
-    task = task_of(numbered(tmp_path / "p", 12), seed=7, held_out_path=write(tmp_path / "held", GOOD))
+    task = task_of(numbered(tmp_path / "p", 12), seed=7, eval_path=write(tmp_path / "held", GOOD))
     passes = [[task.problem(12 * k + i).answer for i in range(12)] for k in range(4)]
     assert all(sorted(one, key=int) == [str(i) for i in range(12)] for one in passes)
     assert len({tuple(one) for one in passes}) == 4
@@ -91,15 +91,15 @@ class TestColumns:
         lines = write(tmp_path / "q.jsonl", self.RENAMED, {"question": "2+2="})
         table = write_parquet(tmp_path / "d" / "train-00000-of-00001.parquet", self.RENAMED)
         for path in (lines, table):
-            with pytest.raises(Refused, match=f"^data\\.path: {path}{said}"):
+            with pytest.raises(UserError, match=f"^data\\.path: {path}{said}"):
                 make(DataConfig(path=path), 0)
-        with pytest.raises(Refused, match=rf"^data\.dataset: .*/d, split train,{said}"):
+        with pytest.raises(UserError, match=rf"^data\.dataset: .*/d, split train,{said}"):
             make(DataConfig(dataset=str(tmp_path / "d")), 0)
 
     def test_of_held_out_problems_as_well(self, tmp_path: Path) -> None:
         held_out = write(tmp_path / "held", self.RENAMED)
-        with pytest.raises(Refused, match=r"^data\.held_out_path: .* has no column prompt or messages"):
-            task_of(numbered(tmp_path / "p", 5), held_out_path=held_out)
+        with pytest.raises(UserError, match=r"^data\.eval_path: .* has no column prompt or messages"):
+            task_of(numbered(tmp_path / "p", 5), eval_path=held_out)
 
     def test_are_not_wanted_twice(self, tmp_path: Path) -> None:
         """MATH has its answers in solutions alone."""
@@ -107,10 +107,10 @@ class TestColumns:
         assert math(DataConfig(path=file), 0).problem(0).answer in ("1", "2")
 
     def test_without_any_there_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match="there is none"):
+        with pytest.raises(UserError, match="there is none"):
             task_of(write(tmp_path / "p", {}))
 
 
 def test_a_file_of_one_problem_leaves_none_to_train_on(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"^data\.path: .* too few"):
+    with pytest.raises(UserError, match=r"^data\.path: .* too few"):
         task_of(numbered(tmp_path / "p", 1))

@@ -9,7 +9,7 @@ from policy_trainer.data.problem import Task
 from policy_trainer.data.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.registry import TASKS, make_task
-from shared.refusal import Refused
+from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA
 
 FILES = {
@@ -42,7 +42,7 @@ def test_tasks_that_need_nothing() -> None:
 def test_a_task_that_judges_no_steps_is_refused_where_they_are_asked_for() -> None:
     judging = JudgingConfig(steps=True)
     assert make_task(TrainConfig(model="m", judging=judging)).name == "arithmetic"
-    with pytest.raises(Refused, match=r"judging\.steps: task countdown"):
+    with pytest.raises(UserError, match=r"judging\.steps: task countdown"):
         make_task(TrainConfig(model="m", task="countdown", judging=judging))
 
 
@@ -55,21 +55,21 @@ def test_a_mixture_judges_steps_where_all_of_its_tasks_do() -> None:
     assert isinstance(task, JudgesSteps)
     problem, completion = task.problem(0), "<think>1+1=2</think><answer>0</answer>"
     assert task.steps(problem, completion) == Arithmetic(0).steps(problem, completion) != []
-    with pytest.raises(Refused, match=r"judging\.steps: task mixture"):
+    with pytest.raises(UserError, match=r"judging\.steps: task mixture"):
         mixture("arithmetic", "countdown")
 
 
 class TestOnesOwn:
     def test_what_is_no_task_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         config = TrainConfig(model="m", task="types:SimpleNamespace")
-        with pytest.raises(Refused, match=r"task: .* positional"):
+        with pytest.raises(UserError, match=r"task: .* positional"):
             make_task(config)
         monkeypatch.setattr("types.SimpleNamespace", lambda source, seed: type("Half", (), {"name": "half"}))
-        with pytest.raises(Refused, match=r"task: what types:SimpleNamespace makes has no correct, .*held_out"):
+        with pytest.raises(UserError, match=r"task: what types:SimpleNamespace makes has no correct, .*held_out"):
             make_task(config)
 
     def test_what_is_not_there_is_refused(self) -> None:
-        with pytest.raises(Refused, match=r"task: nowhere:Task cannot be imported from .*: ModuleNotFoundError"):
+        with pytest.raises(UserError, match=r"task: nowhere:Task cannot be imported from .*: ModuleNotFoundError"):
             make_task(TrainConfig(model="m", task="nowhere:Task"))
 
     def test_a_name_that_is_none_is_refused(self) -> None:

@@ -177,7 +177,12 @@ def test_the_model_still_generates(name: str) -> None:
     # Two prompts, the shorter padded on the left, greedily with a cache.
     ids = torch.tensor([[5, 9, 33, 12, 7], [0, 0, 41, 3, 8]])
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    options: dict[str, Any] = {
+        "attention_mask": mask,
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     want = untouched.generate(ids, **options)  # type: ignore[operator]
     forward(SHAPES["ragged"], [1.0])
     assert torch.equal(served.generate(ids, **options), want)  # type: ignore[operator]

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
+from shared.errors import UserError
 from shared.logprobs import (
     LogprobForward,
     PackedForward,
@@ -25,7 +26,6 @@ from shared.logprobs.choice import self_test_tolerance
 from shared.logprobs.head import target_logps
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
-from shared.refusal import Refused
 from tests.shared.logprobs.families import (
     VOCABULARY,
     group,
@@ -107,7 +107,7 @@ def test_without_a_right_form_nothing_is_served(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(choice, "PackedForward", Shifted)
     monkeypatch.setattr(choice, "PaddedForward", Undefined)
     monkeypatch.setattr(choice, "PlainForward", Undefined)
-    with pytest.raises(Refused, match=r"Qwen2ForCausalLM.*packed.*plain"):
+    with pytest.raises(UserError, match=r"Qwen2ForCausalLM.*packed.*plain"):
         choose_forward(make("qwen2"))
 
 

@@ -166,7 +166,12 @@ def test_what_is_sampled_is_scored_the_same() -> None:
     forward = choose_forward(model)
     prompt = torch.tensor([[5, 9, 33, 12, 7]])
     out: Any = model.generate(  # type: ignore[operator]
-        prompt, max_new_tokens=12, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True
+        prompt,
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
     )
     completion = out.sequences[0, 5:]
     seen = torch.stack([step[0].log_softmax(-1)[token] for step, token in zip(out.logits, completion, strict=True)])

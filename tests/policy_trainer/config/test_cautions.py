@@ -1,0 +1,45 @@
+"""What is said of settings that may not do what they seem to."""
+
+from typing import Any
+
+import pytest
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.config.cautions import cautions
+
+
+def said(**settings: Any) -> list[str]:
+    return cautions(TrainConfig.model_validate({"model": "m"} | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"loss": {"kl": "k1"}}, "no expected gradient"),
+        ({"loss": {"kl_in": "both"}}, "twice"),
+        ({"sampling": {"top_p": 0.9}}, "renormalise"),
+        ({"sampling": {"top_k": 5}}, "renormalise"),
+        ({"reference": {"decay": 0.9}}, "sync_steps"),
+        ({"judging": {"steps": True}}, "outcome"),
+        ({"judging": {"model": {"path": "judge"}}}, "--rewards"),
+    ],
+)
+def test_a_caution(settings: dict[str, Any], word: str) -> None:
+    (words,) = said(**settings)
+    assert word in words
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loss": {"kl": "k1", "kl_in": "reward"}},
+        {"loss": {"kl": "k1", "kl_weight": "ratio"}},
+        {"loss": {"kl": "k1", "beta": 0}},
+        {"loss": {"kl": "k2"}},
+        {"judging": {"steps": True}, "loss": {"advantage": "process"}},
+        {"judging": {"model": {"path": "judge"}}, "rewards": ["model"]},
+    ],
+)
+def test_nothing_to_say(settings: dict[str, Any]) -> None:
+    assert said(**settings) == []

@@ -1,0 +1,356 @@
+"""Settings: what is impossible is refused with the name of its field, and what a run wrote reads back the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic_settings import BaseSettings
+
+from policy_trainer.__main__ import FileSchema
+from policy_trainer.config import (
+    CheckpointConfig,
+    ColumnsConfig,
+    DataConfig,
+    DemoConfig,
+    EvalConfig,
+    EvalEvaluationConfig,
+    EvaluationConfig,
+    JudgingConfig,
+    LossConfig,
+    OptimizerConfig,
+    PenaltyConfig,
+    ReferenceConfig,
+    RewardModelConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingConfig,
+    SftConfig,
+    TrainConfig,
+)
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.settings import load_settings
+
+RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshots"]
+ALONE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(cls: type[BaseSettings], *arguments: str) -> Any:
+    schema = DemoConfig if cls is DemoConfig else FileSchema
+    return load_settings(cls, list(arguments), prog="policy-trainer", schema=schema)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("cls", "arguments", "field"),
+        [
+            (TrainConfig, ["--model", ""], "model"),
+            (TrainConfig, ["--max-steps", "0"], "max_steps"),
+            (TrainConfig, ["--max-steps", "many"], "max_steps"),
+            (TrainConfig, ["--seed", "-1"], "seed"),
+            (TrainConfig, ["--threads", "0"], "threads"),
+            (TrainConfig, ["--dtype", "float8"], "dtype"),
+            (TrainConfig, ["--dtype", "float16"], "dtype"),
+            (TrainConfig, ["--task", "chess"], "task"),
+            (TrainConfig, ["--task", "jsonl"], "data.path"),
+            (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "1", "2"], "reward_weights"),
+            (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "inf"], 'field "reward_weights"'),
+            (TrainConfig, ["--server", "127.0.0.1:8400"], "server"),
+            (TrainConfig, ["--groups-per-step", "0"], "groups_per_step"),
+            (TrainConfig, ["--micro-batch-tokens", "0"], "micro_batch_tokens"),
+            (TrainConfig, ["--publish-every", "0"], "publish_every"),
+            (TrainConfig, ["--max-lag", "-1"], "max_lag"),
+            (TrainConfig, ["--lease-seconds", "1"], "lease_seconds"),
+            (TrainConfig, ["--lease-seconds", "inf"], "lease_seconds"),
+            (TrainConfig, ["--max-bad-steps", "0"], "max_bad_steps"),
+            (TrainConfig, ["--rollout", "elsewhere"], "rollout"),
+            (TrainConfig, ["--loss.epsilon", "0"], "loss.epsilon"),
+            (TrainConfig, ["--loss.epsilon", "1"], "loss.epsilon"),
+            (TrainConfig, ["--loss.epsilon", "nan"], "loss.epsilon"),
+            (TrainConfig, ["--loss.beta", "-0.1"], "loss.beta"),
+            (TrainConfig, ["--loss.beta", "inf"], "loss.beta"),
+            (TrainConfig, ["--loss.advantage-eps", "0"], "loss.advantage_eps"),
+            (TrainConfig, ["--optimizer.learning-rate", "0"], "optimizer.learning_rate"),
+            (TrainConfig, ["--optimizer.learning-rate", "nan"], "optimizer.learning_rate"),
+            (TrainConfig, ["--optimizer.warmup-steps", "-1"], "optimizer.warmup_steps"),
+            (TrainConfig, ["--optimizer.min-lr-rate", "1.1"], "optimizer.min_lr_rate"),
+            (TrainConfig, ["--optimizer.betas", "0.9", "--optimizer.betas", "1.0"], "betas"),
+            (TrainConfig, ["--optimizer.weight-decay", "-1"], "optimizer.weight_decay"),
+            (TrainConfig, ["--optimizer.max-grad-norm", "-1"], "optimizer.max_grad_norm"),
+            (TrainConfig, ["--optimizer.master-weights", "float16"], "optimizer.master_weights"),
+            (TrainConfig, ["--reference.sync-steps", "5"], "reference.snapshot_root"),
+            (TrainConfig, [*RENEWED, "--loss.beta", "0"], "reference.sync_steps"),
+            (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
+            (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
+            (TrainConfig, [*RENEWED, "--reference.decay", "1"], "reference.decay"),
+            (TrainConfig, ["--sampling.num-generations", "1"], "sampling.num_generations"),
+            (TrainConfig, [*ALONE, "--loss.drop-frac-reward-zero-std"], "sampling.num_generations"),
+            (TrainConfig, [*ALONE, "--sampling.max-resamples", "1"], "sampling.num_generations"),
+            (TrainConfig, ["--checkpoint.save-steps", "0"], "checkpoint.save_steps"),
+            (TrainConfig, ["--checkpoint.save-total-limit", "0"], "checkpoint.save_total_limit"),
+            (TrainConfig, ["--evaluation.eval-steps", "-1"], "evaluation.eval_steps"),
+            (TrainConfig, ["--evaluation.problems", "0"], "evaluation.problems"),
+            (TrainConfig, ["--evaluation.batch-size", "0"], "evaluation.batch_size"),
+            (TrainConfig, ["--data.answer-rule", "vibes"], "data.answer_rule"),
+            (TrainConfig, ["--data.max-prompt-length", "0"], "data.max_prompt_length"),
+            (TrainConfig, ["--data.too-long", "cut"], "data.too_long"),
+            (RolloutConfig, ["--worker", "2", "--workers", "2"], "worker"),
+            (RolloutConfig, ["--worker", "-1"], "worker"),
+            (RolloutConfig, ["--workers", "0"], "workers"),
+            (EvalConfig, ["--sampling.num-generations", "0"], "sampling.num_generations"),
+            (EvalConfig, ["--sampling.prompts-per-round", "0"], "sampling.prompts_per_round"),
+            (EvalConfig, ["--sampling.max-completion-length", "0"], "sampling.max_completion_length"),
+            (EvalConfig, ["--sampling.temperature", "0"], "sampling.temperature"),
+            (EvalConfig, ["--sampling.temperature", "inf"], "sampling.temperature"),
+            (EvalConfig, ["--sampling.top-p", "0"], "sampling.top_p"),
+            (EvalConfig, ["--sampling.top-p", "1.1"], "sampling.top_p"),
+            (EvalConfig, ["--sampling.top-k", "-1"], "sampling.top_k"),
+            (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
+            (SftConfig, [], "data.path"),
+            (DemoConfig, ["--max-steps", "0"], "max_steps"),
+        ],
+    )
+    def test_name_the_field(
+        self, capsys: pytest.CaptureFixture[str], cls: type[BaseSettings], arguments: list[str], field: str
+    ) -> None:
+        model = [] if cls is DemoConfig or "--model" in arguments else ["--model", "m"]
+        with pytest.raises(SystemExit) as stopped:
+            load(cls, *model, *arguments)
+        assert stopped.value.code == 2
+        words = capsys.readouterr().err
+        assert f" {field}" in words and len(words.splitlines()) == 1, words
+
+    def test_a_check_of_a_group_names_its_field_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--loss.beta", "0", "--loss.kl-in", "reward")
+        assert capsys.readouterr().err.startswith("policy-trainer: loss.kl_in: ")
+
+    @pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+    def test_a_file_may_spell_infinity_but_not_use_it(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, number: str
+    ) -> None:
+        file = tmp_path / "config.toml"
+        file.write_text(f'model = "m"\nrewards = ["tags"]\nreward_weights = [{number}]\n')
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--config", str(file))
+        assert " reward_weights.0: " in capsys.readouterr().err
+
+    def test_of_float16_names_the_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--dtype", "float16")
+        assert "train in bfloat16" in capsys.readouterr().err
+        assert load(EvalConfig, "--model", "m", "--dtype", "float16").dtype == "float16"
+
+    def test_a_model_is_needed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig)
+        assert " model: " in capsys.readouterr().err
+
+
+# None of them is its field's default.
+COMMON: dict[str, Any] = {
+    "model": "some/model",
+    "revision": "v1",
+    "device": "cuda:0",
+    "dtype": "bfloat16",
+    "threads": 3,
+    "preset": "dapo",
+    "seed": 5,
+    "task": "jsonl",
+    "rewards": ["accuracy", "tags"],
+    "reward_weights": [1.0, 0.1],
+    "judging": JudgingConfig(
+        seconds=0.5,
+        model=RewardModelConfig(path="some/judge", device="cuda:1", batch_size=3),
+        penalty=PenaltyConfig(overlong_tokens=9),
+    ),
+    "data": DataConfig(
+        path=Path("a b/ü.jsonl"),
+        columns=ColumnsConfig(prompt="question", answer="gold"),
+        prompt_style="plain",
+        assistant_prefill="<think>\n",
+        eval_path=Path("/held"),
+        answer_rule="math",
+        system_prompt='Say "yes".\nOr \\ no.',
+        max_prompt_length=77,
+        too_long="refuse",
+    ),
+    "sampling": SamplingConfig(
+        num_generations=3,
+        prompts_per_round=5,
+        max_completion_length=7,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=11,
+        stop=["\n\n", "</answer>", "é"],
+    ),
+}
+RUN: dict[str, Any] = {
+    **COMMON,
+    "run_dir": Path("runs/x"),
+    "run": "a-name",
+    "server": "https://example.org:1",
+    "token_file": Path("tokens"),
+    "tls_ca": Path("ca.pem"),
+}
+FULL: list[BaseSettings] = [
+    TrainConfig(
+        **RUN,
+        max_waiting=13,
+        rollout="external",
+        resume=True,
+        max_steps=9,
+        groups_per_step=4,
+        micro_batch_tokens=100,
+        gradient_checkpointing=True,
+        publish_every=3,
+        max_lag=0,
+        order="freshest",
+        lease_seconds=33.5,
+        max_bad_steps=2,
+        num_iterations=2,
+        minibatches=3,
+        report_to=["tensorboard"],
+        reference=ReferenceConfig(sync_steps=5, decay=0.5, snapshot_root=Path("snapshots")),
+        loss=LossConfig(
+            advantage="rloo",
+            scale_rewards="batch",
+            advantage_eps=1e-8,
+            drop_zero_variance=False,
+            old_logps="recomputed",
+            epsilon=0.1,
+            epsilon_high=0.3,
+            beta=0.02,
+            importance_sampling_correction="tis",
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=3e-7,
+            warmup_steps=4,
+            min_lr_rate=0.1,
+            betas=(0.8, 0.95),
+            weight_decay=0.01,
+            max_grad_norm=0.5,
+            master_weights="none",
+        ),
+        checkpoint=CheckpointConfig(save_steps=7, save_total_limit=5),
+        evaluation=EvaluationConfig(eval_steps=0, problems=3, batch_size=2),
+    ),
+    RolloutConfig(**RUN, worker=2, workers=5),
+    EvalConfig(**COMMON, evaluation=EvalEvaluationConfig(eval_steps=1, problems=9, batch_size=4)),
+]
+
+
+def dumped(config: BaseSettings) -> dict[str, Any]:
+    return config.model_dump(exclude={"config", "resume"})
+
+
+def read_back(config: BaseSettings, directory: Path) -> Any:
+    written = RunDirectory(directory)
+    written.write_config(config)
+    return load(type(config), "--config", str(written.config))
+
+
+class TestToken:
+    SECRET = "a-token-that-nobody-may-see"
+
+    @pytest.fixture
+    def config(self, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+        monkeypatch.setenv("POLICY_TRAINER_TOKEN", self.SECRET)
+        return load(TrainConfig, "--model", "m")
+
+    def test_comes_from_the_environment_and_is_written_nowhere(self, config: TrainConfig, tmp_path: Path) -> None:
+        assert config.token and config.token.get_secret_value() == self.SECRET
+        RunDirectory(tmp_path).write_config(config)
+        assert self.SECRET not in (tmp_path / "config.toml").read_text() + repr(config) + str(config.model_dump())
+
+    def test_is_refused_on_a_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--token", self.SECRET)
+        err = capsys.readouterr().err
+        assert "POLICY_TRAINER_TOKEN" in err and self.SECRET not in err
+
+    def test_an_authority_goes_with_https(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            load(TrainConfig, "--model", "m", "--tls-ca", "ca.pem")
+        assert "tls_ca: goes with a server at https://" in capsys.readouterr().err
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("config", FULL, ids=lambda config: type(config).__name__)
+    def test_of_every_field(self, config: BaseSettings, tmp_path: Path) -> None:
+        defaults = type(config)(model="m").model_dump()
+        values = config.model_dump(exclude={"config"})
+        assert not [name for name, value in values.items() if value == defaults[name]], "a field has its default"
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    @pytest.mark.parametrize("cls", [TrainConfig, RolloutConfig, EvalConfig])
+    def test_of_the_defaults(self, cls: type[BaseSettings], tmp_path: Path) -> None:
+        config = cls(model="m")
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.text(st.characters(codec="utf-8"), min_size=1), st.floats(min_value=1e-300, allow_infinity=False))
+    def test_of_any_text_and_number(self, tmp_path: Path, text: str, number: float) -> None:
+        config = TrainConfig(
+            model="m",
+            data=DataConfig(system_prompt=text),
+            sampling=SamplingConfig(stop=[text]),
+            optimizer=OptimizerConfig(learning_rate=number),
+        )
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    def test_every_command_takes_its_own_fields_from_a_runs_file(self, tmp_path: Path) -> None:
+        train = FULL[0]
+        assert isinstance(train, TrainConfig)
+        RunDirectory(tmp_path).write_config(train)
+        file = str(tmp_path / "config.toml")
+        rollout = load(RolloutConfig, "--config", file, "--worker", "1", "--workers", "2")
+        assert rollout.sampling == train.sampling and rollout.run == "a-name" and rollout.worker == 1
+        assert load(EvalConfig, "--config", file).evaluation.model_dump() == train.evaluation.model_dump()
+
+    def test_resume_is_not_kept(self, tmp_path: Path) -> None:
+        """A run's file is read by every later life, and by its workers."""
+        assert read_back(FULL[0], tmp_path).resume is False
+
+
+def test_the_run_is_named_after_its_directory(tmp_path: Path) -> None:
+    assert RunConfig(model="m", run_dir=tmp_path / "of-mine").run == "of-mine"
+    assert RunConfig(model="m", run_dir=Path(".")).run == tmp_path.name
+    assert RunConfig(model="m", run_dir=tmp_path, run="named").run == "named"
+
+
+def test_sampling_params_may_replace_group_size_and_temperature() -> None:
+    config = SamplingConfig(num_generations=3, temperature=0.7, stop=["x"], top_k=5)
+    assert config.params().num_generations == 3 and config.params().temperature == 0.7
+    greedy = config.params(num_generations=1, temperature=0)
+    assert (greedy.num_generations, greedy.temperature, greedy.stop, greedy.top_k) == (1, 0, ("x",), 5)
+
+
+class TestRunDirectory:
+    def test_holds_a_run(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        assert not directory.holds_a_run()
+        directory.write_config(TrainConfig(model="m"))
+        assert not directory.holds_a_run(), "a configuration alone is no run"
+        directory.metrics.touch()
+        assert not directory.holds_a_run(), "nor is a file that a refused command has opened"
+        directory.metrics.write_text("{}\n")
+        assert directory.holds_a_run()
+
+    def test_a_crash_leaves_a_whole_configuration(self, tmp_path: Path, fuse: Any) -> None:
+        """The old one or the new one, whatever file operation was the last."""
+        directory = RunDirectory(tmp_path)
+        directory.write_config(TrainConfig(model="old"))
+        survived, operations = False, 0
+        while not survived:
+            operations += 1
+            survived = fuse.lives(operations, lambda: directory.write_config(TrainConfig(model="new")))
+            model = load(TrainConfig, "--config", str(directory.config)).model
+            assert model == "new" if survived else model in ("old", "new")
+        assert operations > 2

@@ -1,0 +1,57 @@
+"""Settings of the loss that make no sense together are refused with the field's name and a remedy."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from policy_trainer.config import LossConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "remedy"),
+    [
+        ({"advantage": "dr_grpo", "scale_rewards": "group"}, "scale_rewards", "advantage = outcome"),
+        ({"advantage": "dr_grpo", "scale_rewards": "batch"}, "scale_rewards", "advantage = outcome"),
+        ({"advantage": "reinforce++", "kl_in": "reward", "scale_rewards": "group"}, "scale_rewards", "take batch"),
+        ({"advantage": "reinforce++"}, "kl_in", "take reward"),
+        ({"advantage": "process", "kl_in": "reward"}, "kl_in", "take loss"),
+        ({"advantage": "process", "kl_in": "both"}, "kl_in", "take loss"),
+        ({"beta": 0, "kl_in": "reward"}, "kl_in", "raise beta"),
+        ({"beta": 0, "kl_in": "both"}, "kl_in", "raise beta"),
+        ({"kl_in": "reward", "kl_weight": "ratio"}, "kl_weight", "take both"),
+        ({"delta": 1.2}, "delta", "above the upper bound of the ratio, 1.2,"),
+        ({"delta": 1.5, "epsilon_high": 0.6}, "delta", "above the upper bound of the ratio, 1.6,"),
+        ({"importance_sampling_correction": "tis"}, "importance_sampling_correction", "old_logps = recomputed"),
+        (
+            {"importance_sampling_correction": "mask", "old_logps": "current"},
+            "importance_sampling_correction",
+            "old_logps = recomputed",
+        ),
+        ({"correction_low": 3, "correction_high": 2}, "correction_low", "above loss.correction_high"),
+    ],
+)
+def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        LossConfig.model_validate(settings)
+    words = str(refused.value)
+    assert f"loss.{field}: " in words and remedy in words
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage": "dr_grpo", "scale_rewards": "none"},
+        {"advantage": "rloo", "scale_rewards": "batch"},
+        {"advantage": "reinforce++", "beta": 0},
+        {"advantage": "reinforce++", "kl_in": "both", "scale_rewards": "none"},
+        {"advantage": "process", "scale_rewards": "batch"},
+        {"kl_in": "both", "kl_weight": "ratio"},
+        {"old_logps": "current", "kl_weight": "ratio"},
+        {"delta": 3.0, "epsilon_high": 0.28},
+        {"surrogate": "reinforce", "importance_sampling_level": "sequence", "epsilon": 0.1},
+        {"importance_sampling_correction": "mask", "old_logps": "recomputed", "correction_level": "sequence"},
+    ],
+)
+def test_accepted(settings: dict[str, Any]) -> None:
+    LossConfig.model_validate(settings)

@@ -1,0 +1,180 @@
+"""Accuracy and its interval, against published values and a sampler that says what it is told."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import PromptConfig, TrainConfig
+from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.evaluation.evaluation import Evaluator, wilson_interval
+from policy_trainer.rewards import equal_number, equal_text
+from policy_trainer.rewards.correct import ByAnswer
+from policy_trainer.rewards.judging import Judge
+from shared.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("successes", "count", "low", "high"),
+    [
+        # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        # By hand: (5 + z^2/2) / (10 + z^2) -+ z sqrt(10) / (10 + z^2) sqrt(1/4 + z^2/40)
+        (5, 10, 0.2366, 0.7634),
+        (10, 10, 0.7225, 1.0),
+        (1, 1, 0.2065, 1.0),
+    ],
+)
+def test_wilson(successes: int, count: int, low: float, high: float) -> None:
+    assert wilson_interval(successes, count) == pytest.approx((low, high), abs=6e-5)
+
+
+@given(st.integers(1, 100_000), st.data())
+def test_wilson_holds_the_share_within_0_and_1(count: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, count))
+    low, high = wilson_interval(successes, count)
+    assert 0 <= low <= successes / count <= high <= 1
+    mirrored = wilson_interval(count - successes, count)
+    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high))
+
+
+class FakeTask:
+    name = "fake"
+    correct = ByAnswer(equal_number)
+    default_rewards = ("accuracy", "format")
+
+    def __init__(self, *problems: tuple[str, str]) -> None:
+        self.problems = [Problem(answer=answer, prompt=prompt) for prompt, answer in problems]
+
+    def problem(self, index: int) -> Problem:
+        raise AssertionError("an evaluation draws no training problems")
+
+    def held_out(self) -> Sequence[Problem]:
+        return self.problems
+
+
+class Parrot:
+    """Answers each prompt with the prompt. One that ends in a dot is cut off there."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.asked: list[tuple[int, int]] = []
+
+    def load(self, weights: Path) -> None:
+        raise AssertionError
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        assert params.num_generations == 1
+        self.asked.append((len(prompts), seed))
+        return [[self.completion(list(prompt))] for prompt in prompts]
+
+    def completion(self, ids: list[int]) -> Completion:
+        finished = not str(self.tokenizer.decode(ids)).endswith(".")
+        ids = [*ids, 1] if finished else ids
+        return Completion(np.array(ids), np.zeros(len(ids), np.float32), finished)
+
+
+def evaluator(tokenizer: PreTrainedTokenizerFast, task: FakeTask, batch_size: int = 3) -> Evaluator:
+    judge = Judge(tokenizer, task, TrainConfig(model="m"))
+    encoder = PromptEncoder(tokenizer, PromptConfig(), limit=60)
+    return Evaluator(encoder, judge, task, batch_size=batch_size)
+
+
+GREEDY = SamplingParams(1, 20, temperature=0)
+FORM = "<think></think><answer>{}</answer>"
+PROBLEMS = (
+    (FORM.format(5), "5"),
+    (FORM.format(6), "5"),
+    (FORM.format(7), "unknown"),
+    ("x" * 61, "5"),
+    ("<answer>8</answer>", "8"),
+    ("no idea.", "9"),
+)
+
+
+def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Six problems: two right, two wrong, one that cannot be judged, one too long."""
+    sampler, progress = Parrot(tokenizer), []
+    result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(
+        sampler, GREEDY, 6, seed=100, on_progress=lambda done, total: progress.append((done, total))
+    )
+    assert (result.problems, result.left_out, result.accuracy) == (4, 2, 0.5)
+    assert (result.low, result.high) == wilson_interval(2, 4)
+    assert result.rewards == {"accuracy": 0.5, "format": 0.5}
+    assert result.finished == 0.75
+    lengths = [len(tokenizer.encode(PROBLEMS[i][0])) + 1 for i in (0, 1, 4)] + [len("no idea.")]
+    assert result.mean_tokens == pytest.approx(sum(lengths) / 4)
+    assert sampler.asked == [(3, 100), (2, 103)]
+    assert progress == [(0, 5), (3, 5), (5, 5)]
+    assert result.decoding == "greedy"
+    assert "transcripts" not in result.summary() and result.summary()["accuracy"] == 0.5
+    assert [(item.answer, item.correct) for item in result.transcripts] == [
+        ("5", True),
+        ("5", False),
+        ("8", True),
+        ("9", False),
+    ]
+    assert result.transcripts[0].prompt == PROBLEMS[0][0] and result.transcripts[0].completion == PROBLEMS[0][0]
+
+
+@pytest.mark.parametrize(("asked", "problems", "left_out"), [(1, 1, 0), (2, 2, 0), (4, 2, 2), (100, 4, 2)])
+def test_the_first_so_many(tokenizer: PreTrainedTokenizerFast, asked: int, problems: int, left_out: int) -> None:
+    result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(Parrot(tokenizer), GREEDY, asked)
+    assert (result.problems, result.left_out) == (problems, left_out)
+
+
+@pytest.mark.parametrize(
+    ("problems", "asked", "too_long", "unrewarded"),
+    [(PROBLEMS[2:3], 1, 0, 1), (PROBLEMS[3:4], 1, 1, 0), (PROBLEMS[2:4] + PROBLEMS[3:4], 3, 2, 1), ((), 0, 0, 0)],
+)
+def test_nothing_to_judge_is_an_error_with_its_causes(
+    tokenizer: PreTrainedTokenizerFast,
+    problems: tuple[tuple[str, str], ...],
+    asked: int,
+    too_long: int,
+    unrewarded: int,
+) -> None:
+    causes = rf"of {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
+    with pytest.raises(UserError, match=causes):
+        evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
+
+
+def test_the_result_does_not_depend_on_the_batch_size(tokenizer: PreTrainedTokenizerFast) -> None:
+    results = [
+        evaluator(tokenizer, FakeTask(*PROBLEMS), batch_size=size).evaluate(Parrot(tokenizer), GREEDY, 6)
+        for size in (1, 2, 64)
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast) -> None:
+    """What is right does not depend on other rewards: here on one for numbers alone, and on one that judges nothing."""
+
+    class Textual(FakeTask):
+        correct = ByAnswer(equal_text)
+
+    task = Textual(("<answer>5</answer>", "5"), ("<answer>a</answer>", "a"), ("<answer>6</answer>", "7"))
+    silent = "tests.policy_trainer.rewards.faulty:silent"
+    config = TrainConfig(model="m", rewards=["simple_grpo/accuracy", silent])
+    encoder = PromptEncoder(tokenizer, PromptConfig())
+    judge = Judge(tokenizer, task, config)
+    result = Evaluator(encoder, judge, task, batch_size=3).evaluate(Parrot(tokenizer), GREEDY, 3)
+    assert result.accuracy == pytest.approx(2 / 3)
+    assert result.rewards == pytest.approx({"simple_grpo/accuracy": 0, silent: math.nan}, nan_ok=True)
+    assert result.summary()["rewards"] == {"simple_grpo/accuracy": 0, silent: None}
+
+
+def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> None:
+    sampled = SamplingParams(1, 20, temperature=0.7)
+    result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(Parrot(tokenizer), sampled, 6)
+    assert result.decoding == "sampled at 0.7"

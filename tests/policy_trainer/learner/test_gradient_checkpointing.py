@@ -1,0 +1,111 @@
+"""Gradient checkpointing: the same gradients to the bit out of fewer saved bytes, and nothing else changes."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.data.completion import SamplingParams
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
+from policy_trainer.run_files.publish import load_weights
+from policy_trainer.sampling.hf import HFSampler
+from shared.batch import TokenGroup
+from shared.errors import UserError
+from shared.logprobs import PackedForward, PlainForward
+from shared.models import save_model
+
+Make = Callable[..., PreTrainedModel]
+Forward = Callable[[PreTrainedModel], Any]
+GROUPS = [
+    TokenGroup(np.arange(2, 9), np.arange(3, 33), np.array([12, 1, 17])),
+    TokenGroup(np.arange(5, 8), np.arange(9, 14), np.array([2, 3])),
+]
+
+
+def logps(model: PreTrainedModel, forward: Forward) -> Tensor:
+    return forward(model)(GROUPS, [1.0, 0.7])
+
+
+def gradients(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
+    logps(model, forward).square().sum().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def saved_bytes(model: PreTrainedModel, forward: Forward) -> int:
+    """What a forward keeps for its backward."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logps(model, forward)
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("forward", [PackedForward, PlainForward])
+class TestOfAForward:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_gradients_are_the_same_to_the_bit(self, make_tiny: Make, forward: Forward, dtype: torch.dtype) -> None:
+        model = make_tiny(dtype=dtype)
+        recomputed = copy.deepcopy(model)
+        checkpoint_layers(recomputed)
+        assert torch.equal(logps(recomputed, forward), logps(model, forward))
+        expected = gradients(model, forward)
+        assert expected and all(map(torch.equal, gradients(recomputed, forward), expected))
+
+    def test_saves_layers_inputs_alone(self, make_tiny: Make, forward: Forward) -> None:
+        """By what each of eight layers adds to one of none: a tenth of the bytes, or less."""
+        nothing, model = make_tiny(layers=1), make_tiny(layers=9)
+        before = saved_bytes(model, forward) - saved_bytes(nothing, forward)
+        checkpoint_layers(nothing)
+        checkpoint_layers(model)
+        assert 0 < saved_bytes(model, forward) - saved_bytes(nothing, forward) < before / 10
+
+    def test_runs_layers_once_where_no_gradient_is_wanted(self, make_tiny: Make, forward: Forward) -> None:
+        model = make_tiny()
+        calls: list[str] = []
+        model.get_submodule("model.layers.0.self_attn").register_forward_hook(lambda *_: calls.append("attention"))
+        checkpoint_layers(model)
+        with torch.no_grad():
+            logps(model, forward)
+        without = len(calls)
+        logps(model, forward).sum().backward()
+        assert len(calls) == 3 * without
+
+
+def test_sampling_with_a_cache_is_as_it_was(make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = make_tiny(vocabulary=len(tokenizer))
+    params = SamplingParams(num_generations=2, max_completion_length=12, temperature=1.0, top_p=1.0, top_k=0, stop=())
+    prompts = [[5, 6, 7], [8, 9]]
+    expected = HFSampler(model, tokenizer).sample(prompts, params, seed=0)
+    checkpoint_layers(model)
+    got = HFSampler(model, tokenizer).sample(prompts, params, seed=0)
+    for group, expected_group in zip(got, expected, strict=True):
+        for completion, expected_completion in zip(group, expected_group, strict=True):
+            assert np.array_equal(completion.ids, expected_completion.ids)
+            assert np.array_equal(completion.logps, expected_completion.logps)
+
+
+def test_is_saved_and_loaded_as_any_other(tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
+    model, other = make_tiny(seed=1, vocabulary=len(tokenizer)), make_tiny(seed=2, vocabulary=len(tokenizer))
+    for either in (model, other):
+        checkpoint_layers(either)
+    save_model(model, tokenizer, tmp_path)
+    load_weights(other, tmp_path / "model.safetensors")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = model.state_dict()
+    for state in (loaded.state_dict(), other.state_dict()):
+        assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_a_model_without_such_layers_is_refused_with_a_reason() -> None:
+    with pytest.raises(UserError, match="gradient_checkpointing: Linear has no layers"):
+        checkpoint_layers(nn.Linear(2, 2))

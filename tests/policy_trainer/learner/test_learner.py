@@ -1,0 +1,818 @@
+"""One training step against its restatement as a loop over rows, and against every way of cutting it up."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.config import LossConfig, OptimizerConfig
+from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.micro_batches import micro_batches, totals
+from policy_trainer.learner.step_groups import judge, prepare
+from policy_trainer.learner.step_stats import StepStats
+from shared.batch import ScoredBatch, TokenGroup
+from shared.logprobs import PackedForward, PlainForward
+
+Make = Callable[..., Any]
+LOSS = LossConfig(epsilon=0.2, beta=0.1)
+# A norm that clips nothing: the gradient is left as it is.
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9)
+
+
+def learner(
+    model: PreTrainedModel,
+    *,
+    forward: Callable[[PreTrainedModel], Any] = PackedForward,
+    loss: LossConfig = LOSS,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    steps: int = 10,
+    micro_batch_tokens: int = 10_000,
+    max_completion_length: int = 10,
+    num_iterations: int = 1,
+    minibatches: int = 1,
+) -> Learner:
+    return Learner(
+        model,
+        forward(model),
+        loss=loss,
+        optimizer=optimizer,
+        steps=steps,
+        micro_batch_tokens=micro_batch_tokens,
+        max_completion_length=max_completion_length,
+        num_iterations=num_iterations,
+        minibatches=minibatches,
+    )
+
+
+def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+    """Log-probs of one completion, its row alone."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
+    logps = torch.log_softmax(logits / temperature, dim=-1)
+    return torch.stack([logps[len(prompt) - 1 + t, token] for t, token in enumerate(completion)])
+
+
+def naive_loss(model: PreTrainedModel, batches: Sequence[ScoredBatch], loss: LossConfig) -> Tensor:
+    """The GRPO step of MATH.md, written as it reads: one token after the other, in the model's own precision."""
+    total, completions = torch.zeros((), dtype=torch.float64), 0
+    for batch in batches:
+        rollout = batch.rollout
+        judged = [float(reward) for reward in rollout.rewards if not math.isnan(reward)]
+        if len(set(judged)) < 2:
+            continue
+        mean = sum(judged) / len(judged)
+        std = math.sqrt(sum((reward - mean) ** 2 for reward in judged) / (len(judged) - 1))
+        place = 0
+        for reward, completion in zip(rollout.rewards, rollout.group.completions(), strict=True):
+            tokens = slice(place, place + len(completion))
+            place += len(completion)
+            if math.isnan(reward):
+                continue
+            completions += 1
+            advantage = (float(reward) - mean) / (std + loss.advantage_eps)
+            logps = row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), rollout.temperature)
+            assert rollout.sampler_logps is not None
+            mask = np.ones(len(completion), bool) if rollout.loss_mask is None else rollout.loss_mask[tokens]
+            terms = []
+            for logp, old, ref, trained in zip(
+                logps, rollout.sampler_logps[tokens], batch.ref_logps[tokens], mask, strict=True
+            ):
+                if trained:
+                    ratio = torch.exp(logp - float(old))
+                    clipped = min(max(ratio, 1 - loss.epsilon), 1 + loss.epsilon)
+                    x = float(ref) - logp
+                    terms.append(-min(ratio * advantage, clipped * advantage) + loss.beta * (torch.exp(x) - x - 1))
+            total = total + sum(terms) / max(len(terms), 1)
+    return total / max(completions, 1)
+
+
+def naive_entropy(model: PreTrainedModel, batch: ScoredBatch) -> list[float]:
+    """In nats, of the distribution that predicted each token that trains."""
+    rollout, entropies = batch.rollout, []
+    for reward, completion in zip(rollout.rewards, rollout.group.completions(), strict=True):
+        prompt = rollout.group.prompt_ids.tolist()
+        logits = model(input_ids=torch.tensor([[*prompt, *completion.tolist()]]), use_cache=False).logits[0]
+        for t in range(len(completion)):
+            chances = torch.softmax(logits[len(prompt) - 1 + t] / rollout.temperature, dim=-1).tolist()
+            entropies.append(math.nan if math.isnan(reward) else -sum(p * math.log(p) for p in chances))
+    mask = np.ones(len(entropies), bool) if rollout.loss_mask is None else rollout.loss_mask
+    return [entropy for entropy, trained in zip(entropies, mask, strict=True) if trained and not math.isnan(entropy)]
+
+
+def gradient(model: PreTrainedModel) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def weights(model: PreTrainedModel) -> Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def assert_close(got: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
+    """Relative to the largest element."""
+    assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.fixture
+def model(make_tiny: Make) -> PreTrainedModel:
+    return make_tiny().double()
+
+
+@pytest.fixture
+def batches(model: PreTrainedModel, make_scored: Make) -> list[ScoredBatch]:
+    """Five ragged groups that hold everything a step may meet: clipped tokens on both sides, a NaN reward, a mask, a
+    completion that trains no token, equal rewards, several temperatures."""
+    generator = np.random.default_rng(0)
+
+    def group(number: int, lengths: list[int], rewards: list[float], **extra: Any) -> ScoredBatch:
+        prompt = generator.integers(2, 64, 3 + number).tolist()
+        completions = [generator.integers(2, 64, length).tolist() for length in lengths]
+        temperature = extra.get("temperature", 1.0)
+        with torch.no_grad():
+            own = torch.cat([row_logps(model, prompt, completion, temperature) for completion in completions]).numpy()
+        old, ref = (own + generator.normal(0, 0.5, len(own)) for _ in range(2))
+        return make_scored(prompt, completions, rewards, old_logps=old, ref_logps=ref, number=number, **extra)
+
+    return [
+        group(0, [4, 1, 7], [0.0, 1.0, 0.25]),
+        group(1, [3, 3], [1.0, 1.0]),
+        group(2, [2, 5, 6, 3], [math.nan, 2.0, 0.0, 0.5], temperature=0.5),
+        group(3, [3, 2, 4], [1.0, 0.0, 0.0], loss_mask=[1, 0, 1, 0, 0, 1, 1, 1, 0], temperature=1.25),
+        group(4, [1, 9], [math.nan, 1.0]),
+    ]
+
+
+def stepped(model: PreTrainedModel, batches: Sequence[ScoredBatch], **options: Any) -> tuple[StepStats, Tensor, Tensor]:
+    """Of a copy: the statistics, the gradient, and the weights after two updates."""
+    model = copy.deepcopy(model)
+    learns = learner(model, **options)
+    stats = learns.step(batches, step=0)
+    grad = gradient(model).clone()
+    learns.step(batches, step=1)
+    return stats, grad, weights(model)
+
+
+class TestAgainstTheNaiveLoop:
+    def test_loss_gradient_and_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        stats, grad, _ = stepped(model, batches)
+        loss = naive_loss(model, batches, LOSS)
+        loss.backward()
+        assert stats.loss == pytest.approx(loss.item(), rel=1e-6)
+        assert_close(grad, gradient(model))
+        assert stats.grad_norm == pytest.approx(gradient(model).norm().item(), rel=1e-6)
+        assert not stats.not_finite
+
+    @pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+    def test_weights_after_two_updates(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], max_grad_norm: float
+    ) -> None:
+        """AdamW by hand: Loshchilov and Hutter, algorithm 2, with a gradient that is scaled down to max_grad_norm."""
+        config = OptimizerConfig(
+            learning_rate=1e-3,
+            warmup_steps=4,
+            min_lr_rate=0.5,
+            weight_decay=0.1,
+            betas=(0.8, 0.95),
+            max_grad_norm=max_grad_norm,
+        )
+        *_, got = stepped(model, batches, optimizer=config)
+        m = v = 0.0
+        for t, lr in ((1, 1e-3 * 1 / 4), (2, 1e-3 * 2 / 4 * (1 - 0.5 / 9))):
+            model.zero_grad()
+            naive_loss(model, batches, LOSS).backward()
+            g = gradient(model)
+            g = g * min(1.0, max_grad_norm / g.norm().item())
+            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
+            new = weights(model) * (1 - lr * 0.1)
+            new -= lr * (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
+            torch.nn.utils.vector_to_parameters(new, model.parameters())
+        assert_close(got, weights(model))
+
+    def test_statistics(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Counted by hand: three groups differ; 12 + 14 + 5 tokens train."""
+        stats, _, _ = stepped(model, batches)
+        assert stats.groups == 3
+        assert stats.tokens == 12 + 14 + 5
+        assert 0 < stats.clip_ratio < 1
+        assert stats.kl > 0
+
+    @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
+    @pytest.mark.parametrize("forward", [PackedForward, PlainForward])
+    def test_entropy(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], forward: Any, micro_batch_tokens: int
+    ) -> None:
+        """Of masked tokens, unrewarded completions and groups that teach nothing none counts."""
+        with torch.no_grad():
+            expected = [entropy for i in (0, 2, 3) for entropy in naive_entropy(model, batches[i])]
+        assert len(expected) == 12 + 14 + 5
+        stats, _, _ = stepped(model, batches, forward=forward, micro_batch_tokens=micro_batch_tokens)
+        assert stats.entropy == pytest.approx(np.mean(expected), rel=1e-6)
+
+    def test_kl_and_clip_ratio(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Of the first group alone, token by token."""
+        batch = batches[0]
+        rollout = batch.rollout
+        assert rollout.sampler_logps is not None
+        with torch.no_grad():
+            rows = [
+                row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), 1.0)
+                for completion in rollout.group.completions()
+            ]
+        x = batch.ref_logps - torch.cat(rows).numpy()
+        ratio = np.exp(torch.cat(rows).numpy() - rollout.sampler_logps)
+        sign = np.repeat(np.sign(rollout.rewards - rollout.rewards.mean()), rollout.group.completion_lengths)
+        clipped = ((sign > 0) & (ratio > 1.2)) | ((sign < 0) & (ratio < 0.8))
+        stats, _, _ = stepped(model, [batch])
+        assert clipped.any() and not clipped.all()
+        assert stats.clip_ratio == pytest.approx(clipped.mean())
+        assert stats.kl == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
+
+
+class TestInvariance:
+    # The three groups that train have 15, 21 and 15 tokens.
+    @pytest.mark.parametrize(
+        ("micro_batch_tokens", "order", "expected"),
+        [
+            (1, [0, 2, 3], [[15], [21], [15]]),
+            (35, [0, 2, 3], [[15], [21], [15]]),
+            (36, [0, 2, 3], [[15, 21], [15]]),
+            (30, [2, 0, 3], [[21], [15, 15]]),
+            (50, [2, 0, 3], [[21, 15], [15]]),
+            (51, [0, 2, 3], [[15, 21, 15]]),
+        ],
+    )
+    def test_to_micro_batches(
+        self,
+        model: PreTrainedModel,
+        batches: list[ScoredBatch],
+        micro_batch_tokens: int,
+        order: list[int],
+        expected: list[list[int]],
+    ) -> None:
+        seen: list[list[int]] = []
+
+        class Recording(PackedForward):
+            def with_entropy(
+                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+            ) -> tuple[Tensor, Tensor]:
+                seen.append([group.tokens for group in groups])
+                return super().with_entropy(groups, temperatures)
+
+        whole = stepped(model, batches)
+        ordered = [batches[i] for i in order]
+        cut = stepped(model, ordered, micro_batch_tokens=micro_batch_tokens, forward=Recording)
+        assert seen == expected * 2  # stepped makes two updates
+        self.assert_same(cut, whole)
+
+    @pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
+    def test_to_the_order_of_groups(self, model: PreTrainedModel, batches: list[ScoredBatch], order: list[int]) -> None:
+        self.assert_same(stepped(model, [batches[i] for i in order], micro_batch_tokens=40), stepped(model, batches))
+
+    def test_to_packing(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        self.assert_same(stepped(model, batches, forward=PlainForward), stepped(model, batches))
+
+    def test_to_the_order_of_completions(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
+    ) -> None:
+        first = batches[0]
+        rollout, group = first.rollout, first.rollout.group
+        assert rollout.sampler_logps is not None
+        cuts = np.cumsum(group.completion_lengths)[:-1]
+        old, ref = np.split(rollout.sampler_logps, cuts), np.split(first.ref_logps, cuts)
+        turned = make_scored(
+            group.prompt_ids.tolist(),
+            group.completions()[::-1],
+            rollout.rewards[::-1].tolist(),
+            old_logps=np.concatenate(old[::-1]),
+            ref_logps=np.concatenate(ref[::-1]),
+        )
+        self.assert_same(stepped(model, [turned]), stepped(model, [first]))
+
+    def test_to_the_temperature_that_float32_cannot_hold(self, model: PreTrainedModel, make_scored: Make) -> None:
+        batch = make_scored([3, 4, 5], [[6, 7], [8], [9, 10, 11]], [0.0, 1.0, 0.5], temperature=0.9)
+        self.assert_same(stepped(model, [batch], forward=PlainForward), stepped(model, [batch]))
+        loss = naive_loss(model, [batch], LOSS)
+        assert stepped(model, [batch])[0].loss == pytest.approx(loss.item(), rel=1e-6)
+
+    @staticmethod
+    def assert_same(got: tuple[StepStats, Tensor, Tensor], expected: tuple[StepStats, Tensor, Tensor]) -> None:
+        for name in ("loss", "kl", "entropy", "clip_ratio", "grad_norm", "learning_rate"):
+            assert getattr(got[0], name) == pytest.approx(getattr(expected[0], name), rel=1e-6)
+        assert (got[0].groups, got[0].tokens) == (expected[0].groups, expected[0].tokens)
+        assert_close(got[1], expected[1])
+        assert_close(got[2], expected[2])
+
+
+class TestWhatIsLeftOut:
+    def test_groups_without_variance_do_not_count_in_the_mean(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        alone = stepped(model, batches[:1])
+        TestInvariance.assert_same(stepped(model, [batches[1], batches[0], batches[4]]), alone)
+
+    def test_unjudged_completions_neither_train_nor_count(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], make_scored: Make
+    ) -> None:
+        """The group with a NaN, and the same group without that completion."""
+        with_nan = batches[2]
+        rollout = with_nan.rollout
+        assert math.isnan(rollout.rewards[0]) and rollout.sampler_logps is not None
+        first = int(rollout.group.completion_lengths[0])
+        without = make_scored(
+            rollout.group.prompt_ids.tolist(),
+            rollout.group.completions()[1:],
+            rollout.rewards[1:],
+            old_logps=rollout.sampler_logps[first:],
+            ref_logps=with_nan.ref_logps[first:],
+            temperature=rollout.temperature,
+        )
+        TestInvariance.assert_same(stepped(model, [with_nan, batches[0]]), stepped(model, [without, batches[0]]))
+
+    @pytest.mark.parametrize("count", [0, 1, 2])
+    def test_with_nothing_to_learn_the_weights_do_not_move_by_a_bit(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], count: int
+    ) -> None:
+        learns = learner(model, optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.5))
+        learns.step(batches, step=0)  # from now on there is momentum
+        optimizer = learns.weights.optimizer
+        before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
+        stats = learns.step([batches[1], batches[4]][:count], step=1)
+        assert torch.equal(weights(model), before)
+        assert all(
+            torch.equal(state[i]["exp_avg"], s["exp_avg"])
+            for i, s in learns.weights.optimizer.state_dict()["state"].items()
+        )
+        assert (stats.groups, stats.tokens, stats.grad_norm, stats.not_finite) == (0, 0, 0.0, False)
+        assert math.isnan(stats.loss) and math.isnan(stats.kl) and math.isnan(stats.entropy), "no mean of nothing"
+
+    def test_equal_rewards_feel_kl_alone_where_they_are_kept(self, model: PreTrainedModel, make_scored: Make) -> None:
+        batch = make_scored([3, 4], [[5, 6], [7]], [1000.1, 1000.1], ref_logps=[-2.0, -2.5, -3.0])
+        kept = LossConfig(beta=0.1, drop_zero_variance=False)
+        stats, grad, _ = stepped(model, [batch], loss=kept)
+        rows = [row_logps(model, [3, 4], row, 1.0) for row in ([5, 6], [7])]
+        x = [
+            torch.tensor(ref, dtype=torch.float64) - row for ref, row in zip(([-2.0, -2.5], [-3.0]), rows, strict=True)
+        ]
+        expected = 0.1 * sum((part.exp() - part - 1).mean() for part in x) / 2
+        assert isinstance(expected, Tensor)
+        expected.backward()
+        assert stats.groups == 1
+        assert stats.loss == pytest.approx(expected.item(), rel=1e-6)
+        assert_close(grad, gradient(model))
+
+    def test_a_group_without_any_judgement_is_left_out_even_there(
+        self, model: PreTrainedModel, make_scored: Make
+    ) -> None:
+        batch = make_scored([3, 4], [[5, 6], [7]], [math.nan, math.nan])
+        before = weights(model)
+        stats = learner(model, loss=LossConfig(drop_zero_variance=False)).step([batch], step=0)
+        assert stats.groups == 0
+        assert torch.equal(weights(model), before)
+
+    def test_masked_tokens_may_be_anything(self, model: PreTrainedModel, make_scored: Make) -> None:
+        """Log-probs under a false mask have no effect, however absurd."""
+        tokens, rewards, mask = [[5, 6], [7, 8]], [0.0, 1.0], [True, False, True, True]
+        sane = make_scored([3, 4], tokens, rewards, loss_mask=mask, old_logps=[-3, -3, -3, -3])
+        absurd = make_scored(
+            [3, 4], tokens, rewards, loss_mask=mask, old_logps=[-3, -3e38, -3, -3], ref_logps=[-1, -3e38, -1, -1]
+        )
+        TestInvariance.assert_same(stepped(model, [absurd]), stepped(model, [sane]))
+
+
+class TestNotFinite:
+    def test_an_overflowing_loss_changes_nothing(self, make_tiny: Make, make_scored: Make) -> None:
+        model = make_tiny()
+        good = make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])
+        learns = learner(model, loss=LossConfig(beta=100.0))
+        learns.step([good], step=0)
+        before = weights(model)
+        stats = learns.step([good, make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
+        assert stats.not_finite
+        assert torch.equal(weights(model), before)
+
+    def test_a_gradient_of_nan_changes_nothing_and_is_forgotten(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        class Poisoned(PackedForward):
+            poisoned = True
+
+            def with_entropy(
+                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+            ) -> tuple[Tensor, Tensor]:
+                logps, entropy = super().with_entropy(groups, temperatures)
+                if self.poisoned:  # the value stays as it is, the gradient is NaN
+                    logps.register_hook(lambda grad: grad * math.nan)
+                return logps, entropy
+
+        before = weights(model)
+        forward = Poisoned(model)
+        learns = learner(model, forward=lambda _: forward, micro_batch_tokens=40)
+        stats = learns.step(batches, step=0)
+        assert stats.not_finite and math.isfinite(stats.loss) and math.isnan(stats.grad_norm)
+        assert torch.equal(weights(model), before)
+        forward.poisoned = False
+        again = learns.step(batches, step=1)
+        assert not again.not_finite and weights(model).isfinite().all()
+        assert not torch.equal(weights(model), before)
+
+
+class TestKl:
+    @pytest.mark.parametrize("forward", [PackedForward, PlainForward])
+    def test_of_a_model_to_its_own_scores_is_nothing(
+        self, make_tiny: Make, make_scored: Make, forward: Callable[[PreTrainedModel], Any]
+    ) -> None:
+        model, temperature = make_tiny(), 0.9
+        prompt, completions = [3, 4, 5], [[6, 7, 8, 9], [10], [11, 12]]
+        group = make_scored(prompt, completions, [0.0, 1.0, 0.0]).rollout.group
+        with torch.no_grad():
+            own = forward(model)([group], [temperature]).numpy()
+        batch = make_scored(prompt, completions, [0.0, 1.0, 0.0], old_logps=own, ref_logps=own, temperature=temperature)
+        learns = learner(model, forward=forward)
+        assert 0 <= learns.kl([batch, batch]) < 1e-9
+        assert learns.step([batch], step=0).kl < 1e-9
+        assert learns.kl([batch]) > 1e-6
+
+    def test_is_the_mean_over_all_tokens(self, model: PreTrainedModel, make_scored: Make) -> None:
+        one = make_scored([3], [[4, 5], [6]], [0.0, 1.0], ref_logps=[-2, -3, -4])
+        two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
+        with torch.no_grad():
+            logps = torch.cat(
+                [row_logps(model, [3], [4, 5], 1), row_logps(model, [3], [6], 1), row_logps(model, [7, 8], [9], 2)]
+            ).numpy()
+        x = np.array([-2, -3, -4, -1]) - logps
+        before = weights(model)
+        assert learner(model).kl([one, two]) == pytest.approx((np.exp(x) - x - 1).mean(), rel=1e-6)
+        assert torch.equal(weights(model), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class TestNoiseFloor:
+    @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+    def test_is_the_kl_between_two_packings(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int
+    ) -> None:
+        """Of a forward that is off by a tenth of a nat for each completion that is packed with a token."""
+
+        class Noisy(PackedForward):
+            def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+                return super().__call__(groups, temperatures) + 0.1 * sum(group.size for group in groups)
+
+        # Groups of 15, 10, 21, 15 and 12 tokens; 3, 2, 4, 3 and 2 completions.
+        cuts = {1: [[3], [2], [4], [3], [2]], 40: [[3, 2], [4, 3], [2]], 10_000: [[3, 2, 4, 3, 2]]}[micro_batch_tokens]
+        lengths = {0: [4, 1, 7], 1: [3, 3], 2: [2, 5, 6, 3], 3: [3, 2, 4], 4: [1, 9]}
+        assert [batch.rollout.group.completion_lengths.tolist() for batch in batches] == list(lengths.values())
+        together = [sum(part) for part in cuts for _ in part]
+        x = []
+        for number, rows in lengths.items():
+            first = len(rows) // 2
+            for place, length in enumerate(rows):
+                alone = first if place < first else len(rows) - first
+                x += [0.1 * (together[number] - alone)] * length
+        expected = np.mean(np.exp(x) - np.array(x) - 1)
+        got = learner(model, forward=Noisy, micro_batch_tokens=micro_batch_tokens).noise_floor(batches)
+        assert got == pytest.approx(expected, rel=1e-5)
+
+    def test_is_nothing_in_float32_and_trains_nothing(self, make_tiny: Make, batches: list[ScoredBatch]) -> None:
+        model = make_tiny()
+        before = weights(model)
+        assert 0 <= learner(model, micro_batch_tokens=40).noise_floor(batches) < 1e-9
+        assert torch.equal(weights(model), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_of_groups_of_one_and_of_nothing(self, model: PreTrainedModel, make_scored: Make) -> None:
+        assert learner(model).noise_floor([make_scored([3, 4], [[5, 6]], [1.0])]) < 1e-9
+        assert learner(model).noise_floor([]) == 0.0
+
+
+class TestBfloat16:
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_gradients_of_micro_batches_are_added_up_in_float32(
+        self, make_tiny: Make, batches: list[ScoredBatch], tied: bool
+    ) -> None:
+        """Those of each micro-batch are what a model without masters has of it, in bfloat16."""
+        mixed = learner(make_tiny(tied=tied, dtype=torch.bfloat16), micro_batch_tokens=1)
+        mixed.step(batches, step=0)
+        model = make_tiny(tied=tied, dtype=torch.bfloat16)
+        pure = learner(model, optimizer=OptimizerConfig(master_weights="none"))
+        teaching = [group for group in judge(batches, LOSS) if group.teaches]
+        groups = prepare(teaching, LOSS, [group.rollout.sampler_logps for group in teaching])
+        expected = torch.zeros_like(weights(model), dtype=torch.float32)
+        for micro_batch in micro_batches(groups, 1, torch.device("cpu")):
+            model.zero_grad()
+            pure._accumulate(micro_batch, totals(groups, 10))
+            expected += gradient(model)
+        got = torch.cat([master.grad.flatten() for master in mixed.weights.stepped.values() if master.grad is not None])
+        assert len(groups) == 3 and torch.equal(got, expected)
+
+    def test_with_masters_it_goes_where_float32_goes_and_without_it_lags(
+        self, make_tiny: Make, batches: list[ScoredBatch]
+    ) -> None:
+        """With hardly any clipping: whether a token is clipped is not continuous."""
+
+        def trained(dtype: torch.dtype, masters: Any) -> tuple[list[float], Tensor]:
+            model = make_tiny(dtype=dtype)
+            config = OptimizerConfig(learning_rate=1e-3, max_grad_norm=1e9, master_weights=masters)
+            learns = learner(model, optimizer=config, loss=LossConfig(epsilon=0.99, beta=0.1))
+            losses = [learns.step(batches, step=step).loss for step in range(8)]
+            return losses, weights(model).float() - weights(make_tiny())
+
+        losses, way = trained(torch.float32, "float32")
+        mixed_losses, mixed_way = trained(torch.bfloat16, "float32")
+        pure_losses, pure_way = trained(torch.bfloat16, "none")
+        assert losses[-1] < losses[0] - 0.3
+        assert mixed_losses == pytest.approx(losses, abs=0.01)
+        assert torch.cosine_similarity(mixed_way, way, dim=0) > 0.95
+        assert pure_losses[-1] < losses[0] - 0.2
+        assert torch.cosine_similarity(pure_way, way, dim=0) < torch.cosine_similarity(mixed_way, way, dim=0)
+
+    def test_not_finite_leaves_masters_and_weights(self, make_tiny: Make, make_scored: Make) -> None:
+        model = make_tiny(dtype=torch.bfloat16)
+        learns = learner(model, loss=LossConfig(beta=100.0))
+        learns.step([make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])], step=0)
+        before = weights(model)
+        masters = copy.deepcopy(learns.weights.masters)
+        stats = learns.step([make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])], step=1)
+        assert stats.not_finite and torch.equal(weights(model), before)
+        assert all(torch.equal(learns.weights.masters[name], master) for name, master in masters.items())
+
+
+def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    learns = learner(model.train())
+    learns.step(batches, step=0)
+    assert not model.training
+
+
+def test_the_learning_rate_that_is_told_is_the_one_applied(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    learns = learner(model, optimizer=OptimizerConfig(learning_rate=0.5, min_lr_rate=0.0), steps=5)
+    assert learns.step(batches, step=3).learning_rate == pytest.approx(0.125)
+    assert learns.weights.optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
+    before = weights(model)
+    learns.step(batches, step=4)
+    assert torch.equal(weights(model), before)
+
+
+class Counting(PackedForward):
+    """Counts forwards without a gradient."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.scored: list[list[int]] = []
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.scored.append([group.tokens for group in groups])
+        return super().__call__(groups, temperatures)
+
+
+def own_logps(model: PreTrainedModel, batch: ScoredBatch) -> np.ndarray:
+    with torch.no_grad():
+        return PackedForward(model)([batch.rollout.group], [batch.rollout.temperature]).numpy()
+
+
+def with_own_logps(model: PreTrainedModel, batch: ScoredBatch) -> ScoredBatch:
+    """As if the model had sampled it. In the model's own precision: float32 would show."""
+    rollout = copy.copy(batch.rollout)
+    object.__setattr__(rollout, "sampler_logps", own_logps(model, batch))
+    return ScoredBatch(rollout, batch.ref_logps, batch.reference_version)
+
+
+class TestOldLogps:
+    @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
+    def test_of_a_single_update_are_its_own_exactly_and_for_nothing(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], old_logps: str
+    ) -> None:
+        made: list[Counting] = []
+
+        def counting(model: PreTrainedModel) -> Counting:
+            made.append(Counting(model))
+            return made[-1]
+
+        loss = LossConfig.model_validate({"beta": 0.1, "old_logps": old_logps})
+        stats, grad, after = stepped(model, batches, loss=loss, forward=counting)
+        assert (stats.ratio_min, stats.ratio_mean, stats.ratio_max) == (1, 1, 1)
+        assert not made[0].scored
+        TestInvariance.assert_same(
+            (stats, grad, after), stepped(model, batches, loss=LossConfig(beta=0.1, old_logps="current"))
+        )
+        sampled = [with_own_logps(model, batch) for batch in batches]
+        assert_close(grad, stepped(model, sampled)[1])
+
+    @pytest.mark.parametrize("micro_batch_tokens", [40, 10_000])
+    def test_recomputed_are_those_before_the_first_of_several_updates(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int
+    ) -> None:
+        """The same as with a sampler that has the same weights, though not in the second step."""
+        copied = copy.deepcopy(model)
+        options: dict[str, Any] = {"num_iterations": 3, "micro_batch_tokens": micro_batch_tokens}
+        recomputing = learner(copied, loss=LossConfig(beta=0.1, old_logps="recomputed"), **options)
+        stats = recomputing.step(batches, step=0)
+        assert stats.updates == 3 and stats.ratio_min < 1 < stats.ratio_max
+        sampled = [with_own_logps(model, batch) for batch in batches]
+        expected = learner(model, **options).step(sampled, step=0)
+        assert stats.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert_close(weights(copied), weights(model))
+
+    def test_are_packed_as_the_updates_pack_them(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """Groups of 15, 21 and 15 tokens, in two parts of at most 36 tokens a forward."""
+        forward = Counting(model)
+        learns = learner(
+            model, forward=lambda _: forward, loss=LossConfig(old_logps="recomputed"), minibatches=2,
+            micro_batch_tokens=36,
+        )  # fmt: skip
+        learns.step(batches, step=0)
+        assert forward.scored == [[15], [21, 15]]
+
+    def test_of_the_penalty_on_rewards_are_asked_for_before(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        """With current and recomputed the policy's own, and the ratio of a single update is 1 all the same."""
+        settings = {"kl_in": "reward", "beta": 0.3}
+        sampled = [with_own_logps(model, batch) for batch in batches]
+        expected = stepped(model, sampled, loss=LossConfig.model_validate(settings))
+        for old_logps in ("recomputed", "current"):
+            got = stepped(model, batches, loss=LossConfig.model_validate(settings | {"old_logps": old_logps}))
+            assert (got[0].ratio_min, got[0].ratio_max) == (1, 1)
+            assert got[0].loss == pytest.approx(expected[0].loss, abs=1e-9)
+            assert_close(got[1], expected[1])
+
+
+class TestSeveralUpdates:
+    def test_passes_are_updates_on_the_same_groups_at_one_learning_rate(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        copied = copy.deepcopy(model)
+        stats = learner(copied, num_iterations=3).step(batches, step=0)
+        one = learner(model)
+        each = [one.step(batches, step=0) for _ in range(3)]
+        assert torch.equal(weights(copied), weights(model))
+        assert (stats.updates, stats.groups, stats.tokens) == (3, 3, each[0].tokens)
+        for name in ("loss", "kl", "entropy", "clip_ratio", "grad_norm", "ratio_mean"):
+            assert getattr(stats, name) == pytest.approx(sum(getattr(part, name) for part in each) / 3, rel=1e-6)
+        assert stats.ratio_max == max(part.ratio_max for part in each)
+
+    def test_minibatches_are_updates_on_whole_groups_with_means_of_their_own(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        """Three groups train: one, and then two."""
+        copied = copy.deepcopy(model)
+        stats = learner(copied, minibatches=2).step(batches, step=0)
+        one = learner(model)
+        each = [one.step(part, step=0) for part in (batches[:2], batches[2:])]
+        assert torch.equal(weights(copied), weights(model))
+        assert stats.updates == 2 and stats.tokens == each[0].tokens + each[1].tokens
+        assert stats.loss == pytest.approx((each[0].loss + each[1].loss) / 2)
+
+    def test_there_are_no_more_minibatches_than_groups_that_train(
+        self, model: PreTrainedModel, batches: list[ScoredBatch]
+    ) -> None:
+        stats = learner(model, minibatches=5, num_iterations=2).step(batches, step=0)
+        assert (stats.groups, stats.updates) == (3, 6)
+
+    def test_advantages_are_those_of_the_whole_step(self, model: PreTrainedModel, make_scored: Make) -> None:
+        """Under reinforce++ a group of one learns from the others, also where it is updated on alone."""
+        tokens = [[[4, 5]], [[6]], [[7, 8, 9]]]
+        step = [make_scored([3], rows, [reward]) for rows, reward in zip(tokens, (0.0, 1.0, 3.0), strict=True)]
+        loss = LossConfig(advantage="reinforce++", beta=0, drop_zero_variance=False)
+        assert learner(copy.deepcopy(model), loss=loss).step(step[:1], step=0).advantage_std == 0
+        whole = learner(copy.deepcopy(model), loss=loss).step(step, step=0)
+        parts = learner(model, loss=loss, minibatches=3).step(step, step=0)
+        assert parts.updates == 3 and parts.advantage_std == whole.advantage_std > 0.5
+
+    def test_one_that_is_not_finite_is_left_out(self, make_tiny: Make, make_scored: Make) -> None:
+        good = make_scored([3, 4], [[5, 6], [7]], [0.0, 1.0], old_logps=[-3, -3, -3])
+        bad = make_scored([3], [[5], [6]], [0.0, 1.0], ref_logps=[-3e38, -3e38])
+        model, alone = make_tiny(), make_tiny()
+        stats = learner(model, loss=LossConfig(beta=100.0), minibatches=2).step([good, bad], step=0)
+        assert stats.not_finite and stats.updates == 1
+        learner(alone, loss=LossConfig(beta=100.0)).step([good], step=0)
+        assert torch.equal(weights(model), weights(alone))
+
+
+class TestWithoutAReference:
+    def test_trains_the_same(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        loss = LossConfig(beta=0.0)
+        scored, rollouts = batches, [batch.rollout for batch in batches]
+        got, expected = (stepped(model, each, loss=loss) for each in (rollouts, scored))  # type: ignore[arg-type]
+        assert math.isnan(got[0].kl) and expected[0].kl > 0.01
+        assert got[0].loss == expected[0].loss and torch.equal(got[2], expected[2])
+
+    def test_there_is_no_kl_to_tell_of(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        rollouts = [batch.rollout for batch in batches]
+        learns = learner(model, loss=LossConfig(beta=0.0))
+        assert math.isnan(learns.kl(rollouts)) and learns.noise_floor(rollouts) == learns.noise_floor(batches)
+
+    def test_a_penalty_is_refused_by_name(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        with pytest.raises(ValueError, match="ref_logps"):
+            learner(model).step([batches[0].rollout], step=0)
+
+
+class TestCorrection:
+    SETTINGS: ClassVar = {
+        "old_logps": "recomputed",
+        "importance_sampling_correction": "tis",
+        "correction_max": 1.2,
+        "beta": 0.1,
+    }
+
+    def test_weighs_what_was_sampled_by_another(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        """At ratio 1 the gradient of each token's surrogate is -w A, with w = min(exp(l - sampler), 1.2)."""
+        batch = batches[0]
+        d = own_logps(model, batch) - batch.rollout.sampler_logps
+        stats, grad, _ = stepped(model, [batch], loss=LossConfig.model_validate(self.SETTINGS | {"beta": 0}))
+        rollout = batch.rollout
+        r = torch.tensor(rollout.rewards.tolist(), dtype=torch.float64)
+        advantages = ((r - r.mean()) / (r.std() + 1e-4)).tolist()
+        total, place = torch.zeros(()), 0
+        for completion, advantage in zip(rollout.group.completions(), advantages, strict=True):
+            row = row_logps(model, rollout.group.prompt_ids.tolist(), completion.tolist(), 1.0)
+            weight = torch.tensor(np.minimum(np.exp(d[place : place + len(row)]), 1.2))
+            total, place = total - (weight * row).mean() * advantage / 3, place + len(row)
+        total.backward()
+        assert_close(grad, gradient(model))
+        assert 0 < stats.importance_sampling_clip_ratio < 1
+        assert stats.importance_sampling_clip_ratio == pytest.approx((np.exp(d) > 1.2).mean())
+        w = np.exp(d)
+        assert stats.importance_sampling_ratio_mean == pytest.approx(w.mean(), rel=1e-6)
+        assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
+
+    def test_stays_as_it_was_before_the_first_update(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        first = learner(copy.deepcopy(model), loss=LossConfig.model_validate(self.SETTINGS)).step(batches, step=0)
+        later = learner(model, loss=LossConfig.model_validate(self.SETTINGS), num_iterations=3).step(batches, step=0)
+        for name in (
+            "importance_sampling_clip_ratio",
+            "effective_sample_size",
+            "sampling_logp_difference_mean",
+            "sampling_logp_difference_max",
+        ):
+            assert getattr(later, name) == pytest.approx(getattr(first, name), rel=1e-6)
+
+
+class TestStatistics:
+    @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
+    def test_by_hand(self, model: PreTrainedModel, batches: list[ScoredBatch], micro_batch_tokens: int) -> None:
+        """Over the trained tokens of the groups 0, 2 and 3, whose ratios are taken to the sampler."""
+        ratios, advantages = [], []
+        for batch in (batches[0], batches[2], batches[3]):
+            rollout = batch.rollout
+            mask = np.repeat(~np.isnan(rollout.rewards), rollout.group.completion_lengths)
+            mask &= True if rollout.loss_mask is None else rollout.loss_mask
+            ratios.append(np.exp(own_logps(model, batch) - rollout.sampler_logps)[mask])
+            known = rollout.rewards[~np.isnan(rollout.rewards)].astype(np.float64)
+            advantages.append((known - known.mean()) / (known.std(ddof=1) + 1e-4))
+        rho = np.concatenate(ratios)
+        stats = learner(model, micro_batch_tokens=micro_batch_tokens).step(batches, step=0)
+        assert len(rho) == stats.tokens
+        expected = {
+            "ratio_min": rho.min(),
+            "ratio_mean": rho.mean(),
+            "ratio_max": rho.max(),
+            "effective_sample_size": rho.sum() ** 2 / (len(rho) * (rho**2).sum()),
+            "sampling_logp_difference_mean": np.abs(np.log(rho)).mean(),
+            "sampling_logp_difference_max": np.abs(np.log(rho)).max(),
+            "importance_sampling_ratio_mean": rho.mean(),
+            "importance_sampling_clip_ratio": 0.0,
+            "advantage_std": np.concatenate(advantages).std(),
+            "frac_reward_zero_std": 2 / 5,
+            "updates": 1,
+        }
+        for name, value in expected.items():
+            assert getattr(stats, name) == pytest.approx(value, rel=1e-6), name
+        assert stats.clip_ratio == stats.clip_ratio_low + stats.clip_ratio_high
+        assert min(stats.clip_ratio_low, stats.clip_ratio_high) > 0
+
+    def test_of_nothing_there_are_none(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        stats = learner(model).step([batches[1]], step=0)
+        names = (
+            "ratio_min", "ratio_mean", "ratio_max", "effective_sample_size", "sampling_logp_difference_mean", "sampling_logp_difference_max",
+            "clip_ratio", "importance_sampling_clip_ratio", "advantage_std",
+        )  # fmt: skip
+        assert all(math.isnan(getattr(stats, name)) for name in names)
+        assert stats.frac_reward_zero_std == 1 and stats.updates == 0
+
+    def test_of_an_unknown_sampler_there_is_no_gap(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+        for batch in batches:
+            object.__setattr__(batch.rollout, "sampler_logps", None)
+        stats = learner(model, loss=LossConfig(old_logps="current")).step(batches, step=0)
+        assert math.isnan(stats.sampling_logp_difference_mean) and math.isnan(stats.sampling_logp_difference_max)
+        assert math.isnan(stats.effective_sample_size) and math.isnan(stats.importance_sampling_ratio_mean)
+
+    @pytest.mark.parametrize("old_logps", ["sampler", "recomputed", "current"])
+    def test_a_sampler_that_is_off_shows_without_a_correction(
+        self, model: PreTrainedModel, batches: list[ScoredBatch], old_logps: str
+    ) -> None:
+        w = np.exp(own_logps(model, batches[0]) - batches[0].rollout.sampler_logps)
+        stats = learner(model, loss=LossConfig.model_validate({"old_logps": old_logps})).step(batches[:1], step=0)
+        assert stats.importance_sampling_ratio_mean == pytest.approx(w.mean(), rel=1e-6) and abs(w.mean() - 1) > 0.01
+        assert stats.effective_sample_size == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()), rel=1e-6)
+        assert stats.importance_sampling_clip_ratio == 0
+
+
+def test_a_norm_of_nothing_clips_nothing(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
+    unclipped = stepped(model, batches, optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=0))
+    TestInvariance.assert_same(unclipped, stepped(model, batches))
+    clipped = stepped(model, batches, optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e-3))
+    assert clipped[0].grad_norm == unclipped[0].grad_norm and clipped[1].norm() < 1.01e-3

@@ -1,0 +1,163 @@
+"""Which groups and completions of a step take part, by hand; and what a batch must have."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy_trainer.config import LossConfig
+from policy_trainer.learner.step_groups import Prepared, StepGroup, judge, lack, prepare
+from policy_trainer.objective.loss import KL_ESTIMATORS
+from shared.batch import StepRewards
+
+Make = Callable[..., Any]
+NAN = math.nan
+
+
+def configured(**settings: Any) -> LossConfig:
+    return LossConfig.model_validate(settings)
+
+
+def judged(batch: Any, **settings: Any) -> StepGroup:
+    (group,) = judge([batch], configured(**settings))
+    return group
+
+
+def prepared(batches: list[Any], **settings: Any) -> list[Prepared]:
+    loss = configured(**settings)
+    groups = judge(batches, loss)
+    return prepare(groups, loss, [group.rollout.sampler_logps for group in groups])
+
+
+def with_steps(batch: Any, rewards: list[float], ends: list[int], counts: list[int]) -> Any:
+    steps = StepRewards(rewards=np.array(rewards, np.float32), ends=np.array(ends), counts=np.array(counts))
+    object.__setattr__(batch.rollout, "steps", steps)
+    return batch
+
+
+class TestWhoTakesPart:
+    @pytest.mark.parametrize(
+        ("rewards", "drop", "varies", "teaches"),
+        [
+            ([0.0, 1.0], True, True, True),
+            ([1.0, 1.0], True, False, False),
+            ([1.0, 1.0], False, False, True),
+            ([NAN, 1.0], True, False, False),
+            ([NAN, 1.0], False, False, True),
+            ([NAN, NAN], False, False, False),
+        ],
+    )
+    def test_groups(self, make_scored: Make, rewards: list[float], drop: bool, varies: bool, teaches: bool) -> None:
+        group = judged(make_scored([3], [[4], [5]], rewards), drop_zero_variance=drop)
+        assert (group.varies, group.teaches) == (varies, teaches)
+        assert group.trains.tolist() == [not math.isnan(reward) for reward in rewards]
+
+    @pytest.mark.parametrize(
+        ("truncated", "trains", "expected"),
+        [
+            # Of 0, 2 and 4 the first was cut off: mean 2 and std 2, or without it mean 3 and std sqrt(2).
+            ("keep", [True, True, True], [-2 / 2.0001] * 2 + [0, 2 / 2.0001]),
+            ("mask", [False, True, True], [-2 / 2.0001] * 2 + [0, 2 / 2.0001]),
+            ("drop", [False, True, True], [0, 0, -1 / (math.sqrt(2) + 1e-4), 1 / (math.sqrt(2) + 1e-4)]),
+        ],
+    )
+    def test_completions_that_were_cut_off(
+        self, make_scored: Make, truncated: str, trains: list[bool], expected: list[float]
+    ) -> None:
+        batch = make_scored([3], [[4, 5], [6], [7]], [0.0, 2.0, 4.0])
+        batch.rollout.finished[0] = False
+        (group,) = prepared([batch], truncated=truncated)
+        assert group.trains.tolist() == trains
+        assert group.mask.tolist() == np.repeat(trains, [2, 1, 1]).tolist()
+        assert group.advantages.tolist() == pytest.approx(expected, rel=1e-6)
+
+    @pytest.mark.parametrize(("truncated", "teaches"), [("keep", True), ("mask", False), ("drop", False)])
+    def test_a_group_that_was_all_cut_off(self, make_scored: Make, truncated: str, teaches: bool) -> None:
+        batch = make_scored([3], [[4], [5]], [0.0, 1.0])
+        batch.rollout.finished[:] = False
+        assert judged(batch, truncated=truncated, drop_zero_variance=False).teaches is teaches
+
+    def test_a_completion_with_a_step_that_could_not_be_judged(self, make_scored: Make) -> None:
+        """Under process supervision alone."""
+        batch = with_steps(
+            make_scored([3], [[4, 5], [6], [7]], [0.0, 1.0, 1.0]), [0, NAN, 1, 2], [0, 1, 0, 0], [2, 1, 1]
+        )
+        group = judged(batch, advantage="process")
+        assert group.trains.tolist() == [False, True, True] and group.varies
+        assert judged(batch).trains.all()
+
+    def test_steps_vary_and_not_outcomes_where_steps_are_supervised(self, make_scored: Make) -> None:
+        equal = with_steps(make_scored([3], [[4], [5]], [0.0, 1.0]), [1, 1], [0, 0], [1, 1])
+        assert judged(equal).varies and not judged(equal, advantage="process").varies
+        varying = with_steps(make_scored([3], [[4], [5]], [1.0, 1.0]), [0, 1], [0, 0], [1, 1])
+        assert not judged(varying).varies and judged(varying, advantage="process").varies
+
+    def test_the_masks_of_completions_and_of_tokens(self, make_scored: Make) -> None:
+        batch = make_scored([3], [[4, 5], [6, 7], [8]], [0.0, NAN, 1.0], loss_mask=[True, False, True, True, True])
+        (group,) = prepared([batch])
+        assert group.mask.tolist() == [True, False, False, False, True]
+
+
+class TestPenalty:
+    @pytest.mark.parametrize("kl", KL_ESTIMATORS)
+    def test_is_taken_off_the_rewards_of_a_group(self, make_scored: Make, kl: str) -> None:
+        """With beta 0.5, of trained tokens: x = ref - old is 1 and 2 in the first completion, -1 in the second."""
+        old, ref = [-3.0, -3.0, -5.0, -1.0], [-2.0, -1.0, 80.0, -2.0]
+        batch = make_scored(
+            [3], [[4, 5, 6], [7]], [4.0, 1.0], old_logps=old, ref_logps=ref, loss_mask=[True, True, False, True]
+        )
+        k = {"k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(x) - x - 1}[kl]
+        rewards = [4 - 0.5 * (k(1) + k(2)), 1 - 0.5 * k(-1)]
+        half = (rewards[0] - rewards[1]) / 2
+        (group,) = prepared([batch], beta=0.5, kl=kl, kl_in="reward", scale_rewards="none")
+        assert group.advantages.tolist() == pytest.approx([half] * 3 + [-half], rel=1e-6)
+
+    def test_of_reinforce_plus_plus_is_the_log_ratio_whatever_the_estimator(self, make_scored: Make) -> None:
+        """Less 0.5 (old - ref) at each token: 4 + 0.5 + 1, 4 + 1, 1 - 0.5, about their mean."""
+        batch = make_scored([3], [[4, 5], [7]], [4.0, 1.0], old_logps=[-3, -3, -1], ref_logps=[-2, -1, -2])
+        (group,) = prepared([batch], advantage="reinforce++", beta=0.5, kl_in="reward", scale_rewards="none")
+        mean = (5.5 + 5 + 0.5) / 3
+        assert group.advantages.tolist() == pytest.approx([5.5 - mean, 5 - mean, 0.5 - mean])
+
+    def test_both_differs_in_the_loss_alone(self, make_scored: Make) -> None:
+        batch = make_scored([3], [[4], [5]], [0.0, 1.0], ref_logps=[-2, -1])
+        (one,), (other,) = (prepared([batch], kl_in=kl_in) for kl_in in ("reward", "both"))
+        assert one.advantages.tolist() == other.advantages.tolist()
+
+
+class TestLack:
+    @pytest.mark.parametrize(
+        ("missing", "settings", "word"),
+        [
+            ("sampler_logps", {}, "sampler_logps"),
+            ("sampler_logps", {"old_logps": "recomputed", "importance_sampling_correction": "mask"}, "sampler_logps"),
+            ("sampler_logps", {"old_logps": "recomputed"}, None),
+            ("sampler_logps", {"old_logps": "current"}, None),
+            ("ref_logps", {}, "ref_logps"),
+            ("ref_logps", {"kl_in": "reward"}, "ref_logps"),
+            ("ref_logps", {"beta": 0}, None),
+            ("steps", {"advantage": "process"}, "step_rewards"),
+            ("steps", {}, None),
+        ],
+    )
+    def test_is_told_and_refused(
+        self, make_scored: Make, missing: str, settings: dict[str, Any], word: str | None
+    ) -> None:
+        batch = with_steps(make_scored([3], [[4], [5]], [0.0, 1.0]), [0, 1], [0, 0], [1, 1])
+        if missing == "ref_logps":
+            batch = batch.rollout
+        else:
+            object.__setattr__(batch.rollout, missing, None)
+        reason = lack(batch, configured(**settings))
+        if word is None:
+            assert reason is None and judged(batch, **settings).teaches
+            return
+        assert reason is not None and word in reason
+        with pytest.raises(ValueError, match=rf"batch 0{{8}}-.* cannot be trained on: .*{word}"):
+            judged(batch, **settings)
+
+
+def test_of_no_groups() -> None:
+    assert judge([], LossConfig()) == [] and prepare([], LossConfig(), []) == []

@@ -1,0 +1,432 @@
+"""The token loss against hand-computed values, finite differences, and everything that overflows."""
+
+import itertools
+import math
+from decimal import Decimal, localcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from policy_trainer.config import LossConfig
+from policy_trainer.objective.loss import KL_ESTIMATORS, SURROGATES, LossTokens, TokenLoss, k1, k2, k3, token_loss
+from policy_trainer.objective.ratios import RATIOS
+
+INF, NAN = math.inf, math.nan
+
+
+def loss_of(
+    logps: Tensor,
+    old: Tensor | None = None,
+    ref: Tensor | None = None,
+    advantages: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
+    correction: Tensor | None = None,
+    **settings: Any,
+) -> TokenLoss:
+    """With advantages of 1 and no KL where nothing else is said; each token is a completion of its own."""
+    tokens = LossTokens(
+        rows=torch.arange(len(logps)) if rows is None else rows,
+        mask=torch.ones(len(logps), dtype=torch.bool) if mask is None else mask,
+        advantages=torch.ones(len(logps)) if advantages is None else advantages,
+        old_logps=old,
+        ref_logps=ref,
+        correction=correction,
+    )
+    return token_loss(logps, tokens, LossConfig.model_validate({"beta": 0.0} | settings))
+
+
+def losses(log_ratio: float, advantage: float, *, x: float = 0.0, **settings: Any) -> tuple[float, float, bool, bool]:
+    """Surrogate, KL and clipped, low and high, of one token; x is ref_logps - logps."""
+    logps = torch.tensor([-1.0], dtype=torch.float64)
+    loss = loss_of(logps, logps - log_ratio, logps + x, torch.tensor([advantage]), **settings)
+    return loss.surrogate.item(), loss.kl.item(), bool(loss.clipped_low), bool(loss.clipped_high)
+
+
+def gradient(total: Tensor, leaf: Tensor) -> list[float]:
+    (grad,) = torch.autograd.grad(total, leaf)
+    return grad.tolist()
+
+
+CLIPPED = [
+    (1.0, 2.0, -2.0, ""),
+    (1.1, 2.0, -2.2, ""),
+    # A > 0: there is nothing to gain above 1 + clip; below 1 - clip the loss still pulls back.
+    (1.5, 2.0, -2.4, "high"),
+    (0.5, 2.0, -1.0, ""),
+    # A < 0: nothing to gain below 1 - clip; above 1 + clip it pushes down.
+    (0.5, -2.0, 1.6, "low"),
+    (1.5, -2.0, 3.0, ""),
+    (0.9, -2.0, 1.8, ""),
+    (1.5, 0.0, 0.0, ""),
+]
+
+
+class TestClip:
+    @pytest.mark.parametrize(("ratio", "advantage", "expected", "clipped"), CLIPPED)
+    def test_hand_computed(self, ratio: float, advantage: float, expected: float, clipped: str) -> None:
+        surrogate, _, low, high = losses(math.log(ratio), advantage)
+        assert surrogate == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        assert (low, high) == (clipped == "low", clipped == "high")
+
+    @pytest.mark.parametrize(
+        ("ratio", "advantage", "expected", "clipped"),
+        [(1.25, 2.0, -2.5, ""), (1.5, 2.0, -2.56, "high"), (0.5, -2.0, 1.8, "low"), (0.5, 2.0, -1.0, "")],
+    )
+    def test_an_upper_bound_of_its_own(self, ratio: float, advantage: float, expected: float, clipped: str) -> None:
+        surrogate, _, low, high = losses(math.log(ratio), advantage, epsilon=0.1, epsilon_high=0.28)
+        assert surrogate == pytest.approx(expected, rel=1e-12)
+        assert (low, high) == (clipped == "low", clipped == "high")
+
+    @pytest.mark.parametrize(
+        ("ratio", "advantage", "expected", "clipped"),
+        [
+            # Nothing changes but for A < 0 above it: there the loss is 3 |A|, without gradient.
+            *CLIPPED,
+            (2.9, -2.0, 5.8, ""),
+            (10.0, -2.0, 6.0, "high"),
+            (10.0, 2.0, -2.4, "high"),
+        ],
+    )
+    def test_delta(self, ratio: float, advantage: float, expected: float, clipped: str) -> None:
+        surrogate, _, low, high = losses(math.log(ratio), advantage, delta=3.0)
+        assert surrogate == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        assert (low, high) == (clipped == "low", clipped == "high")
+
+    @pytest.mark.parametrize(
+        ("advantage", "log_ratio", "delta"), [(1.0, 0.5, None), (-1.0, -0.5, None), (-1.0, 2.0, 3.0)]
+    )
+    def test_a_clipped_token_has_no_gradient(self, advantage: float, log_ratio: float, delta: float | None) -> None:
+        logps = torch.tensor([-1.0], requires_grad=True)
+        loss = loss_of(logps, logps.detach() - log_ratio, advantages=torch.tensor([advantage]), delta=delta)
+        assert gradient(loss.loss.sum(), logps) == [0]
+
+    @pytest.mark.parametrize("old", [True, False])
+    def test_at_ratio_one_the_gradient_is_the_policy_gradient(self, old: bool) -> None:
+        logps = torch.tensor([-1.0, -2.0], requires_grad=True)
+        own = logps.detach() if old else None
+        loss = loss_of(logps, own, logps.detach(), torch.tensor([0.7, -1.3]), beta=0.04)
+        assert loss.surrogate.tolist() == pytest.approx([-0.7, 1.3])
+        total = (torch.tensor([0.25, 0.75]) * loss.loss).sum()
+        assert gradient(total, logps) == pytest.approx([-0.25 * 0.7, 0.75 * 1.3])
+
+
+class TestReinforce:
+    def test_hand_computed(self) -> None:
+        logps = torch.tensor([-1.0, -2.5], requires_grad=True)
+        # Whatever the ratio is: e and e^-3.
+        loss = loss_of(logps, torch.tensor([-2.0, 0.5]), advantages=torch.tensor([2.0, -1.0]), surrogate="reinforce")
+        assert loss.surrogate.tolist() == [2.0, -2.5]
+        assert gradient(loss.loss.sum(), logps) == [-2.0, 1.0]
+        assert not loss.clipped_low.any() and not loss.clipped_high.any()
+        assert loss.ratio.tolist() == pytest.approx([math.e, math.exp(-3)])
+
+
+class TestCispo:
+    @pytest.mark.parametrize(("ratio", "weight", "cut"), [(0.5, 0.5, False), (2.0, 2.0, False), (8.0, 5.0, True)])
+    @pytest.mark.parametrize("advantage", [1.5, -1.5])
+    def test_hand_computed(self, ratio: float, weight: float, cut: bool, advantage: float) -> None:
+        """-sg[min(rho, 5)] A l at l = -1; also where it is truncated there is a gradient."""
+        logps = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+        loss = loss_of(logps, logps.detach() - math.log(ratio), advantages=torch.tensor([advantage]), surrogate="cispo")
+        assert loss.surrogate.item() == pytest.approx(weight * advantage, rel=1e-12)
+        assert gradient(loss.loss.sum(), logps) == pytest.approx([-weight * advantage])
+        assert (bool(loss.clipped_low), bool(loss.clipped_high)) == (False, cut)
+
+    def test_the_bound_is_absolute(self) -> None:
+        assert losses(math.log(8.0), 1.0, surrogate="cispo", ratio_max=7.0)[0] == pytest.approx(7.0)
+
+
+class TestSapo:
+    @pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-2.0, 1.05), (0.0, 1.05)])
+    @pytest.mark.parametrize("ratio", [0.3, 1.0, 4.0])
+    def test_hand_computed(self, ratio: float, advantage: float, tau: float) -> None:
+        """Its gradient at ratio 1 is the policy gradient: the derivative of (4 / tau) sigmoid(tau (rho - 1)) is 1."""
+        logps = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+        loss = loss_of(logps, logps.detach() - math.log(ratio), advantages=torch.tensor([advantage]), surrogate="sapo")
+        gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        assert loss.surrogate.item() == pytest.approx(-4 / tau * gate * advantage, rel=1e-12, abs=1e-15)
+        assert gradient(loss.loss.sum(), logps) == pytest.approx([-4 * gate * (1 - gate) * advantage * ratio])
+        assert not loss.clipped_low.any() and not loss.clipped_high.any()
+
+    def test_temperatures_are_settings(self) -> None:
+        settings = {"surrogate": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5}
+        assert losses(0.0, 1.0, **settings)[0] == pytest.approx(-1.0)
+        assert losses(0.0, -1.0, **settings)[0] == pytest.approx(4.0)
+
+
+class TestRatio:
+    """Two completions of three and two tokens, one of them masked."""
+
+    LOGPS = torch.tensor([-1.0, -2.0, -3.0, -1.0, -2.0], dtype=torch.float64)
+    DIFFERENCES = torch.tensor([0.3, -0.1, 9.0, -0.4, 0.2], dtype=torch.float64)
+    ROWS = torch.tensor([0, 0, 0, 1, 1])
+    MASK = torch.tensor([True, True, False, True, True])
+
+    def loss(self, logps: Tensor, **settings: Any) -> TokenLoss:
+        old = self.LOGPS - self.DIFFERENCES
+        return loss_of(logps, old, rows=self.ROWS, mask=self.MASK, epsilon=0.9, **settings)
+
+    @pytest.mark.parametrize(
+        ("level", "logarithms"),
+        [
+            ("token", [0.3, -0.1, 0, -0.4, 0.2]),
+            ("sequence", [0.1, 0.1, 0, -0.1, -0.1]),
+            ("sequence_sum", [0.2, 0.2, 0, -0.2, -0.2]),
+        ],
+    )
+    def test_hand_computed(self, level: str, logarithms: list[float]) -> None:
+        loss = self.loss(self.LOGPS, importance_sampling_level=level)
+        assert loss.ratio.tolist() == pytest.approx([math.exp(value) for value in logarithms])
+        assert not loss.ratio.requires_grad
+        assert loss.surrogate.tolist() == pytest.approx([-math.exp(s) if m else 0 for s, m in zip(
+            logarithms, self.MASK.tolist(), strict=True)])  # fmt: skip
+
+    @pytest.mark.parametrize("level", RATIOS)
+    def test_gradient_against_finite_differences(self, level: str) -> None:
+        leaf = self.LOGPS.clone().requires_grad_()
+        weights = torch.tensor([1.0, 0.5, 2.0, -1.0, 3.0])
+
+        def total(at: Tensor) -> Tensor:
+            return (weights * self.loss(at, importance_sampling_level=level).loss).sum()
+
+        assert torch.autograd.gradcheck(total, (leaf,), eps=1e-6, atol=1e-8)
+
+    @pytest.mark.parametrize("level", RATIOS)
+    def test_against_itself_it_is_exactly_one_and_has_the_gradient_of_its_logarithm(self, level: str) -> None:
+        logps = torch.randn(5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        loss = loss_of(logps, None, rows=self.ROWS, mask=self.MASK, importance_sampling_level=level)
+        assert loss.ratio.tolist() == [1.0] * 5
+        slopes = {
+            "token": [1, 1, 0, 1, 1],
+            # Each token's ratio has a share of every token of its completion.
+            "sequence": [1, 1, 0, 1, 1],
+            "sequence_sum": [2, 2, 0, 2, 2],
+        }[level]
+        assert gradient(-loss.loss.sum(), logps) == pytest.approx(slopes)
+
+
+class TestTotal:
+    def test_by_hand(self) -> None:
+        """Two tokens: ratio 1.5 clipped to 1.2 with A = 1; ratio e^-0.1 with A = -1."""
+        logps = torch.tensor([math.log(0.3), math.log(0.5) - 0.1], dtype=torch.float64)
+        old = torch.tensor([math.log(0.2), math.log(0.5)], dtype=torch.float64)
+        ref = logps + torch.tensor([0.5, -0.25], dtype=torch.float64)
+        loss = loss_of(logps, old, ref, torch.tensor([1.0, -1.0]), beta=0.1)
+        kl = [math.exp(0.5) - 0.5 - 1, math.exp(-0.25) + 0.25 - 1]
+        assert loss.kl.tolist() == pytest.approx(kl)
+        assert loss.loss.tolist() == pytest.approx([-1.2 + 0.1 * kl[0], math.exp(-0.1) + 0.1 * kl[1]], rel=1e-12)
+
+    def test_the_correction_is_a_weight_on_the_surrogate_alone(self) -> None:
+        logps, ref = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.5, -0.5])
+        loss = loss_of(logps, logps, ref, torch.tensor([1.0, 2.0, 1.0]), correction=torch.tensor([0.5, 0, 1]), beta=0.1)
+        kl = math.exp(0.5) - 1.5
+        assert loss.surrogate.tolist() == [-0.5, 0, -1]
+        assert loss.loss.tolist() == pytest.approx([-0.5 + 0.1 * kl, 0.1 * kl, -1 + 0.1 * kl])
+
+    def test_the_kl_weighted_by_the_ratio(self) -> None:
+        logps = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+        old, ref = logps.detach() - math.log(3.0), logps.detach() + 0.5
+        loss = loss_of(logps, old, ref, torch.tensor([0.0]), beta=0.1, kl_weight="ratio")
+        kl = math.exp(0.5) - 1.5
+        assert loss.kl.item() == pytest.approx(kl)
+        assert loss.loss.item() == pytest.approx(0.1 * 3 * kl)
+        # d/dl (rho k3) = rho k3 + rho (1 - e^x)
+        assert gradient(loss.loss.sum(), logps) == pytest.approx([0.1 * 3 * (kl + 1 - math.exp(0.5))])
+
+    @pytest.mark.parametrize("settings", [{"beta": 0.0}, {"beta": 0.1, "kl_in": "reward"}])
+    def test_a_kl_that_is_not_in_the_loss_is_told_all_the_same(self, settings: dict[str, Any]) -> None:
+        logps = torch.tensor([-1.0], requires_grad=True)
+        loss = loss_of(logps, None, torch.tensor([-0.5]), **settings)
+        assert loss.kl.item() == pytest.approx(math.exp(0.5) - 1.5)
+        assert loss.loss.item() == -1 and gradient(loss.loss.sum(), logps) == [-1]
+
+    def test_without_a_reference_there_is_no_kl(self) -> None:
+        loss = loss_of(torch.tensor([-1.0, -2.0]))
+        assert loss.kl.isnan().all() and loss.loss.tolist() == [-1, -1]
+        with pytest.raises(ValueError, match=r"ref_logps.*beta"):
+            loss_of(torch.tensor([-1.0]), beta=0.1)
+
+    @pytest.mark.parametrize("kl", KL_ESTIMATORS)
+    @pytest.mark.parametrize("surrogate", ["clip", "reinforce", "sapo"])
+    @pytest.mark.parametrize("ratio", RATIOS)
+    def test_gradient_against_finite_differences(self, surrogate: str, ratio: str, kl: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def random(scale: float) -> Tensor:
+            return torch.randn(60, generator=generator, dtype=torch.float64) * scale
+
+        logps = random(1.0) - 3
+        old, ref, advantages = logps + random(0.4), logps + random(0.5), random(1.0)
+        mask, weights, rows = random(1.0) > -1, random(1.0).abs(), torch.arange(60) // 4
+        settings = {
+            "surrogate": surrogate,
+            "importance_sampling_level": ratio,
+            "kl": kl,
+            "beta": 0.3,
+            "kl_weight": "ratio",
+        }
+
+        def loss(at: Tensor) -> TokenLoss:
+            return loss_of(at, old, ref, advantages, mask, rows=rows, delta=1.8, **settings)
+
+        # No token stands so near to a corner that a difference would span it.
+        ratios = loss(logps).ratio
+        assert min((ratios - corner).abs().min() for corner in (0.8, 1.2, 1.8)) > 1e-4
+        if surrogate == "clip" and ratio == "token":
+            assert loss(logps).clipped_low.any() and loss(logps).clipped_high.any()
+        leaf = logps.clone().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda at: (weights * loss(at).loss).sum(), (leaf,), eps=1e-6, atol=1e-6, rtol=1e-5
+        )
+
+
+class TestK1AndK2:
+    def test_hand_computed(self) -> None:
+        x = torch.tensor([0.5, -2.0, 0.0])
+        assert k1(x).tolist() == [-0.5, 2.0, 0.0]
+        assert k2(x).tolist() == [0.125, 2.0, 0.0]
+
+    def test_the_expected_gradient_of_k1_on_policy_is_nothing_and_that_of_k2_is_the_kls(self) -> None:
+        """Exactly, over a distribution of five: the sum of p(a) times the gradient of k at a."""
+        logits = torch.tensor([0.3, -1.0, 0.7, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+        ref = torch.log_softmax(torch.tensor([1.0, 0.0, -0.5, 0.2, 1.0], dtype=torch.float64), 0)
+        logps = torch.log_softmax(logits, 0)
+        exact = gradient((logps.exp() * (logps - ref)).sum(), logits)
+        for estimator, expected in ((k1, [0.0] * 5), (k2, exact)):
+            logps = torch.log_softmax(logits, 0)
+            got = gradient((logps.detach().exp() * estimator(ref - logps)).sum(), logits)
+            assert got == pytest.approx(expected, abs=1e-12)
+
+
+class TestK3:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("exponent", range(-30, 3, 2))
+    @pytest.mark.parametrize("sign", [-1, 1])
+    def test_near_zero_only_the_rounding_of_expm1_is_lost(self, dtype: torch.dtype, exponent: int, sign: int) -> None:
+        x = torch.tensor(sign * 1.37 * 2.0**exponent, dtype=dtype)
+        with localcontext() as context:
+            context.prec = 60
+            exact = Decimal(x.item())
+            exact = exact.exp() - exact - 1
+        # The plain form loses eps itself, not eps * |x|.
+        bound = 2 * torch.finfo(dtype).eps * max(abs(x.item()), math.exp(x.item()) - 1)
+        assert abs(k3(x).item() - float(exact)) <= bound
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_never_negative(self, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        exponents = torch.rand(100_000, generator=generator, dtype=torch.float64) * 60 - 55
+        signs = torch.randint(0, 2, (100_000,), generator=generator) * 2 - 1
+        x = (signs * exponents.exp2()).to(dtype)
+        # One rounding of expm1 is all that may show.
+        assert (k3(x) >= -torch.finfo(dtype).eps * x.abs()).all()
+        assert k3(torch.zeros(1, dtype=dtype)).item() == 0
+
+    @pytest.mark.parametrize("x", [30.0, 88.0, 89.0, 1000.0, 3e38, -1000.0, -3e38])
+    def test_overflow_is_finite_and_pulls_the_right_way_or_not_at_all(self, x: float) -> None:
+        """x = ref - logps: the loss must never push logps further from ref."""
+        log_ratio = torch.tensor([x], requires_grad=True)
+        value = k3(log_ratio)
+        value.sum().backward()
+        assert value.isfinite().all() and value.item() > 0
+        assert log_ratio.grad is not None and log_ratio.grad.isfinite().all()
+        assert log_ratio.grad.item() * math.copysign(1, x) >= 0
+
+    @pytest.mark.parametrize("x", [-5.0, -0.5, 0.0, 0.5, 5.0, 29.0])
+    def test_gradient_is_exp_x_minus_1(self, x: float) -> None:
+        log_ratio = torch.tensor([x], dtype=torch.float64, requires_grad=True)
+        k3(log_ratio).sum().backward()
+        assert log_ratio.grad is not None
+        assert log_ratio.grad.item() == pytest.approx(math.expm1(x), rel=1e-12)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"surrogate": surrogate, "importance_sampling_level": ratio, "kl": kl, "kl_weight": weight}
+    for surrogate, ratio, kl, weight in itertools.product(SURROGATES, RATIOS, KL_ESTIMATORS, ["one", "ratio"])
+]
+
+
+class TestMask:
+    @pytest.mark.parametrize("poison", [INF, -INF, NAN, 1e30])
+    @pytest.mark.parametrize("where", ["logps", "old_logps", "ref_logps", "advantages", "correction"])
+    def test_what_is_masked_reaches_neither_loss_nor_gradient(self, poison: float, where: str) -> None:
+        names = ("logps", "old_logps", "ref_logps", "advantages", "correction")
+        inputs = {name: torch.tensor([-1.0, -2.0, -1.5]) for name in names}
+        mask, rows = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
+
+        def run(settings: dict[str, Any]) -> tuple[Tensor, Tensor, TokenLoss]:
+            logps = inputs["logps"].clone().requires_grad_()
+            old, ref, advantages, weights = (inputs[name] for name in names[1:])
+            loss = loss_of(logps, old, ref, advantages, mask, rows=rows, correction=weights, beta=0.1, **settings)
+            total = loss.loss.sum()
+            (grad,) = torch.autograd.grad(total, logps)
+            return total.detach(), grad, loss
+
+        sane = [run(settings) for settings in SETTINGS]
+        inputs[where][1] = poison
+        for settings, (expected_total, expected_grad, _) in zip(SETTINGS, sane, strict=True):
+            total, grad, loss = run(settings)
+            assert torch.equal(total, expected_total)
+            assert torch.equal(grad, expected_grad) and grad[1] == 0
+            assert loss.surrogate[1] == 0 and loss.kl[1] == 0 and loss.loss[1] == 0 and loss.ratio[1] == 1
+            assert not loss.clipped_low[1] and not loss.clipped_high[1]
+
+    @pytest.mark.parametrize("settings", SETTINGS)
+    def test_nothing_trained_at_all(self, settings: dict[str, Any]) -> None:
+        logps = torch.tensor([-1.0, -2.0], requires_grad=True)
+        none = torch.zeros(2, dtype=torch.bool)
+        loss = loss_of(logps, torch.tensor([NAN, INF]), torch.zeros(2), torch.ones(2), none, beta=0.04, **settings)
+        assert loss.loss.tolist() == [0, 0]
+        assert gradient(loss.loss.sum(), logps) == [0, 0]
+
+
+@pytest.mark.parametrize("log_ratio", [50.0, 100.0, 1e4, 3e38, -100.0, -3e38])
+@pytest.mark.parametrize("surrogate", ["clip", "sapo", "cispo"])
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+def test_an_overflowing_ratio_is_finite(log_ratio: float, advantage: float, surrogate: str, ratio: str) -> None:
+    logps = torch.tensor([-1.0, -2.0], requires_grad=True)
+    old, advantages, rows = logps.detach() - log_ratio, torch.full((2,), advantage), torch.tensor([0, 0])
+    loss = loss_of(logps, old, advantages=advantages, rows=rows, surrogate=surrogate, importance_sampling_level=ratio)
+    grad = gradient(loss.loss.sum(), logps)
+    assert loss.loss.isfinite().all() and loss.ratio.isfinite().all()
+    assert all(map(math.isfinite, grad))
+    if advantage == 0:
+        assert loss.loss.tolist() == [0, 0] and grad == [0, 0]
+
+
+@pytest.mark.parametrize("x", [50.0, 1e4, 3e38, -3e38])
+@pytest.mark.parametrize("weight", ["one", "ratio"])
+def test_an_overflowing_k3_is_finite(x: float, weight: str) -> None:
+    """Also weighted by a ratio that overflows."""
+    logps = torch.tensor([0.0], requires_grad=True)
+    loss = loss_of(logps, torch.tensor([-100.0]), torch.tensor([x]), torch.zeros(1), beta=0.04, kl_weight=weight)
+    grad = gradient(loss.loss.sum(), logps)
+    if x > 0 or weight == "one":
+        assert loss.loss.isfinite().all() and all(map(math.isfinite, grad))
+
+
+@given(
+    st.sampled_from(list(SURROGATES)),
+    st.sampled_from(list(RATIOS)),
+    st.lists(st.floats(-5, 5), min_size=1, max_size=6),
+    st.floats(-3, 3),
+)
+def test_a_ratio_of_one_is_the_policy_gradient_for_every_surrogate(
+    surrogate: str, ratio: str, logps: list[float], advantage: float
+) -> None:
+    """In one completion whose loss is the mean over its tokens, but for the product, which counts it once a token."""
+    leaf = torch.tensor(logps, dtype=torch.float64, requires_grad=True)
+    rows, advantages = (
+        torch.zeros(len(logps), dtype=torch.int64),
+        torch.full((len(logps),), advantage, dtype=torch.float64),
+    )
+    loss = loss_of(leaf, None, advantages=advantages, rows=rows, surrogate=surrogate, importance_sampling_level=ratio)
+    slope = -advantage * (len(logps) if ratio == "sequence_sum" and surrogate in ("clip", "sapo") else 1)
+    assert gradient(loss.loss.sum(), leaf) == pytest.approx([slope] * len(logps), abs=1e-12)

@@ -1,0 +1,316 @@
+"""Presets: the numbers of published recipes, each a setting that there is, with its source."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.__main__ import FileSchema, read_settings
+from policy_trainer.cli.presets_cli import COLUMNS, presets, setting
+from policy_trainer.config import EvalConfig, LossConfig, RolloutConfig, TrainConfig
+from policy_trainer.objective.loss import SURROGATES
+from policy_trainer.presets import PRESETS, Preset
+from policy_trainer.presets import words as say
+from policy_trainer.presets.words import resolved
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.errors import UserError
+from shared.settings import from_values, load_settings
+from tests.presets_page import PAGE, written
+
+_COUNTDOWN = "Jiayi-Pan/Countdown-Tasks-3to4"
+# Written down once more, from the table that presets were asked for by: what each must resolve to.
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "simple-grpo": {
+        "task": "gsm8k", "rewards": ["gsm8k/simple_grpo"],
+        "sampling.num_generations": 8, "sampling.temperature": 0.9, "sampling.max_completion_length": 700,
+        "sampling.prompts_per_round": 5,
+        "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.epsilon_high": None, "loss.importance_sampling_level": "token",
+        "loss.old_logps": "sampler", "loss.kl": "k3", "loss.beta": 0.04, "loss.kl_in": "loss",
+        "loss.aggregation": "sequence_mean", "loss.advantage": "outcome", "loss.advantage_std": "unbiased",
+        "loss.advantage_eps": 1e-4, "loss.drop_zero_variance": True,
+        "optimizer.learning_rate": 1e-6, "optimizer.weight_decay": 0, "optimizer.max_grad_norm": 0,
+        "groups_per_step": 4, "publish_every": 4, "reference.sync_steps": 0,
+    },
+    "nano-aha-moment": {
+        "task": "countdown", "data.dataset": _COUNTDOWN, "rewards": ["countdown/nano_aha"],
+        "sampling.num_generations": 4, "sampling.temperature": 1, "sampling.top_p": 0.999, "sampling.max_completion_length": 1024,
+        "groups_per_step": 64 // 4,
+        "loss.surrogate": "reinforce", "loss.kl": "k3", "loss.beta": 0.001, "loss.aggregation": "token_mean",
+        "loss.advantage": "outcome", "loss.advantage_std": "population", "loss.drop_zero_variance": False,
+        "optimizer.learning_rate": 1e-6, "optimizer.weight_decay": 0, "optimizer.max_grad_norm": 1,
+        "num_iterations": 1, "minibatches": 1, "reference.sync_steps": 0,
+    },
+    "grpo-zero": {
+        "task": "countdown", "data.dataset": _COUNTDOWN, "rewards": ["countdown/grpo_zero"],
+        "sampling.num_generations": 8, "sampling.temperature": 1, "sampling.max_completion_length": 1024, "groups_per_step": 32,
+        "loss.surrogate": "reinforce", "loss.beta": 0, "loss.aggregation": "token_mean", "loss.advantage": "outcome",
+        "loss.advantage_std": "population", "loss.drop_zero_variance": False,
+        "optimizer.learning_rate": 1e-5, "optimizer.weight_decay": 0, "optimizer.max_grad_norm": 1,
+        "micro_batch_tokens": 2 * (256 + 1024), "num_iterations": 1, "minibatches": 1,
+    },
+    "lm-book": {
+        "task": "gsm8k", "rewards": ["gsm8k/lm_book"], "data.prompt_style": "plain",
+        "sampling.num_generations": 16, "sampling.temperature": 1, "sampling.max_completion_length": 500, "groups_per_step": 4,
+        "loss.surrogate": "clip", "loss.epsilon": 0.1, "loss.kl": "k3", "loss.beta": 0.04, "loss.aggregation": "sequence_mean",
+        "loss.drop_zero_variance": False, "num_iterations": 1, "minibatches": 1,
+        "optimizer.learning_rate": 5e-6, "optimizer.weight_decay": 0, "optimizer.max_grad_norm": 0.1,
+        "max_steps": 500, "reference.sync_steps": 500, "reference.decay": 0,
+    },
+    "open-r1": {
+        "task": "math", "rewards": ["math/open_r1"],
+        "sampling.num_generations": 16, "sampling.temperature": 1, "sampling.max_completion_length": 1024,
+        "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.kl": "k3", "loss.beta": 0.04, "loss.aggregation": "token_mean",
+        "loss.drop_zero_variance": False,
+        "optimizer.learning_rate": 2e-5, "optimizer.lr_scheduler_type": "cosine", "optimizer.warmup_ratio": 0.1,
+        "reference.sync_steps": 0,
+    },
+    "deepseek-math": {
+        "task": "mixture", "loss.advantage": "outcome", "judging.steps": False,
+        "sampling.num_generations": 64, "sampling.max_completion_length": 1024, "groups_per_step": 1024 // 64,
+        "loss.surrogate": "clip", "loss.kl": "k3", "loss.beta": 0.04, "loss.aggregation": "sequence_mean",
+        "optimizer.learning_rate": 1e-6, "num_iterations": 1, "minibatches": 1, "reference.decay": 0,
+    },
+    "deepseek-math-process": {
+        "task": "mixture", "loss.advantage": "process", "judging.steps": True,
+        "sampling.num_generations": 64, "sampling.max_completion_length": 1024, "groups_per_step": 1024 // 64,
+        "loss.surrogate": "clip", "loss.kl": "k3", "loss.beta": 0.04, "loss.aggregation": "sequence_mean",
+        "optimizer.learning_rate": 1e-6, "num_iterations": 1, "minibatches": 1, "reference.decay": 0,
+    },
+    "guide": {
+        "sampling.num_generations": 8, "sampling.temperature": 1,
+        "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.importance_sampling_level": "sequence_sum", "loss.kl": "k1", "loss.beta": 0.1,
+        "loss.advantage_eps": 1e-8, "optimizer.learning_rate": 5e-6, "num_iterations": 4, "groups_per_step": 16,
+        "reference.sync_steps": 0,
+    },
+    "dapo": {
+        "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.epsilon_high": 0.28, "loss.beta": 0, "loss.aggregation": "token_mean",
+        "rewards": ["accuracy", "soft_overlong"], "judging.penalty.overlong_tokens": 4096,
+        "loss.drop_zero_variance": True, "sampling.max_resamples": 9, "loss.advantage": "outcome",
+        # 4.1 of the paper
+        "sampling.num_generations": 16, "groups_per_step": 512, "minibatches": 16, "sampling.max_completion_length": 16384 + 4096,
+        "optimizer.learning_rate": 1e-6, "optimizer.warmup_steps": 20,
+    },
+    "dr-grpo": {
+        "loss.advantage": "dr_grpo", "loss.scale_rewards": None, "loss.aggregation": "constant", "loss.beta": 0,
+        "loss.epsilon": 0.2, "loss.drop_zero_variance": False,
+        # table 6 of the paper
+        "sampling.num_generations": 8, "sampling.max_completion_length": 3000, "optimizer.learning_rate": 1e-6,
+        "optimizer.betas": (0.9, 0.95), "optimizer.weight_decay": 0, "optimizer.max_grad_norm": 1,
+    },
+    "gspo": {
+        "loss.importance_sampling_level": "sequence", "loss.epsilon": 3e-4, "loss.epsilon_high": 4e-4, "loss.beta": 0,
+        "loss.aggregation": "sequence_mean", "minibatches": 4,
+    },
+    "cispo": {
+        "loss.surrogate": "cispo", "loss.ratio_max": 5, "loss.aggregation": "token_mean", "loss.beta": 0,
+        # 3.1 and 3.2 of the paper
+        "minibatches": 16, "optimizer.betas": (0.9, 0.95),
+    },
+    "reinforce++": {
+        "loss.advantage": "reinforce++", "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.kl": "k1",
+        "loss.kl_in": "reward",
+        # the script of its own repository
+        "loss.beta": 1e-4, "optimizer.learning_rate": 5e-7, "groups_per_step": 1024, "minibatches": 8, "sampling.num_generations": 1,
+    },
+}  # fmt: skip
+
+
+def test_are_those_that_were_published() -> None:
+    assert list(PRESETS) == list(AS_PUBLISHED)
+    assert all(name == preset.name for name, preset in PRESETS.items())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_resolve_to_what_was_published(name: str) -> None:
+    config = resolved(PRESETS[name])
+    assert {key: setting(config, key) for key in AS_PUBLISHED[name]} == AS_PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+class TestNumbers:
+    def test_are_settings_with_sources(self, name: str) -> None:
+        config = resolved(PRESETS[name])
+        for key, number in PRESETS[name].numbers.items():
+            value = setting(config, key)
+            given = value.model_dump() if hasattr(value, "model_dump") else value
+            assert key == "data.mixture" or given == number.value, key
+            assert number.source.strip(), key
+
+    def test_say_of_the_rest_that_a_default_holds(self, name: str) -> None:
+        preset, defaults = PRESETS[name], from_values(TrainConfig, model="m")
+        assert not set(preset.unpublished) & set(preset.numbers)
+        assert "max_steps" in {*preset.numbers, *preset.unpublished}
+        for key in preset.unpublished:
+            assert setting(resolved(preset), key) == setting(defaults, key), key
+
+    def test_say_where_everything_in_the_table_comes_from(self, name: str) -> None:
+        preset = PRESETS[name]
+        known = {*preset.numbers, *preset.unpublished, "publish_every", "reference.sync_steps"}
+        if {"num_iterations", "minibatches"} & known:  # the table has their product
+            known |= {"num_iterations", "minibatches"}
+        assert _read_by_row(preset) - known - _SILENT_BY_DEFAULT == set()
+
+    def test_depart_from_their_sources_in_sentences(self, name: str) -> None:
+        preset = PRESETS[name]
+        stated = [*preset.deviations, *(number.deviation for number in preset.numbers.values() if number.deviation)]
+        assert all(text.endswith(".") and text[0].isupper() for text in stated), stated
+
+
+# Of which the table says something where a recipe has set them, and nothing else.
+_SILENT_BY_DEFAULT = {
+    "loss.scale_rewards",
+    "loss.importance_sampling_level",
+    "loss.epsilon_high",
+    "loss.kl_in",
+    "sampling.top_p",
+    "optimizer.lr_scheduler_type",
+    "optimizer.weight_decay",
+}
+
+
+def _read_by_row(preset: Preset) -> set[str]:
+    """Names of the settings that a preset's words are made of."""
+    names = {"loss.old_logps", "loss.aggregation"}  # as they are
+    config: Any = _Noting(resolved(preset), "", names)
+    for part in (say.sampling, say.cadence, say.reference):
+        part(config)
+    for part in (say.surrogate, say.kl, say.advantage):
+        part(config.loss)
+    return names
+
+
+class _Noting:
+    """A configuration that notes the name of every setting that is read."""
+
+    def __init__(self, section: Any, prefix: str, names: set[str]) -> None:
+        self._section, self._prefix, self._names = section, prefix, names
+
+    def __getattr__(self, name: str) -> Any:
+        computed = getattr(type(self._section), name, None)
+        if isinstance(computed, property):
+            return computed.__get__(self)
+        value = getattr(self._section, name)
+        if hasattr(value, "model_dump"):
+            return _Noting(value, f"{self._prefix}{name}.", self._names)
+        self._names.add(f"{self._prefix}{name}")
+        return value
+
+
+def read(cls: Any, *arguments: str) -> Any:
+    return read_settings(cls, ["--model", "m", *arguments], "train")
+
+
+class TestOption:
+    def test_is_the_weakest_source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "own.toml").write_text("[loss]\nclip = 0.15\nclip_high = 0.4\n")
+        monkeypatch.setenv("POLICY_TRAINER_LOSS__CLIP_HIGH", "0.5")
+        config = read(TrainConfig, "--preset", "dapo", "--config", "own.toml", "--loss.aggregation", "constant")
+        assert (config.loss.epsilon, config.loss.epsilon_high, config.loss.aggregation) == (0.15, 0.5, "constant")
+        assert (config.loss.beta, config.sampling.num_generations, config.preset) == (0.0, 16, "dapo")
+
+    @pytest.mark.parametrize("cls", [RolloutConfig, EvalConfig])
+    def test_gives_other_commands_what_they_have(self, cls: Any) -> None:
+        config = read(cls, "--preset", "simple-grpo")
+        assert (config.task, config.sampling.temperature) == ("gsm8k", 0.9)
+
+    def test_has_data_for_its_own_task_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert read(EvalConfig, "--preset", "grpo-zero", "--task", "countdown").data.dataset == _COUNTDOWN
+        config = read(EvalConfig, "--preset", "grpo-zero", "--task", "gsm8k")
+        assert (config.task, config.data.dataset, config.data.max_prompt_length) == ("gsm8k", None, 256)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "own.toml").write_text('preset = "deepseek-math"\ntask = "math"\n[data]\nsubset = "s"\n')
+        config = read(EvalConfig, "--config", "own.toml")
+        assert (config.data.mixture, config.data.subset) == ([], "s")
+        RunDirectory(tmp_path).write_config(config)
+        assert read(EvalConfig, "--config", "config.toml").data == config.data
+        monkeypatch.setenv("POLICY_TRAINER_TASK", "mixture")
+        assert len(read(EvalConfig, "--preset", "deepseek-math").data.mixture) == 2
+
+    def test_of_an_unknown_name_is_refused_with_those_that_are_known(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            read(TrainConfig, "--preset", "grpo")
+        assert stopped.value.code == 2
+        words = capsys.readouterr().err
+        assert "preset: there is no 'grpo'" in words and all(name in words for name in PRESETS)
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_leaves_a_file_that_needs_no_preset(self, name: str, tmp_path: Path) -> None:
+        wanted = ["--reference.snapshot-root", "snapshots"] if PRESETS[name].wants else []
+        config = read(TrainConfig, "--preset", name, *wanted)
+        directory = RunDirectory(tmp_path)
+        directory.write_config(config)
+        file = ["--config", str(directory.config)]
+        again = load_settings(TrainConfig, file, prog="train", schema=FileSchema)
+        assert again.model_dump(exclude={"config"}) == config.model_dump(exclude={"config"})
+        assert again.preset == name
+
+    @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.wants])
+    def test_that_renews_the_reference_says_what_it_wants(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            read(TrainConfig, "--preset", name)
+        assert "reference.snapshot_root" in capsys.readouterr().err
+        assert "reference.snapshot_root" in PRESETS[name].wants
+        assert read(TrainConfig, "--preset", name, "--reference.sync-steps", "0").reference.snapshot_root is None
+
+
+class TestCommand:
+    def output(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+        assert presets(list(arguments)) == 0
+        return capsys.readouterr().out
+
+    def test_lists_all_of_them(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = self.output(capsys)
+        assert all(name in text for name in PRESETS)
+        assert max(map(len, text.splitlines())) <= COLUMNS
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_shows_every_number_its_source_and_every_deviation(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = self.output(capsys, "show", name)
+        assert max(map(len, text.splitlines())) <= COLUMNS
+        told, preset = _letters(text), PRESETS[name]
+        for key, number in preset.numbers.items():
+            assert key in text
+            assert all(word in told for word in map(_letters, f"{number.source} {number.deviation}".split())), key
+        for key in (*preset.unpublished, *preset.wants):
+            assert key in text
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_shows_the_same_to_scripts(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        shown = json.loads(self.output(capsys, "show", name, "--json"))
+        assert json.loads(self.output(capsys, "--json", "show", name)) == shown
+        numbers = PRESETS[name].numbers
+        assert shown["settings"].keys() == numbers.keys()
+        for key, item in shown["settings"].items():
+            assert item["value"] == json.loads(json.dumps(numbers[key].value))
+            assert (item["source"], item["deviation"]) == (numbers[key].source, numbers[key].deviation)
+        assert shown["deviations"] == list(PRESETS[name].deviations)
+        listed = json.loads(self.output(capsys, "--json"))
+        assert [item["name"] for item in listed] == list(PRESETS)
+        assert listed[list(PRESETS).index(name)]["surrogate"] == shown["surrogate"]
+
+    def test_refuses_a_name_that_is_none(self) -> None:
+        with pytest.raises(UserError, match="'grpo'; there are simple-grpo, "):
+            presets(["show", "grpo"])
+
+
+def test_words_name_every_surrogate() -> None:
+    """With the numbers that are its own, and no other's."""
+    assert {name: say.surrogate(LossConfig.model_validate({"surrogate": name})) for name in SURROGATES} == {
+        "clip": "clip 0.2",
+        "reinforce": "reinforce",
+        "cispo": "cispo, ratio to 5",
+        "sapo": "sapo, tau 1/1.05",
+    }
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_the_page_says_what_the_presets_say() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert written(text) == text, "write it anew: .venv/bin/python -m tests.presets_page"

@@ -1,0 +1,500 @@
+"""The feed of leases against a server on a socket that loses leases, repeats batches, and keeps an exact record."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy_trainer.config import LossConfig
+from policy_trainer.queue_client.leases import LeaseFeed
+from policy_trainer.queue_client.ledger import Ledger
+from policy_trainer.queue_client.server import LeaseTerms
+from shared import wire
+from shared.batch import RolloutBatch, StepRewards
+from shared.client import RefServerClient, RefServerError
+
+CHECKPOINT = Path("checkpoints/step-00000008")
+LOSS = LossConfig()
+
+
+class RefServer:
+    """Leases as API.md has them, kept in dictionaries. `lose` is what time does to a lease.
+
+    No more than `max_in_flight` are out at once.
+    """
+
+    def __init__(self, open_site: Callable[..., Any]) -> None:
+        self.lock = threading.RLock()
+        self.bodies: dict[str, bytes] = {}
+        self.ready: list[str] = []
+        self.tokens: dict[str, str] = {}
+        self.done: list[str] = []
+        self.calls: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.forced: dict[str, str] = {}
+        self.leases = 0
+        self.max_in_flight = 100
+        self.refuses = False
+        self.site = open_site(self.respond)
+
+    def put(self, *batches: Any) -> list[str]:
+        with self.lock:
+            for batch in batches:
+                self.bodies[batch.rollout.id] = wire.encode(batch)
+                self.ready.append(batch.rollout.id)
+        return [batch.rollout.id for batch in batches]
+
+    def lose(self, *ids: str) -> None:
+        with self.lock:
+            for id in ids:
+                del self.tokens[id]
+                self.ready.append(id)
+
+    def respond(self, request: Any) -> Any:
+        body = json.loads(request.body)
+        verb = request.path.rpartition("/")[2]
+        with self.lock:
+            if self.refuses:
+                return self.site.answer(422, b"refused")
+            if verb != "lease":
+                outcomes = {key["id"]: self.settle(verb, key["id"], key["token"]) for key in body["leases"]}
+                self.calls.append((verb, body, outcomes))
+                results = [{"id": key["id"], "outcome": outcomes[key["id"]]} for key in body["leases"]]
+                return self.site.answer(200, json.dumps({"results": results}).encode())
+            if len(self.tokens) >= self.max_in_flight:
+                error = {"error": {"code": "in_flight_full", "message": "all leased"}}
+                return self.site.answer(429, json.dumps(error).encode(), {"Retry-After": "0"})
+            if self.ready:
+                id = self.ready.pop(0)
+                self.leases += 1
+                self.tokens[id] = f"token-{self.leases}"
+                headers = {"Batch-Id": id, "Lease-Token": self.tokens[id], "Deliveries": "1"}
+                return self.site.answer(200, self.bodies[id], headers)
+        time.sleep(0.02)
+        return self.site.answer(204)
+
+    def settle(self, verb: str, id: str, token: str) -> str:
+        if id in self.forced:
+            return self.forced[id]
+        if self.tokens.get(id) != token:
+            return "stale"
+        if verb == "ack":
+            del self.tokens[id]
+            self.done.append(id)
+        elif verb == "release":
+            del self.tokens[id]
+        return "ok"
+
+    def asked(self, verb: str) -> list[str]:
+        """Ids in all calls of a verb, in order."""
+        with self.lock:
+            return [key["id"] for name, body, _ in self.calls if name == verb for key in body["leases"]]
+
+
+@pytest.fixture
+def server(open_site: Callable[..., Any]) -> RefServer:
+    return RefServer(open_site)
+
+
+@pytest.fixture
+def open_feed(server: RefServer) -> Iterator[Callable[..., LeaseFeed]]:
+    opened: list[tuple[LeaseFeed, RefServerClient]] = []
+
+    def make(
+        ledger: Ledger | None = None,
+        *,
+        ahead: int = 4,
+        max_lag: int | None = None,
+        lease_seconds: float = 60,
+        allowance: int = 100,
+        version: int = 0,
+        loss: LossConfig = LOSS,
+    ) -> LeaseFeed:
+        client = RefServerClient(server.site.url, patience=None)
+        terms = LeaseTerms("trainer", "test", epoch=0, max_lag=max_lag, lease_seconds=lease_seconds)
+        ledger = Ledger() if ledger is None else ledger
+        feed = LeaseFeed(client, terms, ledger, loss, ahead=ahead, allowance=allowance, version=version)
+        opened.append((feed, client))
+        return feed
+
+    yield make
+    for feed, client in opened:
+        server.refuses = False
+        feed.close()
+        client.close()
+
+
+@pytest.fixture
+def batches(make_scored: Any) -> Callable[..., list[Any]]:
+    def make(count: int, version: int = 0, first: int = 0) -> list[Any]:
+        return [
+            make_scored([3], [[4], [5]], [0.0, 1.0], version=version, number=first + number) for number in range(count)
+        ]
+
+    return make
+
+
+def patience(seconds: float) -> None:
+    assert seconds < 10, "nothing has come for ten seconds"
+
+
+def eventually(true: Callable[[], object]) -> None:
+    until = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < until, "it has not come true within ten seconds"
+        time.sleep(0.01)
+
+
+def taken(feed: LeaseFeed, count: int, version: int = 0) -> Any:
+    return feed.take(count, version=version, on_idle=patience)
+
+
+def ids(leased: Any) -> list[str]:
+    return [lease.id for lease in leased]
+
+
+class Enough(Exception):
+    pass
+
+
+def impatient(seconds: float) -> None:
+    raise Enough
+
+
+class TestTake:
+    def test_in_order_and_marked_as_started(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        known = server.put(*batches(5))
+        feed = open_feed()
+        assert ids(taken(feed, 3)) == known[:3]
+        verb, body, _ = server.calls[-1]
+        assert verb == "extend" and body["started"] is True and body["lease_seconds"] == 60
+        assert [key["id"] for key in body["leases"]] == known[:3]
+        assert ids(taken(feed, 2)) == known[3:]
+
+    def test_waits_for_what_comes_later(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        feed, waited = open_feed(), []
+
+        def on_idle(seconds: float) -> None:
+            patience(seconds)
+            waited.append(seconds)
+            if len(waited) == 2:
+                server.put(*batches(2))
+
+        assert len(feed.take(2, version=0, on_idle=on_idle)) == 2
+        assert len(waited) == 2 and 0.4 < waited[0] < waited[1]
+
+    def test_leases_no_more_than_a_few_ahead(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        """Two that wait, and one in hand."""
+        server.put(*batches(9))
+        open_feed(ahead=2)
+        eventually(lambda: server.leases == 3)
+        time.sleep(0.2)
+        assert server.leases == 3
+
+    def test_what_on_idle_raises_ends_the_wait_and_gives_back(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(2))
+        feed = open_feed()
+        eventually(lambda: server.leases == 2)
+        with pytest.raises(Enough):
+            feed.take(3, version=0, on_idle=impatient)
+        assert server.asked("release") == known and not server.tokens
+
+    def test_a_refusal_is_raised_where_batches_are_taken(self, server: RefServer, open_feed: Any) -> None:
+        server.refuses = True
+        feed = open_feed()
+        with pytest.raises(RefServerError):
+            taken(feed, 1)
+
+    def test_too_old_ones_are_given_back(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        """At version 9 with a lag of at most 4, version 5 is just young enough."""
+        old, young = server.put(*batches(2, version=4)), server.put(*batches(2, version=5, first=2))
+        feed = open_feed(max_lag=4)
+        assert ids(taken(feed, 2, version=9)) == young
+        assert server.asked("release") == old
+
+    @pytest.mark.parametrize(
+        ("lack", "loss"),
+        [
+            ("sampler_logps", {}),
+            ("sampler_logps", {"old_logps": "recomputed", "importance_sampling_correction": "tis"}),
+            ("ref_logps", {}),
+            ("ref_logps", {"kl_in": "reward"}),
+            ("step_rewards", {"advantage": "process"}),
+        ],
+    )
+    def test_what_cannot_be_trained_on_is_given_back_with_the_reason(
+        self, server: RefServer, open_feed: Any, batches: Any, lack: str, loss: dict[str, Any]
+    ) -> None:
+        """So that the server does not bring it again for ever."""
+        good, bad = batches(2)
+        if lack == "sampler_logps":
+            object.__setattr__(bad.rollout, "sampler_logps", None)
+        if lack == "step_rewards":
+            steps = StepRewards(rewards=np.zeros(1, np.float32), ends=np.array([0]), counts=np.array([1, 0]))
+            object.__setattr__(good.rollout, "steps", steps)
+        server.put(bad, good)
+        if lack == "ref_logps":
+            server.bodies[bad.rollout.id] = wire.encode(bad.rollout)
+        assert ids(taken(open_feed(loss=LossConfig.model_validate(loss)), 1)) == [good.rollout.id]
+        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
+        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and lack in body["error"]
+
+    @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
+    def test_what_the_loss_does_not_need_may_be_lacking(
+        self, server: RefServer, open_feed: Any, batches: Any, old_logps: str
+    ) -> None:
+        (batch,) = batches(1)
+        object.__setattr__(batch.rollout, "sampler_logps", None)
+        server.put(batch)
+        server.bodies[batch.rollout.id] = wire.encode(batch.rollout)
+        loss = LossConfig.model_validate({"beta": 0, "old_logps": old_logps})
+        (leased,) = taken(open_feed(loss=loss), 1)
+        assert isinstance(leased.batch, RolloutBatch)
+
+    def test_without_a_limit_any_age_is_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        known = server.put(*batches(1, version=0))
+        assert ids(taken(open_feed(), 1, version=10**6)) == known
+
+
+class TestLostLeases:
+    def test_are_not_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        """Lost before training begins, and then leased again: trained once, under the new lease."""
+        known = server.put(*batches(2))
+        feed = open_feed()
+        eventually(lambda: server.leases == 2)
+        server.lose(known[0])
+        eventually(lambda: server.leases == 3)
+        leased = taken(feed, 2)
+        assert sorted(ids(leased)) == sorted(known)
+        assert {lease.id: lease.token for lease in leased} == server.tokens
+
+    def test_for_good_are_not_trained_either(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        known = server.put(*batches(2))
+        feed = open_feed()
+        eventually(lambda: server.leases == 2)
+        server.forced[known[0]] = "stale"
+        with pytest.raises(Enough):
+            feed.take(2, version=0, on_idle=impatient)
+        assert known[0] not in server.asked("release")
+
+    @pytest.mark.parametrize("count", [2, 3, 4])
+    def test_a_batch_that_stands_twice_is_trained_once(
+        self, server: RefServer, open_feed: Any, batches: Any, count: int
+    ) -> None:
+        """A machine that slept: every lease is lost, and all batches come again while the old copies still wait."""
+        known = server.put(*batches(4))
+        feed = open_feed(ahead=20)
+        eventually(lambda: server.leases == 4)
+        server.lose(*known)
+        eventually(lambda: server.leases == 8)
+        trained: list[str] = []
+        while len(trained) < 4:
+            leased = taken(feed, min(count, 4 - len(trained)))
+            assert all(server.tokens[lease.id] == lease.token for lease in leased)
+            feed.trained(leased)
+            trained += ids(leased)
+        assert sorted(trained) == sorted(known)
+        with pytest.raises(Enough):
+            feed.take(1, version=0, on_idle=impatient)
+
+    def test_old_and_new_copy_in_one_step_are_trained_once(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        """The server answers for each token; one of the two is good."""
+        known = server.put(*batches(1))
+        feed = open_feed()
+        eventually(lambda: server.leases == 1)
+        server.lose(*known)
+        eventually(lambda: server.leases == 2)
+        known += server.put(*batches(1, first=1))
+        assert ids(taken(feed, 2)) == known
+
+    def test_of_a_trained_batch_never_lead_to_an_ack_before_the_checkpoint(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        """The weights that hold its effect are not durable yet: a crash now must bring it again."""
+        known = server.put(*batches(1))
+        ledger = Ledger()
+        feed = open_feed(ledger)
+        feed.trained(taken(feed, 1))
+        server.lose(*known)
+        eventually(lambda: server.leases == 2)
+        with pytest.raises(Enough):
+            feed.take(1, version=1, on_idle=impatient)
+        assert not server.done and ledger.ids() == known
+        feed.settle(CHECKPOINT)
+        assert server.done == known and not ledger.ids()
+
+    def test_while_training_bring_the_batch_again_but_it_is_not_trained_again(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(1))
+        ledger = Ledger()
+        feed = open_feed(ledger)
+        leased = taken(feed, 1)
+        server.lose(*known)
+        eventually(lambda: server.leases == 2)
+        time.sleep(0.1)  # it waits in the feed by now
+        feed.trained(leased)
+        with pytest.raises(Enough):
+            feed.take(1, version=1, on_idle=impatient)
+        assert not server.done
+        feed.settle(CHECKPOINT)
+        assert server.done == known and not ledger.ids()
+
+    def test_that_come_again_after_the_checkpoint_are_acked_untrained(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(1))
+        ledger = Ledger()
+        feed = open_feed(ledger)
+        feed.trained(taken(feed, 1))
+        with server.lock:
+            del server.tokens[known[0]]
+            feed_settles = threading.Thread(target=feed.settle, args=(CHECKPOINT,))
+            feed_settles.start()
+        feed_settles.join()
+        assert ledger.ids() == known, "its ack was stale"
+        with server.lock:
+            server.ready.append(known[0])
+        eventually(lambda: server.done == known)
+        eventually(lambda: not ledger.ids())
+        with pytest.raises(Enough):
+            feed.take(1, version=1, on_idle=impatient)
+
+
+class TestInFlight:
+    def test_settling_is_due_when_half_of_the_allowance_waits_for_it(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        """What an earlier life trained is no lease of ours, and so waits for nothing."""
+        server.put(*batches(9))
+        feed = open_feed(Ledger(["gone"]), allowance=7)
+        feed.trained(taken(feed, 3))
+        assert (feed.unsettled, feed.settling_is_due) == (3, False)
+        feed.trained(taken(feed, 1))
+        assert (feed.unsettled, feed.settling_is_due) == (4, True)
+        feed.settle(CHECKPOINT)
+        assert (feed.unsettled, feed.settling_is_due) == (0, False)
+
+    @pytest.mark.parametrize(("allowance", "count", "ahead"), [(8, 4, 1), (8, 2, 2), (9, 3, 1), (2, 1, 1)])
+    def test_settling_when_it_is_due_leaves_room_for_every_step(
+        self, server: RefServer, open_feed: Any, batches: Any, allowance: int, count: int, ahead: int
+    ) -> None:
+        server.max_in_flight = allowance
+        known = server.put(*batches(6 * count))
+        feed = open_feed(ahead=ahead, allowance=allowance)
+        for version in range(6):
+            feed.trained(taken(feed, count, version))
+            if feed.settling_is_due:
+                feed.settle(CHECKPOINT)
+        feed.settle(CHECKPOINT)
+        assert sorted(server.done) == sorted(known)
+
+
+class TestLedger:
+    def test_what_an_earlier_life_trained_is_acked_and_skipped(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(4))
+        ledger = Ledger([known[0], known[2], "gone"])
+        feed = open_feed(ledger)
+        assert ids(taken(feed, 2)) == [known[1], known[3]]
+        assert server.done == [known[0], known[2]]
+        assert ledger.ids() == ["gone"]
+
+    def test_a_stale_ack_leaves_the_batch_in_the_ledger(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        known = server.put(*batches(1))
+        ledger = Ledger(known)
+        server.forced[known[0]] = "stale"
+        open_feed(ledger)
+        eventually(lambda: server.asked("ack") == known)
+        time.sleep(0.1)
+        assert ledger.ids() == known
+        server.forced.clear()
+        server.lose(*known)
+        eventually(lambda: server.done == known and not ledger.ids())
+
+    def test_settling_removes_what_was_acked_and_nothing_else(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(5))
+        ledger = Ledger()
+        feed = open_feed(ledger)
+        feed.trained(taken(feed, 4))
+        server.forced = {known[1]: "already", known[2]: "unknown", known[3]: "stale"}
+        assert ledger.ids() == sorted(known[:4])
+        feed.settle(CHECKPOINT)
+        assert ledger.ids() == known[2:4]
+        assert server.done == [known[0]]
+        verb, body, _ = server.calls[-1]
+        assert verb == "ack" and body["checkpoint"] == "step-00000008"
+        calls = len(server.calls)
+        feed.settle(CHECKPOINT)
+        assert len(server.calls) == calls, "there is nothing left to say"
+
+    def test_the_rest_is_acked_before_a_finished_run_ends(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(3))
+        ledger = Ledger([*known[:2], "gone"])
+        open_feed(ledger).settle_rest(check=lambda: None)
+        assert server.done == known[:2]
+        assert ledger.ids() == ["gone"], "which is not waited for: the server has nothing more to lease"
+
+    def test_is_safe_to_share_and_sorted(self) -> None:
+        ledger = Ledger(["b"])
+        ledger.add(["c", "a", "b"])
+        ledger.remove(["c", "x"])
+        assert ledger.ids() == ["a", "b"] and "a" in ledger and "c" not in ledger
+
+
+class TestClose:
+    def test_gives_back_what_was_not_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        """One trained, one taken and not trained, the rest waiting: the trained one stays leased."""
+        known = server.put(*batches(5))
+        feed = open_feed(ahead=2)
+        leased = taken(feed, 2)
+        feed.trained(leased[:1])
+        eventually(lambda: server.leases == 5)
+        feed.close()
+        assert sorted(server.asked("release")) == sorted(known[1:])
+        assert list(server.tokens) == known[:1]
+        assert not any(thread.is_alive() for thread in feed._threads)
+
+    def test_with_nothing_held_says_nothing(self, server: RefServer, open_feed: Any) -> None:
+        open_feed().close()
+        assert not server.calls
+
+
+class TestHeartbeat:
+    def test_keeps_alive_what_waits_what_is_in_training_and_what_is_trained(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(3))
+        feed = open_feed(lease_seconds=0.15)
+        leased = taken(feed, 2)
+        feed.trained(leased[:1])
+        eventually(lambda: server.leases == 3)
+        server.calls.clear()
+        eventually(lambda: len(server.calls) >= 3)
+        assert all(verb == "extend" and body["started"] is False for verb, body, _ in server.calls)
+        assert sorted(key["id"] for key in server.calls[-1][1]["leases"]) == sorted(known)
+
+    def test_forgets_what_is_lost(
+        self, server: RefServer, open_feed: Any, batches: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        known = server.put(*batches(2))
+        feed = open_feed(lease_seconds=0.15)
+        eventually(lambda: server.leases == 2)
+        server.forced[known[0]] = "stale"
+        eventually(lambda: server.calls and server.calls[-1][2] == {known[1]: "ok"})
+        server.forced.clear()
+        assert ids(taken(feed, 1)) == [known[1]]
+        assert "leases were lost" in capsys.readouterr().out

@@ -1,0 +1,82 @@
+"""What a trainer asks of the server, reads out of its queue, and refuses to begin with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.config import RolloutConfig
+from policy_trainer.queue_client.server import (
+    LeaseTerms,
+    batches_by_state,
+    connect,
+    in_flight_allowance,
+    leases_are_full,
+)
+from shared.errors import UserError
+from shared.settings import from_values
+from shared.states import Order, State
+from tests.policy_trainer.queues import queue_of
+
+
+def test_what_is_asked_for() -> None:
+    terms = LeaseTerms("trainer", "ours", epoch=3, max_lag=4, lease_seconds=30, order=Order.FRESHEST)
+    asked = terms.at(7, wait_seconds=2)
+    assert (asked.consumer, asked.run, asked.epoch, asked.policy_version, asked.max_lag) == ("trainer", "ours", 3, 7, 4)
+    assert (asked.order, asked.wait_seconds, asked.lease_seconds) == (Order.FRESHEST, 2, 30)
+    assert asked.incarnation == terms.at(8, wait_seconds=2).incarnation
+    assert asked.request_id is None, "the client gives each request one of its own"
+
+
+def test_each_life_has_an_incarnation_of_its_own() -> None:
+    one, other = (LeaseTerms("trainer", "ours", 0, None, 30) for _ in range(2))
+    assert one.incarnation != other.incarnation
+
+
+def test_batches_of_a_run() -> None:
+    states = batches_by_state(queue_of(leased=3), "ours")
+    assert (states[State.READY], states[State.LEASED], states[State.DEAD]) == (2, 3, 0)
+    assert not batches_by_state(queue_of(), "theirs")
+
+
+def test_the_allowance_is_the_smaller_limit() -> None:
+    assert in_flight_allowance(queue_of(max_in_flight=7)) == 7
+    assert in_flight_allowance(queue_of(max_in_flight_per_run=8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("numbers", "full"),
+    [
+        ({"leased": 7, "max_in_flight_per_run": 8}, False),
+        ({"leased": 8, "max_in_flight_per_run": 8}, True),
+        ({"leased": 1, "leased_by_others": 8, "max_in_flight_per_run": 8}, False),
+        ({"leased": 1, "leased_by_others": 7, "max_in_flight": 8}, True),
+    ],
+)
+def test_whether_leases_are_full(numbers: dict[str, int], full: bool) -> None:
+    assert leases_are_full(queue_of(**numbers), "ours") is full
+
+
+@pytest.mark.parametrize("setting", ["token_file", "tls_ca"])
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, setting: str) -> None:
+    values: dict[str, Any] = {"model": "m", "server": "https://127.0.0.1:1", setting: tmp_path / "missing"}
+    with pytest.raises(UserError, match="missing cannot be read"):
+        connect(from_values(RolloutConfig, **values), lambda reason, seconds: None)
+
+
+def test_the_first_token_of_a_file_is_sent(tmp_path: Path, open_site: Any) -> None:
+    file = tmp_path / "tokens"
+    site = open_site(lambda _: site.answer(404, b"{}"))
+    for text in ("# comment\n\ntrain the-token # of gpu-2\nadmin another\n", "the-token\n"):
+        file.write_text(text)
+        values: dict[str, Any] = {"model": "m", "server": site.url, "token_file": file}
+        with connect(from_values(RolloutConfig, **values), lambda reason, seconds: None) as client:
+            assert client.glance() is None
+    assert [request.headers["authorization"] for request in site.requests] == ["Bearer the-token"] * 2
+
+
+def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# nothing yet\n")
+    with pytest.raises(UserError, match="holds no token"):
+        connect(from_values(RolloutConfig, model="m", token_file=file), lambda reason, seconds: None)

@@ -1,0 +1,530 @@
+"""The reference's renewal: right at every step of every life, wherever a life ends, against weights worked out anew."""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.config import OptimizerConfig, ReferenceConfig
+from policy_trainer.learner.weights import make_weights
+from policy_trainer.lifecycle.endings import RunFailed, Stopped
+from policy_trainer.reference.renewal import FixedReference, choose_renewal
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from shared.client import RefServerClient, RefServerError
+from shared.errors import UserError
+from shared.models import load_model, load_tokenizer, tokenizer_fingerprint
+
+Make = Callable[..., PreTrainedModel]
+EVERY, CHECKPOINT_EVERY = 2, 3
+
+
+class RefServer:
+    """What API.md says of PUT /v1/reference, kept in a few attributes. weights: as read when they were asked for."""
+
+    def __init__(self, open_site: Callable[..., Any], root: Path | None) -> None:
+        self.root = root
+        self.errors: list[tuple[int, str]] = []
+        self.asked: list[tuple[str, int]] = []
+        self.site = open_site(self.respond)
+        self.restart()
+
+    def restart(self) -> None:
+        self.snapshot: str | None = None
+        self.version = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def respond(self, request: Any) -> Any:
+        status, answer = self.model() if request.method == "GET" else self.replace(**json.loads(request.body))
+        return self.site.answer(status, json.dumps(answer).encode())
+
+    def model(self) -> tuple[int, Any]:
+        nothing = dict.fromkeys(("name", "revision", "vocabulary_size", "context_length", "dtype", "device"))
+        nothing |= dict.fromkeys(("tokenizer_fingerprint", "forward"))
+        return 200, {
+            **nothing, "max_batch_tokens": 9, "reference_version": self.version, "snapshot": self.snapshot,
+        }  # fmt: skip
+
+    def replace(self, snapshot: str, version: int) -> tuple[int, Any]:
+        self.asked.append((snapshot, version))
+        if self.errors:
+            return self.error(*self.errors.pop(0))
+        if self.root is None:
+            return self.error(409, "no_snapshot_root")
+        if not (self.root / snapshot / "config.json").exists():
+            return self.error(404, "not_found")
+        if (snapshot, version) != (self.snapshot, self.version):
+            if version <= self.version:
+                return self.error(409, "older_version")
+            self.snapshot, self.version = snapshot, version
+            self.weights = load_file(self.root / snapshot / "model.safetensors")
+        return 200, {"reference_version": version}
+
+    def error(self, status: int, code: str) -> tuple[int, Any]:
+        return status, {"error": {"code": code, "message": f"it is {code}", "request_id": "1"}}
+
+
+def drift(step: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """What one step adds to a parameter, a function of the step alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(step)).to(dtype) / 8
+
+
+@dataclass
+class Run:
+    """One run over its lives: a policy whose weights are a function of the step, checkpoints, and the server."""
+
+    root: Path
+    directory: Path
+    server: RefServer
+    client: RefServerClient
+    base: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    decay: float = 0.0
+    every: int = EVERY
+    name: str = "test"
+    keep: int = 2
+    master_weights: Any = "float32"
+    notes: list[str] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    on_wait: Callable[[str, float], None] = lambda reason, seconds: None
+
+    def begin(self) -> "Life":
+        return Life(self)
+
+    def policy(self, step: int) -> dict[str, Tensor]:
+        """As the optimizer has it after so many steps."""
+        kept = torch.float32 if self.master_weights == "float32" else self.base.dtype
+        weights = {name: own.detach().to(kept) for name, own in self.base.named_parameters()}
+        for number in range(step):
+            weights = {name: own + drift(number, own.shape, kept) for name, own in weights.items()}
+        return weights
+
+    def reference(self, step: int) -> dict[str, Tensor]:
+        """What must score at a step, in float64."""
+        reference = {name: own.double() for name, own in self.policy(0).items()}
+        for renewed in range(self.every, step + 1, self.every):
+            policy = self.policy(renewed)
+            reference = {
+                name: self.decay * own + (1 - self.decay) * policy[name].double() for name, own in reference.items()
+            }
+        return reference
+
+
+class Life:
+    """From the newest checkpoint on. What a trainer does, but for the training."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.checkpoints = Checkpoints(run.directory / "checkpoints", keep=run.keep)
+        newest = self.checkpoints.newest()
+        self.state = read_state(newest) if newest else TrainState()
+        self.state.epoch += newest is not None
+        self.model = deepcopy(run.base)
+        if newest:
+            self.model = load_model(str(newest), revision=None, device="cpu", dtype="auto")
+        self.weights = make_weights(self.model, OptimizerConfig(master_weights=run.master_weights))
+        if newest:
+            restore(newest, self.weights)
+        self.renewal = self.choose(ReferenceConfig(sync_steps=run.every, decay=run.decay, snapshot_root=run.root))
+
+    def choose(self, settings: ReferenceConfig) -> Any:
+        learner: Any = SimpleNamespace(model=self.model, weights=self.weights)
+        return choose_renewal(
+            settings, self.run.name, self.state, learner, self.run.tokenizer, self.run.client, self.checkpoints,
+            on_wait=self.wait, note=self.run.notes.append,
+        )  # fmt: skip
+
+    def wait(self, reason: str, seconds: float) -> None:
+        self.run.waits.append(reason)
+        self.run.on_wait(reason, seconds)
+
+    def until(self, step: int) -> "Life":
+        while True:
+            self.renewal.tend()
+            assert_right(self)
+            if self.state.step == step:
+                return self
+            self.update()
+            if self.state.step % CHECKPOINT_EVERY == 0:
+                self.save()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for own in self.weights.stepped.values():
+            own += drift(self.state.step, own.shape, own.dtype)
+        for name, own in self.model.named_parameters():
+            own.copy_(self.weights.stepped[name])
+        self.state.step += 1
+
+    def save(self) -> Path:
+        return self.checkpoints.save(self.state, self.model, self.run.tokenizer, self.weights, self.renewal.average)
+
+
+def assert_right(life: Life) -> None:
+    """What scores is what must score, and the state says so."""
+    run, server, state = life.run, life.run.server, life.state
+    assert (state.reference, state.reference_version) == (server.snapshot, server.version)
+    expected = run.reference(state.step)
+    dtype = run.base.dtype
+    for name, own in server.weights.items():
+        assert own.dtype == dtype
+        torch.testing.assert_close(
+            own, expected[name].to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=1e-6
+        )
+    assert server.weights.keys() == expected.keys()
+    if life.renewal.average is not None:
+        for name, own in life.renewal.average.items():
+            assert own.dtype == torch.float32
+            torch.testing.assert_close(own.double(), expected[name], rtol=0, atol=1e-6)
+
+
+def assert_kept(life: Life) -> None:
+    """Nothing lacks its reference."""
+    for name in (life.state.reference, *life.checkpoints.references()):
+        assert name is None or (life.run.root / name / "model.safetensors").exists()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def server(open_site: Callable[..., Any], root: Path) -> RefServer:
+    return RefServer(open_site, root)
+
+
+@pytest.fixture
+def make_run(
+    tmp_path: Path, root: Path, server: RefServer, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
+) -> Iterator[Callable[..., Run]]:
+    def make(*, dtype: torch.dtype = torch.float32, tied: bool = True, **settings: Any) -> Run:
+        base = make_tiny(vocabulary=len(tokenizer), layers=1, dtype=dtype, tied=tied)
+        settings = {"directory": tmp_path / "run", **settings}
+        return Run(root=root, server=server, client=client, base=base, tokenizer=tokenizer, **settings)
+
+    with RefServerClient(server.site.url, patience=None) as client:
+        yield make
+
+
+def stop(reason: str, seconds: float) -> None:
+    raise Stopped
+
+
+def snapshots(run: Run) -> list[str]:
+    return sorted(path.relative_to(run.root).as_posix() for path in run.root.glob(f"{run.name}/*"))
+
+
+MODES = [(torch.float32, True, "float32"), (torch.float32, False, "float32")]
+MODES += [(torch.bfloat16, True, "float32"), (torch.bfloat16, True, "none")]
+
+
+@pytest.mark.parametrize(("dtype", "tied", "masters"), MODES)
+@pytest.mark.parametrize("decay", [0.0, 0.75])
+def test_every_step_is_scored_by_the_reference_of_the_formula(
+    make_run: Callable[..., Run], decay: float, dtype: torch.dtype, tied: bool, masters: str
+) -> None:
+    run = make_run(decay=decay, dtype=dtype, tied=tied, master_weights=masters)
+    run.begin().until(7)
+    assert run.server.asked == [(f"test/epoch-0000-version-0000000{n}", n) for n in (1, 2, 3, 4)]
+    assert "the reference is " + ("a moving average of " if decay else "") + "the policy at step 6" in run.notes[-1]
+
+
+def test_a_copy_is_exact_and_brings_its_tokenizer(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    life = run.begin().until(2)
+    assert life.state.reference is not None
+    directory = str(run.root / life.state.reference)
+    copy = load_model(directory, revision=None, device="cpu", dtype="auto")
+    assert all(torch.equal(own, copy.get_parameter(name)) for name, own in life.model.named_parameters())
+    both = (load_tokenizer(name) for name in (directory, str(life.save())))
+    assert len({tokenizer_fingerprint(tokenizer) for tokenizer in both}) == 1
+
+
+def test_an_average_of_weights_that_stand_still_is_those_weights(make_run: Callable[..., Run]) -> None:
+    run = make_run(decay=0.9, every=1)
+    life = run.begin()
+    for step in range(5):
+        life.state.step = step
+        life.renewal.tend()
+    assert life.renewal.average is not None
+    assert all(torch.equal(own, life.renewal.average[name]) for name, own in life.model.named_parameters())
+
+
+def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> None:
+    """A hundredth of a step is mostly rounded away in bfloat16."""
+    run = make_run(decay=0.99, every=1, dtype=torch.bfloat16)
+    life = run.begin()
+    life.renewal.tend()
+    before = {name: own.clone() for name, own in life.renewal.average.items()}
+    life.update()
+    for step in range(1, 10):
+        life.state.step = step
+        life.renewal.tend()
+    for name, own in life.renewal.average.items():
+        expected = life.weights.masters[name] - 0.99**9 * (life.weights.masters[name] - before[name])
+        torch.testing.assert_close(own, expected.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("decay", "restarts"), [(0.0, False), (0.5, True)])
+def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
+    tmp_path: Path,
+    make_run: Callable[..., Run],
+    fuse: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    decay: float,
+    restarts: bool,
+) -> None:
+    """After the n-th file operation, or just before or after the server was told, for every n."""
+    put = RefServerClient.replace_reference
+
+    def burning(client: RefServerClient, snapshot: str, version: int) -> Any:
+        fuse.burn()
+        answer = put(client, snapshot, version)
+        fuse.burn()
+        return answer
+
+    monkeypatch.setattr(RefServerClient, "replace_reference", burning)
+    for number in count(1):
+        run = make_run(decay=decay, directory=tmp_path / str(number), name=f"run-{number}", keep=1)
+        survived = fuse.lives(number, lambda run=run: run.begin().until(4))
+        if restarts:
+            run.server.restart()
+        for step in (4, 6):  # and once more from a checkpoint of the second life
+            assert_kept(run.begin())
+            assert_kept(run.begin().until(step))
+        if survived:
+            assert number > 20
+            break
+
+
+class TestServer:
+    def test_what_a_killed_life_has_renewed_is_undone_in_a_higher_version(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.begin().until(4)  # its checkpoint is of step 3, with the reference of step 2
+        assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000003", 3)
+        life = run.begin()
+        assert life.state.step == 3
+        life.renewal.tend()
+        assert_right(life)
+        assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000002", 4)
+        assert run.notes[-1] == "the reference is test/epoch-0000-version-00000002 again, version 4"
+        life.until(4)
+        assert (run.server.snapshot, run.server.version) == ("test/epoch-0001-version-00000005", 5)
+
+    def test_one_that_was_restarted_is_told_again_before_the_next_step(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        life = run.begin().until(3)
+        run.server.restart()
+        life.until(3)
+        assert run.notes[-1] == "the reference is test/epoch-0000-version-00000002 again, version 2"
+        run.server.restart()
+        life.until(4)  # which would renew it anyway
+        assert run.server.version == 3
+
+    def test_nothing_is_asked_while_all_is_well(self, make_run: Callable[..., Run]) -> None:
+        run = make_run(every=100)
+        run.begin().until(4)
+        run.begin().until(5)
+        assert len(run.server.asked) == 1
+
+    def test_somebody_else_ends_the_run_and_its_next_life_takes_the_server_back(
+        self, make_run: Callable[..., Run], tmp_path: Path
+    ) -> None:
+        mine, other = make_run(name="mine"), make_run(name="other", directory=tmp_path / "other")
+        life = mine.begin().until(3)
+        other.begin().until(0)
+        with pytest.raises(RunFailed, match=r"by other/epoch-0000-version-00000003, version 3: .* server of its own"):
+            life.until(3)
+        mine.begin().until(5)
+
+    @pytest.mark.parametrize("code", ["busy", "older_version"])
+    def test_who_replaces_it_at_the_same_moment_is_waited_for(
+        self, make_run: Callable[..., Run], code: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("policy_trainer.reference.served_reference._BUSY_SECONDS", 0.01)
+        run = make_run()
+        run.server.errors = [(409, code), (409, code)]
+        run.begin().until(1)
+        assert len(run.server.asked) == 3 and len(run.waits) == 2
+
+    @pytest.mark.parametrize("decay", [0.0, 0.5])
+    def test_who_is_stopped_meanwhile_saves_what_was(self, make_run: Callable[..., Run], decay: float) -> None:
+        """A checkpoint follows, in which the renewal has not happened: it does in the next life."""
+        run = make_run(decay=decay)
+        life = run.begin().until(1)
+        life.update()
+        run.server.errors = [(409, "busy")]
+        run.on_wait = stop
+        with pytest.raises(Stopped):
+            life.renewal.tend()
+        assert read_state(life.save()).renewed_at == 0
+        run.on_wait = lambda reason, seconds: None
+        run.begin().until(5)
+
+    def test_an_answer_that_was_lost_replaces_nothing_twice(
+        self, make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put = RefServerClient.replace_reference
+
+        def lost(client: RefServerClient, snapshot: str, version: int) -> Any:
+            put(client, snapshot, version)
+            raise RefServerError(409, "loading still", code="busy")
+
+        monkeypatch.setattr(RefServerClient, "replace_reference", lost)
+        run = make_run()
+        run.begin().until(1)
+        assert len(run.server.asked) == 1
+
+
+class TestRefusals:
+    def test_a_server_that_takes_none(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.server.root = None
+        with pytest.raises(
+            UserError, match=r"reference\.sync_steps: .* start ref-server with --snapshot-root .*snapshots"
+        ):
+            run.begin().until(0)
+
+    def test_another_directory(self, make_run: Callable[..., Run], tmp_path: Path) -> None:
+        run = make_run()
+        run.server.root = tmp_path
+        with pytest.raises(
+            UserError, match=r"does not find test/epoch-\S+ below its --snapshot-root; is .*snapshots the"
+        ):
+            run.begin().until(0)
+
+    def test_too_small_a_role(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.server.errors = [(403, "forbidden")]
+        with pytest.raises(UserError, match=r"reference\.sync_steps: .* 403: it is forbidden"):
+            run.begin().until(0)
+
+    def test_a_root_that_cannot_be_written(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.root.write_text("a file")
+        with pytest.raises(RunFailed, match="the reference of step 0 cannot be written"):
+            run.begin().until(0)
+
+    def test_a_checkpoint_whose_reference_is_gone(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.begin().until(3)
+        (run.root / "test").rename(run.root / "elsewhere")
+        run.server.restart()
+        with pytest.raises(UserError, match="the reference of this run, test/epoch-0000-version-00000002, is gone"):
+            run.begin().until(3)
+        (run.root / "elsewhere").rename(run.root / "test")
+        run.begin().until(5)
+
+    def test_its_average_is_in_the_checkpoint(self, make_run: Callable[..., Run]) -> None:
+        run = make_run(decay=0.5)
+        run.begin().until(3)
+        (run.root / "test").rename(run.root / "elsewhere")
+        run.server.restart()
+        run.begin().until(5)
+
+    def test_a_reference_without_a_root(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.begin().until(3)
+        with pytest.raises(UserError, match=r"reference\.snapshot_root: .* test/epoch-0000-version-00000002; give the"):
+            run.begin().choose(ReferenceConfig())
+
+
+class TestOtherSettings:
+    def test_without_renewal_the_server_is_not_asked(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        renewal = run.begin().choose(ReferenceConfig())
+        renewal.tend()
+        assert isinstance(renewal, FixedReference) and renewal.average is None
+        assert run.server.site.requests == []
+
+    def test_a_run_that_goes_on_without_keeps_what_it_had(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.begin().until(3)
+        run.server.restart()
+        life = run.begin()
+        renewal = life.choose(ReferenceConfig(snapshot_root=run.root))
+        for step in range(3, 9):
+            life.state.step = step
+            renewal.tend()
+        assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000002", 2)
+
+    def test_a_run_that_goes_on_with_it_begins_with_the_policy_there(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        life = run.begin()
+        for _ in range(5):
+            life.update()
+        life.save()
+        life = run.begin()
+        life.renewal.tend()
+        assert life.state.renewed_at == 5
+        for name, own in run.server.weights.items():
+            torch.testing.assert_close(own, run.policy(5)[name], rtol=0, atol=1e-6)
+
+    def test_an_average_that_comes_later_begins_with_the_reference(self, make_run: Callable[..., Run]) -> None:
+        run = make_run()
+        run.begin().until(3)
+        before = run.reference(3)
+        run.decay = 0.75
+        life = run.begin()
+        life.renewal.tend()
+        life.update()
+        life.renewal.tend()
+        for name, own in life.renewal.average.items():
+            expected = 0.75 * before[name] + 0.25 * run.policy(4)[name].double()
+            torch.testing.assert_close(own.double(), expected, rtol=0, atol=1e-6)
+
+    def test_the_same_step_saved_on_both_sides_of_a_renewal(self, make_run: Callable[..., Run]) -> None:
+        """As when a stop is asked for just after it: the average goes with the reference."""
+        run = make_run(decay=0.5, every=3)
+        life = run.begin().until(3)
+        assert read_state(life.checkpoints.newest() or Path()).renewed_at == 0
+        life.save()
+        again = run.begin()
+        assert again.state.renewed_at == 3
+        assert all(torch.equal(own, life.renewal.average[name]) for name, own in again.renewal.average.items())
+        again.until(7)
+
+
+class TestRemoval:
+    def test_what_server_and_checkpoints_need_stays(self, make_run: Callable[..., Run]) -> None:
+        run = make_run(keep=1)
+        other = run.root / "other" / "epoch-0000-version-00000001"
+        other.mkdir(parents=True)
+        (run.root / "test" / "mine").mkdir(parents=True)
+        life = run.begin().until(8)
+        references = sorted({life.state.reference, *life.checkpoints.references()} - {None}, key=str)
+        assert references == [f"test/epoch-0000-version-0000000{n}" for n in (3, 5)]
+        assert snapshots(run) == [*references, "test/mine"]
+        assert_kept(life)
+        assert other.exists()
+
+    def test_a_directory_that_must_not_be_cleaned(
+        self, make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(path: Path) -> None:
+            raise PermissionError(f"{path} is read-only")
+
+        monkeypatch.setattr("policy_trainer.reference.snapshots.shutil.rmtree", refuse)
+        run = make_run(keep=9)
+        run.begin().until(2)
+        assert "old snapshots are not removed" in run.notes[-1]
+        run.begin().until(5)
+
+    def test_a_new_run_of_that_name_uses_no_name_again(self, make_run: Callable[..., Run], tmp_path: Path) -> None:
+        """The directory of the run was deleted, the server restarted, and the snapshots are still there."""
+        run = make_run()
+        run.begin().until(4)
+        run.server.restart()
+        again = make_run(directory=tmp_path / "again")
+        again.begin().until(3)
+        assert [version for _, version in again.server.asked] == [1, 2, 3, 4, 5]

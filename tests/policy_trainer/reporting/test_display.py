@@ -1,0 +1,100 @@
+"""What a person sees of a step: figures that are there, and a dash for those that are not."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from policy_trainer.reporting.display import make_display
+
+STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "entropy": 1.25, "queued": 3, "ready": 2}
+
+
+def shown(record: dict[str, Any], *, terminal: bool, width: int = 200) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=width, color_system=None)
+    display = make_display(console, steps=20, first_step=0)
+    display.start()
+    display.step(record)
+    display.stop()
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+class TestStep:
+    def test_a_noise_floor_stands_beside_the_kl(self, terminal: bool) -> None:
+        words = shown({**STEP, "kl_noise_floor": 0.0002}, terminal=terminal)
+        assert "0.0003 (noise floor 0.0002)" in words and "1.250" in words
+
+    @pytest.mark.parametrize("floor", [None, 0.0, 3e-15, math.nan])
+    def test_without_noise_it_stands_alone(self, terminal: bool, floor: float | None) -> None:
+        words = shown({**STEP, "kl_noise_floor": floor}, terminal=terminal)
+        assert "0.0003" in words and "noise" not in words
+
+    def test_completions_that_nothing_could_judge_are_counted(self, terminal: bool) -> None:
+        assert "unrewarded 3" in shown({**STEP, "unrewarded": 3}, terminal=terminal)
+        assert "unrewarded" not in shown({**STEP, "unrewarded": 0}, terminal=terminal)
+
+    def test_what_is_not_known_is_a_dash(self, terminal: bool) -> None:
+        words = shown({"step": 10, "reward": math.nan, "kl": None}, terminal=terminal)
+        assert "nan" not in words and "None" not in words
+
+
+# Figures as wide as they come.
+WIDE: dict[str, Any] = {
+    "step": 10,
+    "reward": -12.345,
+    "reward_std": 10.123,
+    "reward/accuracy": 0.1,
+    "reward/format": 0.2,
+    "reward/a_name_that_somebody_gave_it": 0.3,
+    "reward/fourth": 0.4,
+    "eval_accuracy": 0.977,
+    "kl": 1.0867,
+    "kl_noise_floor": 0.000213,
+    "entropy": 11.932,
+    "clip_ratio": 0.123,
+    "frac_reward_zero_std": 1.0,
+    "completion_length_mean": 12345.6,
+    "completion_length_max": 32768,
+    "truncated": 1.0,
+    "tokens_per_second": 123456.7,
+    "sampler_tokens_per_second": 123456.7,
+    "waiting_share": 1.0,
+    "sampler_waiting_share": 1.0,
+    "staleness": 123.4,
+    "staleness_max": 1234,
+    "queued": 123,
+    "ready": 1234,
+}
+FIGURES = (
+    "reward -12.345 ± 10.123", "accuracy 0.100", "format 0.200", "a_name_that_somebody_gave_it ", "held out 0.977",
+    "KL 1.0867 (noise floor 0.0002)", "entropy 11.932", "clipped 0.123", "no variance 100%",
+    "tokens 12346, at most 32,768", "truncated 100%", "tokens/s 123,457 trained", "a sampler's tokens/s 123,457",
+    "trainer waits 100%", "sampler waits 100%", "staleness 123.4, at most 1234", "queue 123 to score, 1234 ready",
+    "left -",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 300])
+def test_the_panel_shows_what_matters_in_a_hundred_columns(width: int) -> None:
+    panel = shown(WIDE, terminal=True, width=width)
+    assert max(len(line) for line in panel.splitlines()) <= 100 + len("\x1b[?25h")
+    assert [figure for figure in FIGURES if figure not in panel] == []
+    assert "fourth" not in panel
+
+
+def test_a_line_shows_them_too() -> None:
+    line = shown(WIDE, terminal=False)
+    assert [figure for figure in FIGURES if figure not in line] == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_note_is_shown_as_it_stands(terminal: bool) -> None:
+    output = io.StringIO()
+    display = make_display(Console(file=output, force_terminal=terminal, width=60), steps=20, first_step=0)
+    text = "step 7: kl is 2, healthy is [below] 1 nat a token: " + "lower optimizer.learning_rate " * 5
+    display.note(text)
+    assert text in output.getvalue()

@@ -1,0 +1,217 @@
+"""Metrics: one line a step, whatever crashes; means against numpy-free arithmetic."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy_trainer.reporting.curves import plot_curves
+from policy_trainer.reporting.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
+from shared.batch import StepRewards
+from shared.client import Leased
+
+
+def write(path: Path, *records: dict[str, Any]) -> None:
+    metrics = MetricsFile(path)
+    for record in records:
+        metrics.write(record)
+    metrics.close()
+
+
+class TestFile:
+    def test_round_trip_and_appending(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        write(path, {"step": 1, "loss": 0.5})
+        write(path, {"step": 2, "loss": 0.25, "name": "é"})
+        assert read_metrics(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "name": "é"}]
+
+    def test_what_is_no_number_is_null_at_any_depth(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        write(path, {"step": 1, "loss": math.nan, "norm": math.inf, "rewards": {"a": -math.inf, "b": 1.0}, "of": None})
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is no JSON")
+
+        record = json.loads(path.read_text(), parse_constant=refuse)
+        assert record == {"step": 1, "loss": None, "norm": None, "rewards": {"a": None, "b": 1.0}, "of": None}
+
+    def test_each_record_is_there_at_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        metrics = MetricsFile(path)
+        metrics.write({"step": 1})
+        assert read_metrics(path) == [{"step": 1}]
+        metrics.close()
+
+    def test_a_last_line_cut_anywhere_is_left_out(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        write(path, {"step": 1, "kind": "step"}, {"step": 22, "kind": "step"})
+        whole = path.read_bytes()
+        first = whole.index(b"\n") + 1
+        for end in range(first, len(whole) - 1):
+            path.write_bytes(whole[:end])
+            assert read_metrics(path) == [{"step": 1, "kind": "step"}]
+
+    def test_truncation_drops_what_lies_beyond_and_mends_a_cut_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        write(path, {"step": 1}, {"step": 2, "kind": "evaluation"}, {"step": 2}, {"step": 3})
+        path.write_text(path.read_text() + '{"step": 4, "lo')
+        truncate_metrics(path, 2)
+        write(path, {"step": 3, "again": True})
+        assert read_metrics(path) == [
+            {"step": 1},
+            {"step": 2, "kind": "evaluation"},
+            {"step": 2},
+            {"step": 3, "again": True},
+        ]
+
+    def test_a_new_beginning_keeps_nothing(self, tmp_path: Path) -> None:
+        """A run that goes on from step 0 evaluates again."""
+        path = tmp_path / "metrics.jsonl"
+        write(path, {"step": 0, "kind": "evaluation"}, {"step": 1})
+        truncate_metrics(path, 0)
+        assert read_metrics(path) == []
+
+    def test_truncation_of_nothing(self, tmp_path: Path) -> None:
+        truncate_metrics(tmp_path / "missing", 2)
+        assert not (tmp_path / "missing").exists()
+
+    def test_a_crash_while_truncating_loses_nothing_that_stays(self, tmp_path: Path, fuse: Any) -> None:
+        path = tmp_path / "metrics.jsonl"
+        for number in range(1, 20):
+            path.unlink(missing_ok=True)
+            write(path, {"step": 1}, {"step": 2})
+            survived = fuse.lives(number, lambda: truncate_metrics(path, 1))
+            assert read_metrics(path)[0] == {"step": 1}
+            if survived:
+                assert number > 2 and read_metrics(path) == [{"step": 1}]
+                break
+
+
+@pytest.fixture
+def leased(make_scored: Any) -> list[Leased]:
+    """Two groups: four judged rewards of five, lengths 1, 2, 3 and 4, 2; versions 3 and 5."""
+
+    def group(
+        number: int, lengths: list[int], rewards: list[float], parts: dict[str, list[float]], **extra: Any
+    ) -> Any:
+        batch = make_scored([3], [[4] * length for length in lengths], rewards, number=number, version=extra["version"])
+        rollout = replace(
+            batch.rollout,
+            reward_parts={name: np.array(part, np.float32) for name, part in parts.items()},
+            finished=np.array(extra["finished"]),
+            sample=extra["sample"],
+        )
+        scored = replace(batch, rollout=rollout, reference_version=extra["reference"])
+        return Leased(scored, rollout.id, "token", extra["deliveries"])
+
+    return [
+        group(
+            0,
+            [1, 2, 3],
+            [0.0, 2.0, math.nan],
+            {"accuracy": [0, 1, math.nan], "tags": [0, 1, 1]},
+            version=3,
+            finished=[True, False, True],
+            sample=json.dumps(
+                {
+                    "index": 7,
+                    "sampling_seconds": 0.5,
+                    "waiting_seconds": 0.25,
+                    "dropped_prompts": 2,
+                    "resampled_groups": 2,
+                    "resampled_tokens": 30,
+                }
+            ),
+            deliveries=1,
+            reference="12",
+        ),
+        group(
+            1,
+            [4, 2],
+            [1.0, 1.0],
+            {"accuracy": [1, 1]},
+            version=5,
+            finished=[True, True],
+            sample=json.dumps({"index": 4, "sampling_seconds": 1.5, "resampled_groups": 1, "resampled_tokens": 5}),
+            deliveries=3,
+            reference="3",
+        ),
+    ]
+
+
+class TestBatchMetrics:
+    def test_by_hand(self, leased: list[Leased]) -> None:
+        metrics = batch_metrics(leased, version=6)
+        assert metrics == {
+            "reward": 1.0,
+            "reward/accuracy": 0.75,
+            "reward/tags": pytest.approx(2 / 3),
+            "reward_std": pytest.approx(math.sqrt(2 / 4)),
+            "reward_std/accuracy": pytest.approx(math.sqrt(3) / 4),
+            "reward_std/tags": pytest.approx(math.sqrt(2) / 3),
+            "unrewarded": 1,
+            "unrewarded/accuracy": 1,
+            "unrewarded/tags": 0,
+            "completions": 5,
+            "completion_length_mean": pytest.approx(12 / 5),
+            "completion_length_min": 1,
+            "completion_length_max": 4,
+            "truncated": pytest.approx(1 / 5),
+            "sampling_seconds": 2.0,
+            "sampler_waiting_seconds": 0.25,
+            "sampler_waiting_share": pytest.approx(1 / 9),
+            "sampler_tokens_per_second": pytest.approx((12 + 30 + 5) / 2),
+            "dropped_prompts": 2,
+            "resampled_groups": 3,
+            "resampled_tokens": 35,
+            "staleness": 2.0,
+            "staleness_max": 3,
+            "reference_version_min": 3,
+            "reference_version_max": 12,
+            "redelivered": 1,
+            "problems": [7, 4],
+        }
+        assert next_index(leased) == 8
+
+    def test_a_step_without_a_reward_leaves_its_completion_without_one(self, make_scored: Any) -> None:
+        rollout = make_scored([1], [[2, 3], [4]], [1.0, 0.5]).rollout
+        steps = StepRewards(
+            rewards=np.array([0.0, math.nan, 1.0], np.float32), ends=np.array([0, 1, 0]), counts=np.array([2, 1])
+        )
+        metrics = batch_metrics([Leased(replace(rollout, steps=steps), rollout.id, "token", 1)], version=0)
+        assert (metrics["unrewarded"], metrics["reward"]) == (1, 0.5)
+
+    def test_without_any_judgement_or_sample(self, make_scored: Any) -> None:
+        batch = make_scored([3], [[4], [5]], [math.nan, math.nan])
+        leased = [Leased(batch, batch.rollout.id, "token", 1)]
+        metrics = batch_metrics(leased, version=0)
+        assert math.isnan(metrics["reward"]) and math.isnan(metrics["reward_std"])
+        assert (metrics["unrewarded"], next_index(leased), metrics["sampling_seconds"]) == (2, 0, 0)
+        assert math.isnan(metrics["sampler_tokens_per_second"]) and metrics["sampler_waiting_share"] == 0
+
+    @pytest.mark.parametrize("sample", ["5", "[1]", '"text"', "null", "{}", '{"index": "7", "sampling_seconds": null}'])
+    def test_the_sample_of_an_outside_client_may_be_any_json(self, make_scored: Any, sample: str) -> None:
+        """API.md: free for the client."""
+        batch = make_scored([3], [[4], [5]], [0.0, 1.0])
+        batch = replace(batch, rollout=replace(batch.rollout, sample=sample))
+        leased = [Leased(batch, batch.rollout.id, "token", 1)]
+        assert batch_metrics(leased, version=0)["problems"] == [None] and next_index(leased) == 0
+
+    def test_are_json(self, leased: list[Leased], tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        write(path, batch_metrics(leased, version=6))
+        assert read_metrics(path)[0]["reward"] == 1.0
+
+
+def test_curves_are_drawn_even_of_little(tmp_path: Path) -> None:
+    step = {"kind": "step", "step": 1, "reward": 0.5, "reward/tags": None, "kl": 0.0, "completion_length_mean": 5.0}
+    whole = {**step, "entropy": 1.0, "clip_ratio": 0.1, "completion_length_min": 1, "completion_length_max": 9}
+    evaluation = {"kind": "evaluation", "step": 1, "accuracy": 0.5}
+    for records in ([], [step], [step, evaluation], [{"kind": "health", "step": 1}, whole, evaluation]):
+        plot_curves(records, tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "curves.png").unlink()

@@ -1,0 +1,238 @@
+"""Trackers: TensorBoard reads what was written, the others are told what they know, and none of them stops a run.
+
+trackio and W&B are real where they are installed; elsewhere modules with their signatures stand in.
+"""
+
+import importlib.util
+import math
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.reporting.tracking import (
+    TRACKERS,
+    Harmless,
+    TrackedRun,
+    Trackers,
+    Wandb,
+    refuse_missing,
+    scalars,
+    start_trackers,
+)
+from shared.errors import UserError
+from shared.settings import from_values
+
+STEP: dict[str, Any] = {
+    "kind": "step",
+    "step": 3,
+    "kl": 0.5,
+    "reward/tags": 1,
+    "not_finite": False,
+    "problems": [1, 2],
+    "loss": math.nan,
+    "eval_accuracy": None,
+}
+EVALUATION: dict[str, Any] = {
+    "kind": "evaluation",
+    "step": 4,
+    "decoding": "greedy",
+    "accuracy": 0.25,
+    "rewards": {"tags": 1.0},
+}
+HEALTH = {"kind": "health", "step": 4, "name": "kl", "seen": 2.0, "band": "", "remedy": ""}
+
+
+def tracked(directory: Path, first_step: int = 0) -> TrackedRun:
+    return TrackedRun("a run", directory, first_step, {"loss": {"beta": 0.04}, "steps": 9})
+
+
+def test_numbers_by_name() -> None:
+    assert scalars(STEP) == {"train/kl": 0.5, "train/reward/tags": 1.0, "train/not_finite": 0.0}
+    assert scalars(EVALUATION) == {"evaluation/accuracy": 0.25, "evaluation/rewards/tags": 1.0}
+    assert scalars(HEALTH) == {}
+
+
+def series(directory: Path, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+class TestTensorBoard:
+    def test_reads_what_was_written(self, tmp_path: Path) -> None:
+        board = TRACKERS["tensorboard"](tracked(tmp_path))
+        for record in (STEP, EVALUATION, HEALTH, {**STEP, "step": 4, "kl": 0.25}):
+            board.write(record)
+        board.close()
+        assert series(tmp_path, "train/kl") == [(3, 0.5), (4, 0.25)]
+        assert series(tmp_path, "evaluation/rewards/tags") == [(4, 1.0)]
+
+    def test_a_resumed_run_hides_what_lies_beyond_its_checkpoint(self, tmp_path: Path) -> None:
+        for first, last, kl in ((0, 6, 1.0), (4, 5, 2.0)):
+            board = TRACKERS["tensorboard"](tracked(tmp_path, first))
+            for step in range(first + 1, last + 1):
+                board.write({**STEP, "step": step, "kl": kl})
+            board.close()
+        assert series(tmp_path, "train/kl") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0)]
+
+
+class FakeRun:
+    """Of W&B or trackio: keeps what it is told."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.id = options.get("id") or "made-up"
+        self.logged: list[tuple[dict[str, float], int | None]] = []
+        self.finished = False
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert (name, step_metric) == ("*", "step")
+
+    def log(self, values: dict[str, float], step: int | None = None) -> None:
+        self.logged.append((values, step))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
+    """The runs of stand-ins for both packages, in the order of their beginning."""
+    runs: list[FakeRun] = []
+
+    def init(**options: Any) -> FakeRun:
+        runs.append(FakeRun(options))
+        return runs[-1]
+
+    for name in ("wandb", "trackio"):
+        module: Any = ModuleType(name)
+        module.init = init
+        module.Settings = SimpleNamespace
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("WANDB_PROJECT", "TRACKIO_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    return runs
+
+
+class TestWandb:
+    def test_is_told_the_settings_and_the_numbers(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
+        tracker = Wandb(tracked(tmp_path))
+        for record in (STEP, HEALTH):
+            tracker.write(record)
+        tracker.close()
+        (run,) = fakes
+        assert (run.options["project"], run.options["name"], run.options["dir"]) == ("tandem", "a run", tmp_path)
+        assert run.options["config"] == {"loss": {"beta": 0.04}, "steps": 9}
+        assert run.logged == [({**scalars(STEP), "step": 3}, None)] and run.finished
+
+    def test_all_lives_are_one_run_and_a_new_run_is_another(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
+        for first in (0, 5, 0):
+            Wandb(tracked(tmp_path, first))
+        assert [run.options["id"] for run in fakes] == [None, "made-up", None]
+
+    def test_the_environment_names_the_project(
+        self, tmp_path: Path, fakes: list[FakeRun], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WANDB_PROJECT", "mine")
+        Wandb(tracked(tmp_path))
+        assert fakes[0].options["project"] == "mine" and "mode" not in fakes[0].options  # nor is WANDB_MODE overruled
+
+
+def test_trackio_is_told_the_numbers(tmp_path: Path, fakes: list[FakeRun]) -> None:
+    for first in (0, 5):
+        tracker = TRACKERS["trackio"](tracked(tmp_path, first))
+        tracker.write(STEP)
+        tracker.write(HEALTH)
+        tracker.close()
+    assert [run.options["resume"] for run in fakes] == ["never", "allow"]
+    assert all(run.logged == [(scalars(STEP), 3)] and run.finished for run in fakes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_the_real_wandb_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for first in (0, 3):
+        tracker = Wandb(tracked(tmp_path, first))
+        tracker.write(STEP)
+        tracker.close()
+    import_module("wandb").teardown()  # its process has written all then
+    files = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2 and len({file.name for file in files}) == 1  # two lives of one run
+    assert all(b"train/reward/tags" in file.read_bytes() for file in files)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_the_real_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    for first, kl in ((0, 0.5), (3, 0.25)):
+        tracker = TRACKERS["trackio"](tracked(tmp_path, first))
+        tracker.write({**STEP, "step": first + 1, "kl": kl})
+        tracker.close()
+    logs = import_module("trackio.sqlite_storage").SQLiteStorage.get_logs("tandem", "a run")
+    assert [(entry["step"], entry["train/kl"]) for entry in logs] == [(1, 0.5), (4, 0.25)]
+
+
+class Failing:
+    def write(self, record: Any) -> None:
+        raise ConnectionError("nobody answers")
+
+    def close(self) -> None:
+        raise ConnectionError("still nobody")
+
+
+class TestFailures:
+    def test_are_told_once_and_reach_nobody(self) -> None:
+        notes: list[str] = []
+        kept: list[Any] = []
+        keeping: Any = SimpleNamespace(write=kept.append, close=lambda: kept.append("closed"))
+        trackers = Trackers([Harmless("wandb", Failing(), notes.append), keeping])
+        trackers.write(STEP)
+        trackers.write(EVALUATION)
+        trackers.close()
+        assert kept == [STEP, EVALUATION, "closed"]
+        assert notes == ["wandb fails, the run goes on without it: nobody answers"]
+
+    def test_a_package_that_is_missing_is_refused_with_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        refuse_missing(["tensorboard"])
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(UserError, match=r"track: trackio is not installed: pip install trackio"):
+            refuse_missing(["trackio"])
+
+    def test_a_new_run_does_not_begin_without_what_it_asked_for(
+        self, tmp_path: Path, fakes: list[FakeRun], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(**options: Any) -> FakeRun:
+            raise ConnectionError("nobody answers")
+
+        monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
+        config = from_values(TrainConfig, model="m", run_dir=tmp_path, report_to=["trackio", "wandb"])
+        notes: list[str] = []
+        with pytest.raises(UserError, match="track: wandb cannot start: nobody answers"):
+            start_trackers(config, 0, notes.append)
+        assert len(start_trackers(config, 5, notes.append)) == 1  # and one that goes on does so without
+        assert notes == ["wandb cannot start, the run goes on without it: nobody answers"]
+
+
+def test_settings_leave_without_secrets(tmp_path: Path, fakes: list[FakeRun]) -> None:
+    config = from_values(
+        TrainConfig,
+        model="m",
+        run_dir=tmp_path,
+        server="https://somebody:secret@host",
+        token="secret",
+        token_file=tmp_path / "secret",
+        tls_ca=tmp_path / "secret",
+        report_to=["wandb"],
+    )
+    start_trackers(config, 0, print)
+    settings = fakes[0].options["config"]
+    assert settings["loss"]["beta"] == 0.04 and settings["report_to"] == ["wandb"]
+    assert "secret" not in str(settings)

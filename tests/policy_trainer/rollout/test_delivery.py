@@ -1,0 +1,196 @@
+"""Uploading while sampling: in order, not too far ahead, and never silently stuck."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.rollout.delivery import Delivery
+from policy_trainer.rollout.outbox import Outbox, count_refused, hold
+from shared import wire
+from shared.batch import ScoredBatch
+from shared.client import RefServerError
+from shared.errors import UserError
+
+
+class Server:
+    """Admits while it is open."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.asked = threading.Event()
+        self.open = threading.Event()
+        self.failure: Exception | None = None
+        self.admitted = threading.Condition()
+
+    def upload(self, body: bytes) -> None:
+        self.asked.set()
+        assert self.open.wait(10)
+        if self.failure:
+            raise self.failure
+        with self.admitted:
+            self.bodies.append(body)
+            self.admitted.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self.admitted:
+            assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=10)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def outbox(directory: Path) -> Outbox:
+    return Outbox(directory, worker=0, workers=1, start=0)
+
+
+def deliver(server: Any, box: Outbox, ahead: int = 2) -> Delivery:
+    return Delivery(server, box, ahead=ahead)
+
+
+def test_what_an_earlier_life_left_goes_first(tmp_path: Path, make_scored: Callable[..., ScoredBatch]) -> None:
+    left = [wire.encode(make_scored([5, 6], [[7]], [1.0]).rollout) for _ in range(2)]
+    earlier = outbox(tmp_path)
+    for index, body in enumerate(left):
+        earlier.add(index, body)
+    server = Server()
+    delivery = deliver(server, outbox(tmp_path))
+    delivery.send(2, b"2")
+    server.open.set()
+    delivery.send(3, b"3")
+    server.wait_for(4)
+    assert server.bodies[:2] == left
+    assert sorted(server.bodies[2:]) == [b"2", b"3"]
+
+
+def test_what_a_power_cut_spoilt_is_dropped(tmp_path: Path) -> None:
+    earlier = outbox(tmp_path)
+    for index, body in enumerate((b"", b"half a batch")):
+        earlier.add(index, body)
+    server = Server()
+    server.open.set()
+    box = outbox(tmp_path)
+    deliver(server, box).send(box.draw(), b"new")
+    server.wait_for(1)
+    assert server.bodies == [b"new"]
+
+
+def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
+    """One is on its way and two wait: the fourth has to wait itself, and that time is counted."""
+    server = Server()
+    delivery = deliver(server, outbox(tmp_path))
+    delivery.send(0, b"")
+    assert server.asked.wait(10)  # those that wait meanwhile would go with it
+    for index in (1, 2):
+        delivery.send(index, b"")
+    before = delivery.blocked_seconds
+    sender = threading.Thread(target=delivery.send, args=(3, b"last"))
+    sender.start()
+    sender.join(timeout=0.2)
+    assert sender.is_alive()
+    assert len(outbox(tmp_path).undelivered()) == 4, "it is kept before it waits"
+    server.open.set()
+    sender.join(timeout=10)
+    assert delivery.blocked_seconds - before > 0.15
+    server.wait_for(4)
+    assert server.bodies[-1] == b"last"
+
+
+def test_what_stops_an_upload_for_good_is_raised_in_the_thread_that_samples(tmp_path: Path) -> None:
+    class Gone(Exception):
+        pass
+
+    server = Server()
+    server.failure = Gone()
+    delivery = deliver(server, outbox(tmp_path), ahead=1)
+    server.open.set()
+    with pytest.raises(Gone):
+        for index in range(5):
+            delivery.send(index, b"")
+    assert outbox(tmp_path).undelivered(), "nothing that was refused is thrown away"
+
+
+def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
+    class Picky(Server):
+        def upload(self, body: bytes) -> None:
+            if body == b"too large":
+                raise RefServerError(413, "too large", code="too_large", field="completion_ids")
+            super().upload(body)
+
+    server = Picky()
+    server.open.set()
+    directory = tmp_path / "0-of-1"
+    box = outbox(directory)
+    delivery = deliver(server, box)
+    for body in (b"too large", b"good"):
+        delivery.send(box.draw(), body)
+    server.wait_for(1)
+    until(lambda: not list(directory.glob("*.safetensors")))
+    assert server.bodies == [b"good"]
+    assert [path.name for path in directory.glob("*.refused")] == ["000000000000.refused"]
+    assert count_refused(tmp_path) == 1, "the trainer is told"
+    assert outbox(directory).next_index == 2, "a restart does not send it again"
+
+
+def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> None:
+    """The first one is answered last: no later one may move the cursor past it."""
+
+    class Slow(Server):
+        def __init__(self) -> None:
+            super().__init__()
+            self.together = threading.Barrier(3)
+            self.others = threading.Semaphore(0)
+
+        def upload(self, body: bytes) -> None:
+            if body == b"alone":
+                return super().upload(body)
+            self.together.wait(10)
+            if body == b"first":
+                assert self.others.acquire(timeout=10) and self.others.acquire(timeout=10)
+                assert cursor() <= 1, "nothing is noted before the first"
+            super().upload(body)
+            self.others.release()
+
+    def cursor() -> int:
+        return json.loads((tmp_path / "cursor.json").read_text())["next_index"]
+
+    server, box = Slow(), outbox(tmp_path)
+    delivery = deliver(server, box, ahead=4)
+    for body in (b"alone", b"first", b"second", b"third"):  # the first goes by itself, while it waits for the door
+        delivery.send(box.draw(), body)
+        if body == b"alone":
+            until(lambda: delivery._waiting.empty())
+    server.open.set()
+    server.wait_for(4)
+    until(lambda: cursor() == 4)
+    assert server.bodies[-1] == b"first"
+
+
+def test_a_server_that_takes_nothing_is_a_fault(tmp_path: Path) -> None:
+    class Closed(Server):
+        def upload(self, body: bytes) -> None:
+            raise RefServerError(422, "no", code="invalid_batch", field="format")
+
+    box = outbox(tmp_path)
+    delivery = deliver(Closed(), box)
+    with pytest.raises(RefServerError):
+        for _ in range(30):
+            delivery.send(box.draw(), b"")
+
+
+def test_two_workers_cannot_share_an_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.rollout.outbox._LOCK_SECONDS", 0.2)
+    with (
+        hold(tmp_path, worker=0, workers=1),
+        pytest.raises(UserError, match="worker 0 of 1 is at work"),
+    ):
+        hold(tmp_path, worker=0, workers=1)
+    hold(tmp_path, worker=0, workers=1).close()

@@ -1,0 +1,161 @@
+"""Rounds of a worker, with a sampler that says what it is told."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, SamplingConfig
+from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.reporting.wasted import WastedSamples
+from policy_trainer.rewards import equal_text
+from policy_trainer.rewards.correct import ByAnswer
+from policy_trainer.rewards.judging import Judge, Judgement
+from policy_trainer.rollout.rounds import Drawn, Judged, Round, Rounds
+from policy_trainer.tasks.arithmetic import Arithmetic
+from shared.batch import StepRewards
+
+
+class Counting:
+    """Problem i is the text of i; its answer is i."""
+
+    name = "counting"
+    correct = ByAnswer(equal_text)
+    default_rewards = ("accuracy",)
+
+    def problem(self, index: int) -> Problem:
+        return Problem(answer=str(index), prompt=str(index))
+
+    def held_out(self) -> Sequence[Problem]:
+        raise AssertionError
+
+
+class Scripted:
+    """Right half of the time for problems in `mixed`, always for others; two completions each."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mixed: set[int]) -> None:
+        self.tokenizer = tokenizer
+        self.mixed = mixed
+        self.seeds: list[int] = []
+
+    def load(self, weights: Path) -> None:
+        raise AssertionError
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        self.seeds.append(seed)
+        numbers = [int(str(self.tokenizer.decode(list(prompt)))) for prompt in prompts]
+        return [[self.answer(n), self.answer(-1 if n in self.mixed else n)] for n in numbers]
+
+    def answer(self, number: int) -> Completion:
+        ids = np.array(self.tokenizer.encode(f"<answer>{number}</answer>"))
+        return Completion(ids, np.zeros(len(ids), dtype=np.float32), finished=True)
+
+
+@pytest.fixture
+def made(tokenizer: PreTrainedTokenizerFast) -> Any:
+    def make(mixed: set[int], *, draw: Iterator[int], **sampling: Any) -> tuple[Round, Scripted]:
+        config = RolloutConfig(model="m", sampling=SamplingConfig(num_generations=2, prompts_per_round=3, **sampling))
+        sampler = Scripted(tokenizer, mixed)
+        task = Counting()
+        rounds = Rounds(config, sampler, PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config), task)
+        return rounds.next(lambda: next(draw)), sampler
+
+    return make
+
+
+def indexes(made: Round) -> list[int]:
+    return [group.drawn.index for group in made.groups]
+
+
+def test_without_resampling_a_group_without_variance_is_sent(made: Any) -> None:
+    result, sampler = made({1}, draw=iter(range(100)))
+    assert indexes(result) == [0, 1, 2]
+    assert (result.wasted, len(sampler.seeds)) == (WastedSamples(), 1)
+    assert [group.judgement.rewards.tolist() for group in result.groups] == [[1, 1], [1, 0], [1, 1]]
+
+
+def test_others_take_the_place_of_groups_without_variance(made: Any) -> None:
+    result, sampler = made({1, 5, 6}, draw=iter(range(100)), max_resamples=9)
+    # 0 and 2 are given up for 3 and 4, these for 5 and 6.
+    assert indexes(result) == [1, 5, 6]
+    assert result.wasted.resampled_groups == 4
+    assert result.wasted.resampled_tokens == 4 * 2 * len(sampler.answer(0).ids)
+    assert len(set(sampler.seeds)) == 3
+
+
+def test_resampling_is_bounded_and_the_last_groups_stay(made: Any) -> None:
+    result, _ = made({1}, draw=iter(range(100)), max_resamples=2)
+    assert indexes(result) == [1, 5, 6]
+    assert result.wasted.resampled_groups == 4
+
+
+def test_a_worker_among_several_draws_its_own_problems_alone(made: Any) -> None:
+    result, _ = made({6, 11}, draw=iter(range(1, 100, 5)), max_resamples=1)
+    assert indexes(result) == [6, 11, 16]
+
+
+def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None:
+    task = Arithmetic(0)
+    problem = task.problem(0)
+    a, b = (int(n) for n in problem.messages[0]["content"].removesuffix("=?").split("+"))
+    text = f"<think>{a % 10}+{b % 10}={a % 10 + b % 10},1+1=3</think><answer>{a + b}</answer>"
+
+    class Worked(Scripted):
+        def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+            ids = np.array([*tokenizer.encode(text), tokenizer.eos_token_id])
+            blurted = np.array([*tokenizer.encode("<answer>-1</answer>"), tokenizer.eos_token_id])
+            return [[Completion(i, np.zeros(len(i), dtype=np.float32), True) for i in (ids, blurted)]]
+
+    config = RolloutConfig(
+        model="m",
+        judging=JudgingConfig(steps=True),
+        # The outcomes differ, and so do the steps: no other problem is drawn, of which there is none.
+        sampling=SamplingConfig(num_generations=2, prompts_per_round=1, max_resamples=1),
+    )
+    rounds = Rounds(
+        config,
+        Worked(tokenizer, set()),
+        PromptEncoder(tokenizer, DataConfig()),
+        Judge(tokenizer, task, config),
+        task,
+    )
+    steps = rounds.next(iter([0]).__next__).groups[0].steps
+    assert steps is not None
+    assert steps.counts.tolist() == [3, 1]
+    assert steps.rewards.tolist() == [1, 0, 1, 0]
+    ids = tokenizer.encode(text)
+    first = next(i for i in range(len(ids)) if str(tokenizer.decode(ids[: i + 1])).endswith(","))
+    second = next(i for i in range(len(ids)) if str(tokenizer.decode(ids[: i + 1])).endswith("</think>"))
+    assert steps.ends[:2].tolist() == [first, second]
+    assert steps.ends[2] == len(ids) - 1  # the end token has no text: the answer's tag brings the last character
+
+
+@pytest.mark.parametrize(
+    ("rewards", "steps", "kept"),
+    [
+        ([1, 1], None, False),
+        ([1, 0], None, True),
+        ([1, 1], [1, 0, 1, 1], True),
+        ([1, 0], [1, 1, 1, 1], False),
+        ([1, math.nan], [1, 1, 0, 0], False),  # a completion without a reward takes no part, nor do its steps
+        ([1, 0], [], False),
+    ],
+)
+def test_variance_is_that_of_steps_where_they_are_judged(
+    rewards: list[float], steps: list[float] | None, kept: bool
+) -> None:
+    completions = [Completion(np.array([5, 6]), np.zeros(2, dtype=np.float32), finished=True)] * 2
+    judged = None
+    if steps is not None:
+        judged = StepRewards(
+            rewards=np.array(steps, np.float32), ends=np.arange(len(steps)) % 2, counts=np.full(2, len(steps) // 2)
+        )
+    judgement = Judgement(np.array(rewards, np.float32), {})
+    made = Round([Judged(Drawn(0, Problem("1"), [1]), completions, judgement, judged)])
+    assert (made.give_up_without_variance(), len(made.groups)) == ((0, 1) if kept else (1, 0))

@@ -1,0 +1,212 @@
+"""Lines of a file as rows: what is trained on, what is only read, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.config import SftConfig
+from policy_trainer.demo.base_model import BATCH, BLURTING_STEPS, STEPS, demonstrations
+from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations, split
+from policy_trainer.sft.demonstrations import RowTooLong, read_demonstrations
+from shared.batch import TokenGroup
+from shared.errors import UserError
+from shared.settings import from_values
+
+USER = {"role": "user", "content": "1+2=?"}
+SHORT = {"prompt": "a", "completion": "b"}
+ANSWER = {"role": "assistant", "content": "3"}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(*lines: Any, name: str = "data.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def load(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
+) -> Callable[..., DemonstrationSet]:
+    """All lines as training rows; one of its own is held out."""
+
+    def load(
+        *lines: Any,
+        held_out: Any = SHORT,
+        note: Callable[[str], None] = print,
+        data: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> DemonstrationSet:
+        paths = {"path": write(*lines), "eval_path": write(held_out, name="held_out.jsonl")}
+        config = from_values(SftConfig, model="none", data={**paths, **(data or {})}, **changes)
+        return load_demonstrations(config, make_tiny(vocabulary=len(tokenizer)), tokenizer, note)
+
+    return load
+
+
+def texts(row: TokenGroup, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+    return str(tokenizer.decode(row.prompt_ids.tolist())), str(tokenizer.decode(row.completion_ids.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt"),
+    [
+        ({"prompt": "1+2=", "completion": "3"}, "1+2="),
+        ({"messages": [USER], "completion": "3"}, "<|user|>1+2=?<|end|><|assistant|>"),
+        ({"messages": [USER, ANSWER]}, "<|user|>1+2=?<|end|><|assistant|>"),
+        (
+            {"messages": [USER, ANSWER, USER, ANSWER], "source": "elsewhere"},
+            "<|user|>1+2=?<|end|><|assistant|>3<|end|><|user|>1+2=?<|end|><|assistant|>",
+        ),
+    ],
+)
+def test_a_line_is_a_prompt_and_a_completion_with_its_end(
+    load: Callable[..., DemonstrationSet], tokenizer: PreTrainedTokenizerFast, line: Any, prompt: str
+) -> None:
+    (row,) = load(line).rows
+    assert texts(row, tokenizer) == (prompt, "3<|end|>")
+    assert row.completion_ids[-1] == tokenizer.eos_token_id
+    assert row.size == 1
+
+
+def test_prompts_are_put_as_a_run_would_put_them(load: Callable[..., DemonstrationSet], tokenizer: Any) -> None:
+    data = {"system_prompt": "Be brief.", "assistant_prefill": "<think>"}
+    (row,) = load({"messages": [USER, ANSWER]}, held_out={"messages": [USER, ANSWER]}, data=data).rows
+    prompt = "<|system|>Be brief.<|end|><|user|>1+2=?<|end|><|assistant|><think>"
+    assert texts(row, tokenizer) == (prompt, "3<|end|>")
+    (row,) = load({"messages": [USER, ANSWER]}, data={"prompt_style": "plain"}).rows
+    assert texts(row, tokenizer) == ("1+2=?", "3<|end|>")
+
+
+def test_a_completion_ends_with_what_a_sampler_stops_at(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
+) -> None:
+    """The model's own end where that of the tokenizer is none of it."""
+    path = write({"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"})
+    config = from_values(SftConfig, model="none", data={"path": path})
+    model = make_tiny(vocabulary=len(tokenizer))
+    model.generation_config.eos_token_id = [7, 9]  # type: ignore[union-attr]
+    data = load_demonstrations(config, model, tokenizer, print)
+    assert data.rows[0].completion_ids[-1] == 7
+
+
+class TestTooLong:
+    LINES = ({"prompt": "abc", "completion": "def"}, {"prompt": "abcd", "completion": "def"})
+
+    def test_is_dropped_and_counted(self, load: Callable[..., DemonstrationSet]) -> None:
+        notes: list[str] = []
+        data = load(*self.LINES, note=notes.append, max_length=7)
+        assert [row.tokens for row in data.rows] == [7]
+        assert notes == ["demonstrations: 1 to train on, of 7 tokens; 1 held out; 1 dropped as too long"]
+
+    def test_is_refused_where_that_is_asked_for(self, load: Callable[..., DemonstrationSet]) -> None:
+        with pytest.raises(RowTooLong, match=r"data\.jsonl:2: has 8 tokens and may have 7: max_length"):
+            load(*self.LINES, data={"too_long": "refuse"}, max_length=7)
+
+    def test_is_what_the_model_has_no_positions_for(self, load: Callable[..., DemonstrationSet]) -> None:
+        with pytest.raises(RowTooLong, match="has 129 tokens and may have 128"):
+            load({"prompt": "a" * 120, "completion": "b" * 8}, data={"too_long": "refuse"})
+        assert load({"prompt": "a" * 120, "completion": "b" * 7}).rows[0].tokens == 128
+
+    def test_when_nothing_is_left(self, load: Callable[..., DemonstrationSet]) -> None:
+        with pytest.raises(UserError, match="no demonstration is left"):
+            load(*self.LINES, max_length=6)
+        with pytest.raises(UserError, match="no held-out demonstration is left"):
+            load({"prompt": "a", "completion": "b"}, held_out={"prompt": "ab", "completion": "b"}, max_length=3)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "must be an object"),
+        ({"completion": "3"}, "must be"),
+        ({"prompt": "1", "messages": [USER], "completion": "3"}, "must be"),
+        ({"prompt": "1"}, "completion must be a text"),
+        ({"prompt": "1", "completion": ""}, "completion must be a text"),
+        ({"prompt": "1", "completion": 3}, "completion must be a text"),
+        ({"prompt": "", "completion": "3"}, "prompt must be a text"),
+        ({"messages": [], "completion": "3"}, "messages must be a list that is not empty"),
+        ({"messages": [{"role": "user"}], "completion": "3"}, "messages must each be"),
+        (r'{"prompt": "a", "completion": "\ud800"}', "completion has .*: half a surrogate pair"),
+        (r'{"messages": [{"role": "user", "content": "\ud800"}], "completion": "b"}', "content of messages has"),
+        ({"messages": [USER]}, "must end with one of the assistant's"),
+        ({"messages": [ANSWER]}, "must end with one of the assistant's"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "must end with one of the assistant's"),
+    ],
+)
+def test_refusals_name_file_and_line(write: Callable[..., Path], line: Any, message: str) -> None:
+    path = write({"prompt": "a", "completion": "b"}, "", line)
+    with pytest.raises(UserError, match=message) as refusal:
+        read_demonstrations(path, "data.path")
+    assert str(refusal.value).startswith(f"{path}:3: ")
+
+
+def test_a_template_that_does_not_take_a_line(
+    load: Callable[..., DemonstrationSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(UserError, match=r"data\.jsonl:1: .*chat template"):
+        load({"messages": [USER, ANSWER]})
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "."])
+def test_files_that_cannot_be_read(tmp_path: Path, path: str) -> None:
+    with pytest.raises(UserError, match=r"data\.path: .* cannot be read"):
+        read_demonstrations(tmp_path / path, "data.path")
+
+
+class TestSplit:
+    def test_every_tenth_line_is_held_out_with_all_that_ask_the_same(self, write: Callable[..., Path]) -> None:
+        lines = [{"prompt": str(i % 25), "completion": str(i)} for i in range(50)]
+        train, held_out = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data)
+        assert [one.completion for one in held_out] == ["0", "10", "20", "30", "40"]
+        asked = {one.problem.prompt for one in held_out}
+        assert asked == {"0", "10", "20", "5", "15"}
+        assert [one.completion for one in train] == [str(i) for i in range(50) if str(i % 25) not in asked]
+
+    def test_too_few(self, write: Callable[..., Path]) -> None:
+        path = write({"prompt": "a", "completion": "b"})
+        with pytest.raises(UserError, match="has too few problems"):
+            split(from_values(SftConfig, model="none", data={"path": path}).data)
+
+
+class TestOrder:
+    def rows(self, count: int) -> list[TokenGroup]:
+        return [TokenGroup(np.array([i]), np.array([i]), np.array([1])) for i in range(count)]
+
+    def order(self, data: DemonstrationSet) -> list[list[int]]:
+        return [[int(row.prompt_ids[0]) for row in data.batch(step)] for step in range(data.steps)]
+
+    def test_each_pass_has_every_row_once_in_an_order_of_its_own(self) -> None:
+        data = DemonstrationSet(self.rows(10), self.rows(1), epochs=3, batch_size=4, seed=0)
+        batches = self.order(data)
+        assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 4, 4, 2]
+        drawn = [place for batch in batches for place in batch]
+        passes = [drawn[start : start + 10] for start in (0, 10, 20)]
+        assert all(sorted(one) == list(range(10)) for one in passes)
+        assert passes[0] != passes[1] != passes[2]
+
+    def test_is_a_function_of_seed_and_step(self) -> None:
+        first, again, other = (
+            DemonstrationSet(self.rows(10), self.rows(1), epochs=2, batch_size=3, seed=seed) for seed in (0, 0, 1)
+        )
+        order = self.order(first)
+        assert [[int(row.prompt_ids[0]) for row in again.batch(step)] for step in (4, 1)] == [order[4], order[1]]
+        assert self.order(other) != order
+
+
+def test_the_demo_shows_worked_examples_and_then_mostly_blurted_ones() -> None:
+    shown = list(demonstrations(0))
+    assert len(shown) == STEPS * BATCH
+    worked = [one for one in shown if "=" in one.completion]
+    assert len(shown) - len(worked) == pytest.approx(0.75 * BLURTING_STEPS * BATCH, rel=0.1)
+    assert all("=" in one.completion for one in shown[: (STEPS - BLURTING_STEPS) * BATCH])

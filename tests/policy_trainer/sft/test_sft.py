@@ -1,0 +1,227 @@
+"""Supervised fine-tuning from a file to a model that says what it has learnt, in one life or in several."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.__main__ import FileSchema
+from policy_trainer.config import SftConfig
+from policy_trainer.data.completion import SamplingParams
+from policy_trainer.demo.base_model import make_model
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sft import sft as module
+from policy_trainer.sft.sft import sft
+from policy_trainer.sft.supervision import SupervisedLearner
+from shared.errors import UserError
+from shared.models import load_model, load_tokenizer, save_model
+from shared.settings import from_values, load_settings
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+# Of a model of two layers and random weights.
+FAST = {"learning_rate": 3e-3, "betas": (0.9, 0.99)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """The demo's architecture with random weights."""
+    directory = tmp_path_factory.mktemp("models") / "random"
+    save_model(make_model(0), tokenizer, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten digits and their names, eight times over."""
+    path = tmp_path_factory.mktemp("data") / "digits.jsonl"
+    rows = [{"messages": [{"role": "user", "content": str(i)}], "completion": word} for i, word in enumerate(WORDS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows * 8))
+    return path
+
+
+@pytest.fixture
+def configure(model: Path, data: Path, tmp_path: Path) -> Callable[..., SftConfig]:
+    def configure(**changes: Any) -> SftConfig:
+        values = {
+            "model": str(model), "run_dir": tmp_path / "run", "data": {"path": data, "eval_path": data},
+            "batch_size": 10, "optimizer": FAST, "eval_steps": 4, "checkpoint": {"save_steps": 3},
+        }  # fmt: skip
+        return from_values(SftConfig, **{**values, **changes})
+
+    return configure
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(quiet=True)
+
+
+def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody presses Ctrl-C within this step of the life that begins now."""
+    step, taken = SupervisedLearner.step, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        taken.append(step(*args, **kwargs))
+        if len(taken) == steps:
+            signal.raise_signal(signal.SIGINT)
+        return taken[-1]
+
+    monkeypatch.setattr(SupervisedLearner, "step", counted)
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "step"]
+
+
+def test_it_learns_and_the_model_says_what_it_learnt(configure: Callable[..., SftConfig], console: Console) -> None:
+    config = configure(num_train_epochs=8)
+    result = sft(config, console)
+
+    assert result.finished and result.steps == 64
+    records = read_metrics(config.run_dir / "metrics.jsonl")
+    held_out = {record["step"]: record["eval_loss"] for record in records if record["kind"] == "evaluation"}
+    assert list(held_out) == list(range(0, 65, 4))
+    assert held_out[0] > 2 and held_out[64] == result.eval_loss < 0.05
+    losses = [record["loss"] for record in steps_of(config.run_dir)]
+    assert losses[-1] < 0.05 < losses[0]
+    assert [path.name for path in config.run_dir.iterdir() if path.name.startswith(".")] == []
+
+    path = str(config.run_dir / "model")
+    trained, tokenizer = load_model(path, revision=None, device="cpu", dtype="float32"), load_tokenizer(path)
+    prompts = [tokenizer.encode(f"<|user|>{i}<|end|><|assistant|>") for i in range(10)]
+    greedy = SamplingParams(num_generations=1, max_completion_length=10, temperature=0.0, top_p=1.0, top_k=0)
+    said = [group[0] for group in HFSampler(trained, tokenizer).sample(prompts, greedy, seed=0)]
+    assert [tokenizer.decode(one.ids.tolist(), skip_special_tokens=True) for one in said] == list(WORDS)
+    assert all(one.finished for one in said)
+
+
+def test_the_rate_follows_the_schedule(configure: Callable[..., SftConfig], console: Console) -> None:
+    config = configure(optimizer={**FAST, "warmup_steps": 4, "min_lr_rate": 0.5})
+    sft(config, console)
+    rates = [record["learning_rate"] / 3e-3 for record in steps_of(config.run_dir)]
+    assert rates == pytest.approx([min(1, (i + 1) / 4) * (1 - 0.5 * i / 7) for i in range(8)])
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_in_two_lives_ends_with_the_same_weights(
+    configure: Callable[..., SftConfig],
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    dtype: str,
+    steps: int,
+) -> None:
+    whole = configure(dtype=dtype, run_dir=tmp_path / "whole")
+    sft(whole, console)
+
+    with monkeypatch.context() as patch:
+        stop_after(steps, patch)
+        stopped = sft(configure(dtype=dtype), console)
+    assert not stopped.finished and stopped.steps == steps
+    again = configure(dtype=dtype, resume=True)
+    assert not (again.run_dir / "model").exists()
+    assert sft(again, console).finished
+
+    for name, weight in weights(whole.run_dir).items():
+        assert torch.equal(weight, weights(again.run_dir)[name])
+    for life, one in zip(steps_of(again.run_dir), steps_of(whole.run_dir), strict=True):
+        assert life == one
+
+
+def test_a_crash_loses_what_no_checkpoint_holds(
+    configure: Callable[..., SftConfig], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crash(Exception):
+        pass
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.SftRun, "_save_model", crash)
+        with pytest.raises(Crash):
+            sft(configure(), console)
+    config = configure(resume=True)
+    assert sft(config, console).finished
+    assert [record["step"] for record in steps_of(config.run_dir)] == list(range(1, 9))
+    evaluations = [r["step"] for r in read_metrics(config.run_dir / "metrics.jsonl") if r["kind"] == "evaluation"]
+    assert evaluations == [0, 4, 8]
+
+
+def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], console: Console) -> None:
+    """There is nothing to save, and the next life begins at the beginning."""
+    with pytest.MonkeyPatch.context() as patch:
+        loss = SupervisedLearner.loss
+        patch.setattr(SupervisedLearner, "loss", lambda *args: (signal.raise_signal(signal.SIGINT), loss(*args))[1])
+        stopped = sft(configure(), console)
+    assert not stopped.finished and stopped.steps == 0
+    config = configure(resume=True)
+    assert sft(config, console).finished
+    assert [record["step"] for record in read_metrics(config.run_dir / "metrics.jsonl")] == [
+        0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8,
+    ]  # fmt: skip
+
+
+def test_a_finished_run_is_not_written_over_unasked(configure: Callable[..., SftConfig], console: Console) -> None:
+    config = configure()
+    sft(config, console)
+    before = weights(config.run_dir)
+    with pytest.raises(UserError, match="holds a run already; add --resume"):
+        sft(config, console)
+    assert sft(configure(resume=True), console).finished
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(config.run_dir).items())
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(configure: Callable[..., SftConfig], console: Console) -> None:
+    config = configure(optimizer={"learning_rate": 1e30})
+    with pytest.raises(RunFailed, match=r"step \d is not finite. Try a lower optimizer.learning_rate"):
+        sft(config, console)
+    assert not (config.run_dir / "model").exists()
+
+
+def test_a_last_step_that_spoils_the_weights_ends_the_run(
+    configure: Callable[..., SftConfig], console: Console
+) -> None:
+    config = configure(optimizer={"learning_rate": 1e30}, batch_size=80, checkpoint={"save_steps": 1})
+    with pytest.raises(
+        RunFailed, match=r"held-out loss after step 1 is not finite. Try a lower optimizer.learning_rate"
+    ):
+        sft(config, console)
+    assert not (config.run_dir / "model").exists() and not list(config.run_dir.glob("checkpoints/*"))
+
+
+def test_recomputed_layers_learn_the_same(
+    configure: Callable[..., SftConfig], console: Console, tmp_path: Path
+) -> None:
+    plain, recomputed = configure(run_dir=tmp_path / "plain"), configure(gradient_checkpointing=True)
+    sft(plain, console)
+    sft(recomputed, console)
+    for name, weight in weights(plain.run_dir).items():
+        torch.testing.assert_close(weights(recomputed.run_dir)[name], weight)
+
+
+def test_float16_is_refused(configure: Callable[..., SftConfig], console: Console) -> None:
+    with pytest.raises(UserError, match="train in bfloat16"):
+        sft(configure(dtype="float16"), console)
+
+
+def test_a_run_writes_a_file_that_it_takes(configure: Callable[..., SftConfig], tmp_path: Path) -> None:
+    config = configure(num_train_epochs=3, optimizer={**FAST, "lr_scheduler_type": "cosine"})
+    RunDirectory(tmp_path).write_config(config)
+    again = load_settings(SftConfig, ["--config", str(tmp_path / "config.toml")], prog="sft", schema=FileSchema)
+    assert again.model_dump(exclude={"config"}) == config.model_dump(exclude={"config"})

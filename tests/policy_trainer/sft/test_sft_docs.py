@@ -1,0 +1,46 @@
+"""docs/sft.md: its lines are demonstrations, its commands are understood, and what makes its files does."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.__main__ import FileSchema
+from policy_trainer.config import EvalConfig, SftConfig, TrainConfig
+from policy_trainer.sft.demonstrations import read_demonstrations
+from shared.settings import load_settings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "sft.md").read_text(encoding="utf-8")
+CLASSES = {"sft": SftConfig, "eval": EvalConfig, "train": TrainConfig}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("policy-trainer")])
+def test_commands(command: str) -> None:
+    _, verb, *arguments = shlex.split(command)
+    load_settings(CLASSES[verb], arguments, prog="policy-trainer", schema=FileSchema)
+
+
+def test_lines(tmp_path: Path) -> None:
+    (lines,) = blocks("json")
+    (tmp_path / "lines.jsonl").write_text(lines)
+    found = read_demonstrations(tmp_path / "lines.jsonl", "data.path")
+    assert [one.completion for one in found] == ["7", "<think>2+3=5</think><answer>5</answer>", "5"]
+
+
+def test_the_files_of_the_example(tmp_path: Path) -> None:
+    exec(blocks("python")[0], {})
+    assert (tmp_path / "runs/sums/random/model.safetensors").exists()
+    assert len(read_demonstrations(tmp_path / "runs/sums/worked.jsonl", "data.path")) == 6000
