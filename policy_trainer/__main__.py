@@ -39,7 +39,7 @@ commands:
   demo-setup write the demo's base model and configuration, to start its processes yourself
 
 `policy-trainer COMMAND --help` explains every option. Options also come from the environment
-(POLICY_TRAINER_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and from a TOML file (--config FILE).
+(POLICY_TRAINER_MAX_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and from a TOML file (--config FILE).
 """
 
 

@@ -8,7 +8,7 @@ QUICK = (
     "--threads", "1", "--sampling.num-generations", "4", "--sampling.prompts-per-round", "4", "--groups-per-step", "4",
     "--sampling.max-completion-length", "12", "--evaluation.problems", "16", "--evaluation.eval-steps", "0",
     # A random model is right or wrong everywhere alike: groups without variance must train, if only on the KL.
-    "--no-loss.drop-frac-reward-zero-std", "--optimizer.learning-rate", "1e-4", "--checkpoint.save-steps", "5",
+    "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-4", "--checkpoint.save-steps", "5",
 )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ class TestRefusals:
             (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
             (TrainConfig, [*RENEWED, "--reference.decay", "1"], "reference.decay"),
             (TrainConfig, ["--sampling.num-generations", "1"], "sampling.num_generations"),
-            (TrainConfig, [*ALONE, "--loss.drop-frac-reward-zero-std"], "sampling.num_generations"),
+            (TrainConfig, [*ALONE, "--loss.drop-zero-variance"], "sampling.num_generations"),
             (TrainConfig, [*ALONE, "--sampling.max-resamples", "1"], "sampling.num_generations"),
             (TrainConfig, ["--checkpoint.save-steps", "0"], "checkpoint.save_steps"),
             (TrainConfig, ["--checkpoint.save-total-limit", "0"], "checkpoint.save_total_limit"),

@@ -62,9 +62,9 @@ def test_hand_computed(settings: dict[str, Any], weights: list[float], cut: list
 
 
 def test_the_weights_before_truncation() -> None:
-    _, tokens = corrected(correction="tis", correction_max=0.01)
+    _, tokens = corrected(importance_sampling_correction="tis", correction_max=0.01)
     assert tokens.weights.tolist() == pytest.approx([3, 0.5, 1, 0.1, 2], rel=1e-5)
-    _, sequences = corrected(correction="mask", correction_level="sequence", correction_high=0.6)
+    _, sequences = corrected(importance_sampling_correction="mask", correction_level="sequence", correction_high=0.6)
     assert sequences.weights.tolist() == pytest.approx([1.5, 1.5, 1, 0.2, 0.2], rel=1e-5)
 
 

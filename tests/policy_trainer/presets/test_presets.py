@@ -204,8 +204,8 @@ def read(cls: Any, *arguments: str) -> Any:
 class TestOption:
     def test_is_the_weakest_source(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "own.toml").write_text("[loss]\nclip = 0.15\nclip_high = 0.4\n")
-        monkeypatch.setenv("POLICY_TRAINER_LOSS__CLIP_HIGH", "0.5")
+        (tmp_path / "own.toml").write_text("[loss]\nepsilon = 0.15\nepsilon_high = 0.4\n")
+        monkeypatch.setenv("POLICY_TRAINER_LOSS__EPSILON_HIGH", "0.5")
         config = read(TrainConfig, "--preset", "dapo", "--config", "own.toml", "--loss.aggregation", "constant")
         assert (config.loss.epsilon, config.loss.epsilon_high, config.loss.aggregation) == (0.15, 0.5, "constant")
         assert (config.loss.beta, config.sampling.num_generations, config.preset) == (0.0, 16, "dapo")

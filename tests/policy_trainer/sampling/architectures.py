@@ -87,6 +87,6 @@ def generate(model: PreTrainedModel, prompt: Sequence[int], limit: int) -> list[
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         do_sample=False,
-        max_completion_length=limit,
+        max_new_tokens=limit,
     )
     return output[0, len(prompt) :].tolist()
