@@ -159,9 +159,9 @@ def test_a_run_of_ones_own(project: MakeProject, tmp_path: Path) -> None:
         "".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(100))
     )
     (inputs / "mine.toml").write_text(
-        'model = "in the way of MODEL"\ntask = "jsonl"\nsteps = 3\ngroups_per_step = 4\nthreads = 1\n'
+        'model = "in the way of MODEL"\ntask = "jsonl"\nmax_steps = 3\ngroups_per_step = 4\nthreads = 1\n'
         '[data]\npath = "/inputs/problems.jsonl"\n'
-        "[sampling]\ngroup_size = 4\nprompts_per_round = 4\nmax_new_tokens = 8\n"
+        "[sampling]\nnum_generations = 4\nprompts_per_round = 4\nmax_completion_length = 8\n"
         "[loss]\ndrop_zero_variance = false\n[evaluation]\nproblems = 8\n"
     )
     for path in (tmp_path, *tmp_path.parents):
@@ -185,7 +185,7 @@ def test_a_run_of_ones_own(project: MakeProject, tmp_path: Path) -> None:
 
 
 def test_the_demo(project: MakeProject, tmp_path: Path) -> None:
-    demo = project(POLICY_TRAINER_STEPS="6", REF_SERVER_THREADS="1")
+    demo = project(POLICY_TRAINER_MAX_STEPS="6", REF_SERVER_THREADS="1")
     output = demo.compose("--profile", "demo", "up", "--no-build", "--exit-code-from", "trainer").stdout
     assert "step 6/6" in output
     assert demo.until_exited("trainer") == 0
