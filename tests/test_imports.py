@@ -1,4 +1,7 @@
-"""Imports point down: shared <- {ref_server, policy_trainer}, which never meet; a library has one door."""
+"""Imports point down: shared <- {ref_server, policy_trainer}, which never meet, and inside a package from room to room.
+
+A library that only one room may know is imported there and nowhere else.
+"""
 
 import ast
 from pathlib import Path

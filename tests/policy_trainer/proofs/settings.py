@@ -3,9 +3,9 @@
 import random
 from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from policy_trainer.config import LossConfig
+from policy_trainer.config import LossConfig, TrainConfig
 
 
 def choices(name: str) -> tuple[Any, ...]:
@@ -15,14 +15,25 @@ def choices(name: str) -> tuple[Any, ...]:
     return tuple(None if own is type(None) else own for own in names)
 
 
+def setting_exists(name: str) -> bool:
+    """Whether `policy-trainer train` has a setting of this dotted name."""
+    section: Any = TrainConfig
+    for part in name.split("."):
+        assert issubclass(section, BaseModel)
+        if part not in section.model_fields:
+            return False
+        section = section.model_fields[part].annotation
+    return True
+
+
 def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
     """fixed: settings that are given. What is refused is drawn again."""
     while True:
         drawn: dict[str, Any] = {
             name: rng.choice(choices(name))
             for name in (
-                "advantage", "advantage_std", "scale_rewards", "truncated", "old_logps", "surrogate", "importance_sampling_level", "aggregation",
-                "kl", "kl_in", "kl_weight", "importance_sampling_correction", "correction_level",
+                "advantage", "advantage_std", "scale_rewards", "truncated", "old_logps", "surrogate",
+                "importance_sampling_level", "aggregation", "kl", "kl_in", "kl_weight", "importance_sampling_correction", "correction_level",
             )
         }  # fmt: skip
         drawn |= {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from policy_trainer.config import LossConfig, TrainConfig
-from tests.policy_trainer.proofs.settings import choices
+from policy_trainer.config import LossConfig
+from tests.policy_trainer.proofs.settings import choices, setting_exists
 
 PAGE = (Path(__file__).parents[3] / "docs" / "mathematics.md").read_text()
 OURS = PAGE[: PAGE.index("## Beside TRL")]
@@ -31,19 +31,9 @@ def test_what_it_sets_can_be_set(name: str, value: str) -> None:
     if name in SETTINGS:
         TypeAdapter(SETTINGS[name].rebuild_annotation()).validate_python(value)
     else:
-        assert exists(name)
+        assert setting_exists(name)
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"\w+\.\w+", " ".join(re.findall(r"`([a-z_.]+)`", OURS))))))
 def test_other_settings_exist(name: str) -> None:
-    assert exists(name)
-
-
-def exists(name: str) -> bool:
-    section: Any = TrainConfig
-    for part in name.split("."):
-        assert issubclass(section, BaseModel)
-        if part not in section.model_fields:
-            return False
-        section = section.model_fields[part].annotation
-    return True
+    assert setting_exists(name)
