@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Two workers. Files stay whole, since their tests share servers.
+PYTEST := $(BIN)/pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
@@ -10,12 +12,15 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest test-all bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
 
 demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
 
-test: lint types pytest  ## ruff, pyright and pytest
+test: lint types pytest  ## ruff, pyright and pytest: five minutes
+
+test-all: $(STAMP)  ## the tests that `make test` leaves out, marked slow: twenty minutes more
+	$(PYTEST) -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -25,7 +30,7 @@ types: $(STAMP)
 	$(BIN)/pyright
 
 pytest: $(STAMP)
-	$(BIN)/pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
 
 bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
 	$(BIN)/python -m tests.bench

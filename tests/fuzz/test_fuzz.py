@@ -7,6 +7,8 @@ import pytest
 from tests.fuzz import legacy, native, workers
 from tests.fuzz.workers import Outcome, fuzz
 
+pytestmark = pytest.mark.slow
+
 # Of the native decoder, which takes less time for one.
 INPUTS = {"native": 8_000, "legacy": 2_000}
 STAGES = {

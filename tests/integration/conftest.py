@@ -1,5 +1,6 @@
 """Models to train, and processes that end with their test."""
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -41,10 +42,15 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's base model: middling at arithmetic."""
-    use_threads(1)  # more would wait for each other while other processes work
-    directory = tmp_path_factory.mktemp("models") / "base"
-    model, tokenizer = make_model(0), make_tokenizer()
-    warm_up(model, tokenizer, 0, lambda done, total: None)
-    save_model(model, tokenizer, directory)
+    """The demo's base model, middling at arithmetic: the first worker to want it makes it, for all."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    directory = shared / "base_model"
+    with (shared / "base_model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            use_threads(1)  # more would wait for each other while other processes work
+            model, tokenizer = make_model(0), make_tokenizer()
+            warm_up(model, tokenizer, 0, lambda done, total: None)
+            save_model(model, tokenizer, directory)
     return directory

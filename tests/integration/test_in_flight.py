@@ -1,7 +1,11 @@
 """A server that leases few batches at once never brings a run to a halt."""
 
+import pytest
+
 from tests.integration.processes import Server, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+
+pytestmark = pytest.mark.slow
 
 RARELY = ("--checkpoint.save-steps", "1000", "--max-steps", "14")
 

@@ -1,10 +1,13 @@
 """Half precision and gradient checkpointing through real processes, with a life that ends and is resumed."""
 
+import pytest
 import safetensors.torch
 import torch
 
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+
+pytestmark = pytest.mark.slow
 
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 

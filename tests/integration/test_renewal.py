@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -15,6 +16,8 @@ from shared.logprobs import choose_forward
 from shared.models import load_model
 from tests.integration.processes import Process, Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+
+pytestmark = pytest.mark.slow
 
 
 def renewed(root: Path, every: int) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from tests.integration.processes import Process, steps_of, until
 from tests.integration.runs import QUICK
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 TRAIN = "a-trainers-token-0123456789"
 
 

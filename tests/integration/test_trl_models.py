@@ -24,7 +24,10 @@ from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from shared.settings import from_values
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # of what it sets itself
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # of what it sets itself
+]
 # By name: the type checker must not depend on it.
 trl: Any = import_module("trl")
 datasets: Any = import_module("datasets")

@@ -18,6 +18,8 @@ from tests.policy_trainer.proofs.formulas import loss_and_gradient
 from tests.policy_trainer.proofs.oracle import Completion, Group, teaches, trains
 from tests.policy_trainer.proofs.trl_trainers import Trl
 
+pytestmark = pytest.mark.slow  # TRL takes seconds to import
+
 CASES = 200
 # TRL's loss types in our words. luspo, a sum over tokens, is a constant mean over one token.
 LOSS_TYPES: dict[str, dict[str, Any]] = {

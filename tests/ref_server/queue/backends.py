@@ -84,6 +84,9 @@ BACKENDS: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
     "sqlite": sqlite_backend,
 }
 
+# What a test takes as its parameters: PostgreSQL's half is as long again, and run by `make test-all`.
+BACKEND_NAMES = (pytest.param("postgresql", marks=pytest.mark.slow), "sqlite")
+
 _numbers = itertools.count()
 _running = ExitStack()
 

@@ -9,7 +9,7 @@ import pytest
 from ref_server.queue.activity import Count
 from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Limits, Queue, QueueFull, Superseded, Upload
 from ref_server.queue.sqlite import SqliteQueue
-from tests.ref_server.queue.backends import BACKENDS, Clock
+from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock
 
 LIMITS = Limits(max_batches=3, max_deliveries=2, max_scoring_attempts=1)
 
@@ -19,7 +19,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=BACKEND_NAMES)
 def queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Queue]:
     with BACKENDS[request.param](tmp_path) as backend, closing(backend.open(clock, LIMITS)) as queue:
         yield queue

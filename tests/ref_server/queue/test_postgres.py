@@ -26,6 +26,8 @@ from ref_server.queue.interface import (
 from ref_server.queue.postgres import PostgresQueue
 from tests.ref_server.queue.backends import PostgresBackend, postgres_backend
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[PostgresBackend]:

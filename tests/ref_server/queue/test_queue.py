@@ -30,7 +30,7 @@ from ref_server.queue.interface import (
     WrongState,
 )
 from shared.states import LEGACY_RUN
-from tests.ref_server.queue.backends import BACKENDS, RETENTION, Backend, Clock
+from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock
 
 LEASE_SECONDS = 10.0
 Open = Callable[..., Queue]
@@ -41,7 +41,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=BACKEND_NAMES)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     with BACKENDS[request.param](tmp_path) as backend:
         yield backend
