@@ -31,7 +31,7 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.reporting.curves import plot_curves
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.run_files.json_file import write_json
+from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
 from shared.client import RefServerClient

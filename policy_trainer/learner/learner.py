@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.micro_batches import MicroBatch, cut, micro_batches, shares, totals
-from policy_trainer.learner.schedules import lr_factor
+from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
 from policy_trainer.learner.step_groups import Batch, Prepared, StepGroup, judge, prepare, rollout_of
 from policy_trainer.learner.step_stats import StepStats, Update, added, step_stats, tally
-from policy_trainer.learner.weights import clip_gradients, make_weights, step_weights
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import CorrectionStats, correction
 from policy_trainer.objective.loss import LossTokens, k3, penalises_rewards, token_loss

@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import ReferenceConfig
-from policy_trainer.learner.average import Average, average_of, begin_average, move_average, read_average
+from policy_trainer.learner.average import Average, average_of, begin_average, move_average
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reference.served_reference import ServedReference
 from policy_trainer.reference.snapshots import Snapshots
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_average
 from shared.client import RefServerClient
 from shared.client.connection import OnWait
 from shared.errors import UserError

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from policy_trainer.run_files.json_file import write_json
+from policy_trainer.run_files.atomic_files import write_json
 from shared.errors import UserError
 
 # A worker whose trainer was killed takes a moment to end.

@@ -13,10 +13,9 @@ import safetensors.torch
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.learner.average import Average, write_average
-from policy_trainer.learner.weights import Weights
-from policy_trainer.run_files.json_file import write_json
-from policy_trainer.run_files.whole_directory import sync, whole_directory
+from policy_trainer.learner.average import Average
+from policy_trainer.learner.optimizer import Weights
+from policy_trainer.run_files.atomic_files import sync, whole_directory, write_json
 from shared.models import save_model
 
 _STATE = "trainer.json"
@@ -123,10 +122,16 @@ def restore(checkpoint: Path, weights: Weights) -> None:
         _read_masters(weights, checkpoint / _MASTERS)
 
 
+def read_average(checkpoint: Path, renewed_at: int) -> Average | None:
+    """The average that the reference was rounded from at its last renewal; None where the checkpoint has none."""
+    file = _average_file(checkpoint, renewed_at)
+    return safetensors.torch.load_file(file) if file.exists() else None
+
+
 def _write_state(directory: Path, state: TrainState, average: Average | None) -> None:
-    """What the state names is there before the state is."""
+    """The average first: the state names it."""
     if average is not None:
-        write_average(directory, state.renewed_at, average)
+        _write_average(_average_file(directory, state.renewed_at), average)
     write_json(directory / _STATE, asdict(state))
 
 
@@ -149,3 +154,20 @@ def _read_masters(weights: Weights, file: Path) -> None:
     """Into whatever is stepped now: a run may go on in another precision than it began in."""
     for name, master in safetensors.torch.load_file(file).items():
         weights.stepped[name].copy_(master)
+
+
+def _average_file(checkpoint: Path, renewed_at: int) -> Path:
+    # In a directory of its own, as the masters are. A name for each renewal: the state may still name the one before.
+    return checkpoint / "reference" / f"average-{renewed_at:08d}.safetensors"
+
+
+def _write_average(file: Path, average: Average) -> None:
+    if file.exists():
+        return
+    file.parent.mkdir(exist_ok=True)
+    temporary = file.with_name(f".{file.name}.tmp")
+    safetensors.torch.save_file(dict(average), temporary)
+    shutil.copymode(file.parent.with_name("config.json"), temporary)  # safetensors keeps it from every other user
+    sync(temporary)
+    temporary.replace(file)
+    sync(file.parent)

@@ -11,7 +11,7 @@ from pathlib import Path
 import safetensors.torch
 from transformers import PreTrainedModel
 
-from policy_trainer.run_files.json_file import write_json
+from policy_trainer.run_files.atomic_files import write_json
 
 # A worker may still be reading the one before the newest.
 KEPT = 2

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.micro_batches import cut
-from policy_trainer.learner.weights import clip_gradients, make_weights, step_weights
+from policy_trainer.learner.optimizer import clip_gradients, make_weights, step_weights
 from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward
 

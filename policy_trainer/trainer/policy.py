@@ -11,7 +11,7 @@ from policy_trainer.config.cautions import cautions
 from policy_trainer.evaluation.evaluation import Evaluator, make_evaluator
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.weights import PURE_BFLOAT16
+from policy_trainer.learner.optimizer import PURE_BFLOAT16
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.run_files.checkpoint import restore

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import OptimizerConfig, ReferenceConfig
-from policy_trainer.learner.weights import make_weights
+from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.reference.renewal import FixedReference, choose_renewal
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.learner.weights import Weights, make_weights
+from policy_trainer.learner.optimizer import Weights, make_weights
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from shared.models import load_model
 

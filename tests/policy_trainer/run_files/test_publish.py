@@ -1,6 +1,5 @@
 """Published weights: what the pointer names is always there and whole."""
 
-import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.run_files.json_file import write_json
 from policy_trainer.run_files.publish import KEPT, Publication, latest, load_weights, publish
 
 Make = Callable[..., PreTrainedModel]
@@ -94,14 +92,3 @@ def test_a_crash_at_any_moment_leaves_whole_weights(tmp_path: Path, make_tiny: M
         if survived:
             assert number > 4
             break
-
-
-def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None:
-    path = tmp_path / "value.json"
-    write_json(path, {"value": "old"})
-    for number in count(1):
-        survived = fuse.lives(number, lambda: write_json(path, {"value": "new"}))
-        assert json.loads(path.read_text())["value"] in ("old", "new")
-        if survived:
-            break
-    assert json.loads(path.read_text()) == {"value": "new"}

@@ -1,5 +1,6 @@
-"""Directories that are seen whole or not at all, and that survive a power cut."""
+"""Files and directories that appear whole or not at all, and that survive a power cut."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -7,9 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def write_json(path: Path, value: object) -> None:
+    """Replaces the file in one rename, and returns once it is on the disk. A reader sees the old or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory to fill. It is synced and gets its name when the block ends; what was killed before goes here."""
+    """A directory to fill. It is synced and renamed to `target` when the block ends; leftovers of killed writes go."""
     for leftover in target.parent.glob(".tmp-*"):
         shutil.rmtree(leftover)
     temporary = target.parent / f".tmp-{target.name}"

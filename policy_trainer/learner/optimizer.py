@@ -1,11 +1,13 @@
-"""What the optimizer steps: a model's own weights, or float32 masters that its bfloat16 weights are rounded from.
+"""The optimizer: its learning rate at each step, and the weights that it steps.
+
+These are a model's own weights, or float32 masters that its bfloat16 weights are rounded from.
 
 bfloat16 has 8 significant bits: a step of less than about 2^-9 of a weight is rounded away. Masters gather such steps
 (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -58,6 +60,29 @@ def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
         # All of them: a checkpoint brings those of the run before it was resumed with other settings.
         group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
     weights.step()
+
+
+def lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
+    """Learning rate of a step as a fraction of the peak: a linear ramp times a decay over the whole run.
+
+    It depends on the step's number alone, so that resuming needs no state.
+    """
+    warmup = max(config.warmup_steps, math.ceil(config.warmup_ratio * steps))
+    ramp = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    progress = min(1.0, step / max(steps - 1, 1))
+    return ramp * (1 - (1 - config.min_lr_rate) * SCHEDULES[config.lr_scheduler_type](progress))
+
+
+def _linear(progress: float) -> float:
+    return progress
+
+
+def _cosine(progress: float) -> float:
+    return (1 - math.cos(math.pi * progress)) / 2
+
+
+# How much of the decay is done, in [0, 1], after a part of the run.
+SCHEDULES: dict[str, Callable[[float], float]] = {"linear": _linear, "cosine": _cosine}
 
 
 class OwnWeights:
