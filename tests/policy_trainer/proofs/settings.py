@@ -33,7 +33,8 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
             name: rng.choice(choices(name))
             for name in (
                 "advantage", "advantage_std", "scale_rewards", "truncated", "old_logps", "surrogate",
-                "importance_sampling_level", "aggregation", "kl", "kl_in", "kl_weight", "importance_sampling_correction", "correction_level",
+                "importance_sampling_level", "aggregation", "kl", "kl_in", "kl_weight",
+                "importance_sampling_correction", "correction_level",
             )
         }  # fmt: skip
         drawn |= {

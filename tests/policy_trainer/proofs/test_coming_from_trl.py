@@ -9,7 +9,7 @@ import pytest
 from tests.policy_trainer.proofs.settings import choices, setting_exists
 
 PAGE = (Path(__file__).parents[3] / "docs" / "coming-from-trl.md").read_text()
-SETTINGS = PAGE[PAGE.index("## Settings") : PAGE.index("| `loss_type` | `loss.surrogate`")]
+SETTINGS = PAGE[PAGE.index("## Settings") : PAGE.index("| `loss_type` | `loss.surrogate` |")]
 ROWS = [
     [re.findall(r"`([\w.]+)`", cell) for cell in row.split("|")[1:3]]
     for row in SETTINGS.splitlines()
