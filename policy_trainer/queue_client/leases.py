@@ -12,8 +12,8 @@ from policy_trainer.config import LossConfig
 from policy_trainer.learner.step_groups import lack
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
+from shared.api import Outcome
 from shared.client import Leased, RefServerClient
-from shared.states import Outcome
 
 log = structlog.get_logger()
 

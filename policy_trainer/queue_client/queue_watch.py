@@ -3,8 +3,8 @@
 import time
 
 from policy_trainer.queue_client.server import batches_by_state, leases_are_full
+from shared.api import State
 from shared.client import RefServerClient
-from shared.states import State
 
 # The queue is asked for at most this often, in seconds.
 _EVERY_SECONDS = 1.0

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from policy_trainer.config import RunConfig
-from shared.api import LeaseBody, QueueView
+from shared.api import LeaseBody, Order, QueueView, State
 from shared.client import RefServerClient
 from shared.client.connection import OnWait
 from shared.client.credentials import choose_token
 from shared.errors import UserError
-from shared.states import Order, State
 
 
 def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:

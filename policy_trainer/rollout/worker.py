@@ -24,11 +24,11 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.tasks.registry import make_task
 from shared import wire
+from shared.api import State
 from shared.batch import RolloutBatch
 from shared.client import RefServerClient
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, use_threads
-from shared.states import State
 
 log = structlog.get_logger()
 

@@ -26,9 +26,9 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.policy import load_policy
 from policy_trainer.trainer.train import Parts, Trainer
 from policy_trainer.trainer.workers import ExternalWorkers, InlineWorker, Workers
+from shared.api import Order, State
 from shared.client import ClientError, RefServerClient
 from shared.models import use_threads
-from shared.states import Order, State
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ref_server.legacy.upload import LegacyUpload, read_upload
 from ref_server.queue.interface import StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import TooLarge
 from ref_server.service.service import Service
+from shared.api import LEGACY_RUN
 from shared.batch import BatchError
-from shared.states import LEGACY_RUN
 
 log = structlog.get_logger()
 

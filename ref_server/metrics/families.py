@@ -17,7 +17,7 @@ from ref_server.metrics.traffic import Traffic
 from ref_server.queue.activity import Activity, Count
 from ref_server.queue.interface import Depth, Limits, Stats
 from ref_server.scoring.reference import ScoringTotals
-from shared.states import State
+from shared.api import State
 
 # Clients name runs, so that there can be any number of them: so many have labels of their own.
 MAX_RUNS = 100

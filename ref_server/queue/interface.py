@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ref_server.queue.activity import Activity
-from shared.states import Order, Outcome, State
+from shared.api import Order, Outcome, State
 
 # What a cursor of a page looks like.
 CURSOR = "^[0-9a-f]{1,15}$"

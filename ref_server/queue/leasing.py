@@ -18,7 +18,7 @@ from ref_server.queue.interface import (
     TooManyInFlight,
 )
 from ref_server.queue.transaction import Transaction, Value
-from shared.states import LEGACY_RUN
+from shared.api import LEGACY_RUN
 
 # What comes back from a lease is first in line whatever the order.
 ORDERS = {

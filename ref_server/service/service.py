@@ -14,8 +14,8 @@ from ref_server.queue.interface import Admission, NoRoom, Queue, StorageBroken, 
 from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
 from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
 from shared import wire
+from shared.api import LEGACY_RUN
 from shared.batch import BatchError, RolloutBatch, TokenGroup
-from shared.states import LEGACY_RUN
 
 
 class Bell:

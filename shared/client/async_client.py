@@ -17,15 +17,15 @@ from shared.api import (
     ModelInfo,
     QueueView,
     ReferenceVersion,
+    State,
     TokensView,
+    Uploaded,
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, not_ready, silent
 from shared.client.errors import ClientError
-from shared.client.leased import Leased, Uploaded
-from shared.client.requests import Outcomes, Request
-from shared.states import State
+from shared.client.requests import Leased, Outcomes, Request
 
 T = TypeVar("T")
 

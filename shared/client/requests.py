@@ -22,17 +22,18 @@ from shared.api import (
     Logprobs,
     LogprobsRequest,
     ModelInfo,
+    Outcome,
     QueueView,
     ReferenceBody,
     ReferenceVersion,
     ReleaseBody,
     Results,
+    State,
     TokenIds,
     TokensView,
+    Uploaded,
 )
 from shared.batch import RolloutBatch, ScoredBatch
-from shared.client.leased import Leased, Uploaded
-from shared.states import Outcome, State
 
 Outcomes = dict[str, Outcome]
 
@@ -48,6 +49,20 @@ _HEALTH_SECONDS = 10.0
 _KEYS_AT_ONCE = 1000
 # What the server lists in one answer.
 PAGE = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Leased:
+    """One batch and the proof that it is ours. deliveries: counted losses before this one, plus one."""
+
+    batch: RolloutBatch | ScoredBatch
+    id: str
+    token: str
+    deliveries: int
+
+    @property
+    def rollout(self) -> RolloutBatch:
+        return self.batch.rollout if isinstance(self.batch, ScoredBatch) else self.batch
 
 
 @dataclass(frozen=True)

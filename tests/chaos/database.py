@@ -12,8 +12,8 @@ from pathlib import Path
 
 from policy_trainer.queue_client.server import LeaseTerms
 from shared import wire
+from shared.api import State
 from shared.client import RefServerClient
-from shared.states import State
 from tests.chaos.batches import random_batch
 from tests.chaos.proof import Proof
 from tests.chaos.serving import serving, tiny_model

@@ -17,9 +17,8 @@ from pathlib import Path
 import apsw
 
 from policy_trainer.reporting.metrics import read_metrics
-from shared.api import LeaseBody
+from shared.api import LeaseBody, State
 from shared.client import RefServerClient
-from shared.states import State
 from tests.chaos.cast import Cast, Ended
 from tests.chaos.checker import check_kills
 from tests.chaos.endings import record_ending

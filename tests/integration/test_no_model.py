@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
+from shared.api import State
 from shared.client import RefServerClient
-from shared.states import State
 from tests.integration.processes import Process, steps_of
 from tests.integration.runs import QUICK
 from tests.ports import free_port

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from shared.api import State
 from shared.client import RefServerClient
-from shared.states import State
 from tests.integration.processes import Process, steps_of, until
 from tests.integration.runs import QUICK
 from tests.ports import free_port

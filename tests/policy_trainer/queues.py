@@ -1,7 +1,6 @@
 """Queues as a server would tell of them."""
 
-from shared.api import Depth, LimitsView, QueueView, ScoringView
-from shared.states import State
+from shared.api import Depth, LimitsView, QueueView, ScoringView, State
 
 
 def queue_of(leased: int = 0, leased_by_others: int = 0, ready: int = 2, **numbers: int) -> QueueView:

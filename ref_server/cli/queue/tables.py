@@ -19,9 +19,9 @@ from shared.api import (
     QueueView,
     RowView,
     ScoringView,
+    State,
     TokensView,
 )
-from shared.states import State
 
 # Batches in these states count against the limits of what waits; a leased one only until its training starts.
 _WAITING = (State.QUEUED, State.SCORING, State.READY, State.LEASED)

@@ -13,9 +13,9 @@ from policy_trainer.queue_client.server import (
     in_flight_allowance,
     leases_are_full,
 )
+from shared.api import Order, State
 from shared.errors import UserError
 from shared.settings import from_values
-from shared.states import Order, State
 from tests.policy_trainer.queues import queue_of
 
 

@@ -14,8 +14,8 @@ from ref_server.metrics.histogram import Histogram
 from ref_server.queue.interface import Depth, Queue, Stats, StorageBroken, StorageFull
 from ref_server.service.service import Service
 from shared import wire
+from shared.api import State
 from shared.batch import RolloutBatch
-from shared.states import State
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]

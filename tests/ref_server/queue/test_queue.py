@@ -29,7 +29,7 @@ from ref_server.queue.interface import (
     Upload,
     WrongState,
 )
-from shared.states import LEGACY_RUN
+from shared.api import LEGACY_RUN
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock
 
 LEASE_SECONDS = 10.0

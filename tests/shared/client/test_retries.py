@@ -10,10 +10,9 @@ import pytest
 from uuid6 import uuid7
 
 from shared import wire
-from shared.api import LeaseBody, ModelInfo
+from shared.api import LeaseBody, ModelInfo, Order
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.client import Leased, RefServerError, Unreachable
-from shared.states import Order
 from tests.ports import free_port
 
 OpenSite = Callable[..., Any]

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import LeaseBody
+from shared.api import LeaseBody, Outcome, State
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
-from shared.states import Outcome, State
 from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "rollout", "serve", "tokenizer"]

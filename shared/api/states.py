@@ -1,8 +1,8 @@
-"""The words for where a batch stands, and for what came of a lease, that a server and its clients share."""
+"""The states of a batch, the outcomes of a lease, and the orders in which batches are leased."""
 
 from enum import StrEnum
 
-# The run of the Simple-GRPO byte protocol, over which alone its batches come and go.
+# Batches of the Simple-GRPO byte protocol are a run of their own: only that protocol uploads and takes them.
 LEGACY_RUN = "legacy"
 
 

@@ -1,0 +1,62 @@
+"""The records that server and clients exchange: the bodies of the HTTP API, as OpenAPI shows them.
+
+There is one record for each concept, and the server's queue and service use it too: `queue.get` returns the
+`BatchDetails` that the route answers and that a client reads. They are pydantic models, since they are checked where
+they enter a process and become JSON where they leave it. Batches themselves travel as safetensors (`wire.py`).
+"""
+
+from shared.api.base import Answer, Request
+from shared.api.batches import (
+    Admitted,
+    BatchDetails,
+    BatchPage,
+    BatchSummary,
+    Event,
+    PromptView,
+    RowView,
+    TokensView,
+    Uploaded,
+)
+from shared.api.errors import Error, ErrorDetail
+from shared.api.leases import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, ReleaseBody, Result, Results
+from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
+from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
+from shared.api.states import LEGACY_RUN, Order, Outcome, State
+
+__all__ = [
+    "LEGACY_RUN",
+    "AckBody",
+    "Admitted",
+    "Answer",
+    "BatchDetails",
+    "BatchPage",
+    "BatchSummary",
+    "Depth",
+    "Error",
+    "ErrorDetail",
+    "Event",
+    "ExtendBody",
+    "Key",
+    "LeaseBody",
+    "LeasesBody",
+    "LimitsView",
+    "Logprobs",
+    "LogprobsRequest",
+    "ModelInfo",
+    "Order",
+    "Outcome",
+    "PromptView",
+    "QueueView",
+    "ReferenceBody",
+    "ReferenceVersion",
+    "ReleaseBody",
+    "Request",
+    "Result",
+    "Results",
+    "RowView",
+    "ScoringView",
+    "State",
+    "TokenIds",
+    "TokensView",
+    "Uploaded",
+]

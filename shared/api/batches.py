@@ -1,0 +1,82 @@
+"""One batch: its admission, its state and history, and its tokens as text."""
+
+from shared.api.base import Answer
+from shared.api.states import State
+
+
+class Admitted(Answer):
+    id: str
+    state: State
+
+
+class Uploaded(Admitted):
+    created: bool
+    """False when the same batch is, or was, there already."""
+
+
+class BatchSummary(Answer):
+    """What is known of a batch without its payload."""
+
+    id: str
+    run: str
+    epoch: int
+    policy_version: int
+    state: State
+    reason: str | None
+    """Why it expired or died."""
+    admitted_at: float
+    """Unix seconds."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Of all completions together."""
+    completions: int
+    payload_bytes: int
+    """0 once the payload is gone."""
+    deliveries: int
+    """Leases that were lost, or given back with an error, after training on the batch had begun."""
+    scoring_attempts: int
+    """Scorings that failed."""
+    consumer: str | None
+
+
+class Event(Answer):
+    """One line of a batch's history. at: Unix seconds."""
+
+    at: float
+    state: State
+    detail: str
+
+
+class BatchDetails(BatchSummary):
+    history: list[Event]
+
+
+class BatchPage(Answer):
+    batches: list[BatchSummary]
+    next_cursor: str | None
+    """Give it as `cursor` for the next page; null on the last."""
+
+
+class PromptView(Answer):
+    text: str | None
+    """null where the server has no tokenizer."""
+    ids: list[int]
+
+
+class RowView(Answer):
+    """One completion. Rewards are null where it could not be judged, log-probs where there are none."""
+
+    text: str | None
+    ids: list[int]
+    tokens: list[str | None]
+    sampler_logps: list[float] | None
+    ref_logps: list[float] | None
+    reward: float | None
+    rewards: dict[str, float | None]
+    finished: bool
+
+
+class TokensView(Answer):
+    id: str
+    prompt: PromptView
+    rows: list[RowView]

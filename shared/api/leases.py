@@ -1,0 +1,87 @@
+"""Leases: the request for one, and the bodies that acknowledge, extend or release several."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from shared.api.base import Answer, Name, Request, Seconds, Version, example
+from shared.api.states import LEGACY_RUN, Order, Outcome
+
+_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
+
+class LeaseBody(Request):
+    model_config = example(consumer="trainer", run="curl", wait_seconds=20, lease_seconds=120)
+
+    consumer: Name
+    """Who leases."""
+    incarnation: Name | None = None
+    """One life of the consumer: a new one ends the leases of the one before."""
+    request_id: Name | None = None
+    """Repeating it returns the same batch and token: a lost answer strands nothing."""
+    run: Name | None = None
+    """Only batches of this run; `legacy` is the Simple-GRPO protocol's own."""
+    epoch: Version | None = None
+    policy_version: Version | None = None
+    max_lag: Version | None = None
+    """Batches of the run that are more versions older than policy_version become expired."""
+    order: Order = Order.FIFO
+    wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
+    lease_seconds: Seconds = 120
+
+    @model_validator(mode="after")
+    def _versions_belong_to_a_run(self) -> "LeaseBody":
+        if self.run is None and (self.epoch is not None or self.max_lag is not None):
+            raise ValueError("epoch and max_lag need run: versions are compared within one run")
+        if self.max_lag is not None and self.policy_version is None:
+            raise ValueError("max_lag needs policy_version, the version that the lag is counted from")
+        return self
+
+    @field_validator("run")
+    @classmethod
+    def _run_has_leases(cls, run: str | None) -> str | None:
+        if run == LEGACY_RUN:
+            raise ValueError(f"{LEGACY_RUN!r} is the run of the Simple-GRPO protocol: GET /get takes its batches")
+        return run
+
+
+class Key(Request):
+    """A lease: the `Batch-Id` and `Lease-Token` that came with the batch."""
+
+    id: str = Field(max_length=200)
+    token: str = Field(max_length=200)
+
+
+class LeasesBody(Request):
+    leases: Annotated[list[Key], Field(fail_fast=True)] = Field(max_length=10_000)
+
+
+class AckBody(LeasesBody):
+    model_config = example(leases=[{"id": _ID, "token": "f3…"}], checkpoint="step-40")
+
+    checkpoint: str | None = Field(default=None, max_length=1000)
+    """What holds their effect; it is written into their history."""
+
+
+class ExtendBody(LeasesBody):
+    model_config = example(leases=[{"id": _ID, "token": "f3…"}], lease_seconds=120, started=True)
+
+    lease_seconds: Seconds = 120
+    started: bool = Field(default=False, strict=True)
+    """Training on them begins: from here on a loss counts as a delivery."""
+
+
+class ReleaseBody(LeasesBody):
+    model_config = example(leases=[{"id": _ID, "token": "f3…"}])
+
+    error: str | None = Field(default=None, max_length=10_000)
+    """Why they cannot be used; it counts as a delivery."""
+
+
+class Result(Answer):
+    id: str
+    outcome: Outcome
+
+
+class Results(Answer):
+    results: list[Result]

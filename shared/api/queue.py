@@ -1,0 +1,54 @@
+"""The whole queue: its depths, its limits, and the scorer's throughput."""
+
+from pydantic import ConfigDict, Field
+
+from shared.api.base import Answer
+from shared.api.states import State
+
+
+class Depth(Answer):
+    batches: int
+    bytes: int
+
+
+class ScoringView(Answer):
+    """What was scored since the server started."""
+
+    model_config = ConfigDict(extra="allow")
+
+    batches: int
+    tokens: int
+    """Of queued batches, prompts included."""
+    direct_tokens: int = 0
+    """Of those who asked for scores at once."""
+    errors: int
+    splits: int = 0
+    """Forwards that the memory did not suffice for, and that were done in parts."""
+    working_seconds: float
+    waiting_seconds: float
+    tokens_per_second: float
+
+
+class LimitsView(Answer):
+    max_batches: int
+    max_batches_per_run: int
+    max_bytes: int
+    max_bytes_per_run: int
+    max_in_flight: int
+    max_in_flight_per_run: int
+    max_deliveries: int
+    max_scoring_attempts: int
+
+
+class QueueView(Answer):
+    model_config = ConfigDict(extra="allow")
+
+    states: dict[State, Depth]
+    runs: dict[str, dict[State, Depth]]
+    """By run, only states that have batches."""
+    oldest_age_seconds: float | None
+    """How long the oldest waiting batch has waited; null when none waits."""
+    scoring: ScoringView
+    limits: LimitsView
+    since_start: dict[str, int] = Field(default={})
+    """What the answering server has done since it started; several may share a queue."""

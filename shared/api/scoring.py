@@ -1,0 +1,74 @@
+"""Log-probs on demand, and the reference model that computes them."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from shared.api.base import Answer, Name, Request, Version, example
+
+TokenId = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+# fail_fast: only the first fault is reported. To describe a million of them would take the server a minute.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_Rows = Annotated[list[TokenIds], Field(fail_fast=True)]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
+class LogprobsRequest(Request):
+    """Either token ids (`prompt_ids` and lists of ids) or texts (`prompt` and strings)."""
+
+    model_config = example(prompt="2+3=", completions=["5", "6"], temperature=1.0)
+
+    prompt_ids: TokenIds | None = None
+    prompt: str | None = None
+    completions: _Rows | _Texts = Field(min_length=1)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False, strict=True)
+    """What the logits are divided by."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "LogprobsRequest":
+        texts = isinstance(self.completions[0], str)
+        if (self.prompt is None) == (self.prompt_ids is None) or texts != (self.prompt is not None):
+            raise ValueError("give prompt_ids with completions of ids, or prompt with completions of text")
+        return self
+
+
+class Logprobs(Answer):
+    """One row for each completion, one log-prob and one text for each of its tokens."""
+
+    logprobs: list[list[float]]
+    tokens: list[list[str]]
+    reference_version: int
+
+
+class ModelInfo(Answer):
+    """What a client must know of the reference model. All null but the limits when there is none."""
+
+    name: str | None
+    revision: str | None
+    vocabulary_size: int | None
+    """Rows of the embedding: every token id lies below."""
+    context_length: int | None
+    """Tokens of a prompt and one completion together; null for a model without such a bound."""
+    dtype: str | None
+    device: str | None
+    reference_version: int | None
+    max_batch_tokens: int
+    """Tokens of a batch: the prompt once and all completions."""
+    tokenizer_fingerprint: str | None
+    forward: str | None
+    """How log-probs are computed: `packed`, or one row after the other."""
+    snapshot: str | None = None
+    """What has replaced the model's weights since the server started; null where nothing has."""
+
+
+class ReferenceBody(Request):
+    """A snapshot below the server's `--snapshot-root`, and the version that batches scored with it carry."""
+
+    model_config = example(snapshot="step-200", version=1)
+
+    snapshot: Name
+    version: Version
+
+
+class ReferenceVersion(Answer):
+    reference_version: int
