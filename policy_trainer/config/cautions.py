@@ -1,14 +1,13 @@
 """Settings that can be used and may not do what they seem to: said when a run starts."""
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.objective.loss import penalises_loss
 
 
 def cautions(config: TrainConfig) -> list[str]:
     """What a person should know of the settings together; each names its fields."""
     loss, sampling = config.loss, config.sampling
     said = []
-    if penalises_loss(loss) and loss.kl == "k1" and loss.kl_weight == "one":
+    if loss.penalises_loss and loss.kl == "k1" and loss.kl_weight == "one":
         said.append(
             "loss.kl = k1 in the loss has no expected gradient on-policy: it bounds nothing. Take k3 or k2, "
             "loss.kl_weight = ratio, or loss.kl_in = reward"

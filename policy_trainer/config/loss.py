@@ -77,6 +77,16 @@ class LossConfig(Section):
         """scale_rewards, or where it is not given the advantage's own."""
         return self.scale_rewards or _OWN_SCALES[self.advantage]
 
+    @property
+    def penalises_loss(self) -> bool:
+        """Whether the KL penalty is a term of the loss."""
+        return self.beta > 0 and self.kl_in != "reward"
+
+    @property
+    def penalises_rewards(self) -> bool:
+        """Whether the KL penalty is taken off the rewards."""
+        return self.beta > 0 and self.kl_in != "loss"
+
     @model_validator(mode="after")
     def _makes_sense(self) -> "LossConfig":
         for nonsense in (self._scale_nonsense, self._clip_nonsense, self._kl_nonsense, self._correction_nonsense):

@@ -6,7 +6,6 @@ from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.section import Section
-from policy_trainer.data.completion import SamplingParams
 
 
 class SamplingConfig(Section):
@@ -29,14 +28,3 @@ class SamplingConfig(Section):
 
     max_resamples: int = Field(default=0, ge=0)
     """Dynamic sampling: a group whose rewards are all equal is given up for another problem, so many times at most."""
-
-    def params(self, *, num_generations: int | None = None, temperature: float | None = None) -> SamplingParams:
-        """What a sampler is told; the arguments replace the configured values, temperature 0 being greedy."""
-        return SamplingParams(
-            num_generations=self.num_generations if num_generations is None else num_generations,
-            max_completion_length=self.max_completion_length,
-            temperature=self.temperature if temperature is None else temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=tuple(self.stop),
-        )

@@ -1,25 +1,11 @@
-"""What a sampler is."""
+"""What a sampler returns, and how it is packed for the wire."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from shared.batch import TokenGroup
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """num_generations: completions for each prompt. temperature 0 is greedy. top_p 1 and top_k 0 are off."""
-
-    num_generations: int
-    max_completion_length: int
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +20,6 @@ class Completion:
     logps: np.ndarray
     finished: bool
     eos: bool = False
-
-
-class Sampler(Protocol):
-    def load(self, weights: Path) -> None:
-        """Takes up published weights."""
-        ...
-
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        """num_generations completions for each prompt, in the prompts' order."""
-        ...
 
 
 def group_tokens(prompt: Sequence[int], completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation.evaluation import Evaluation, make_evaluator
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task
 from shared.models import load_model, load_tokenizer, use_threads
 
@@ -29,7 +30,7 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
         evaluations.append(
             evaluator.evaluate(
                 sampler,
-                config.sampling.params(num_generations=1, temperature=temperature),
+                sampling_params(config.sampling, num_generations=1, temperature=temperature),
                 config.evaluation.problems,
                 seed=config.seed,
                 on_progress=lambda done, total, decoding=decoding: on_progress(decoding, done, total),

@@ -8,11 +8,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
-from policy_trainer.data.completion import Sampler, SamplingParams
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge
+from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
 
 # Two-sided 95%.

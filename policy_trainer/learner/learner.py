@@ -16,7 +16,7 @@ from policy_trainer.learner.step_groups import Batch, Prepared, StepGroup, judge
 from policy_trainer.learner.step_stats import StepStats, Update, added, step_stats, tally
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import CorrectionStats, correction
-from policy_trainer.objective.loss import LossTokens, k3, penalises_rewards, token_loss
+from policy_trainer.objective.loss import LossTokens, k3, token_loss
 from shared.batch import Array, ScoredBatch
 from shared.logprobs import LogprobForward
 
@@ -79,7 +79,7 @@ class Learner:
         """
         if self._loss.old_logps == "sampler":
             return [group.rollout.sampler_logps for group in groups]
-        if not (self._recomputes or penalises_rewards(self._loss)):
+        if not (self._recomputes or self._loss.penalises_rewards):
             return [None] * len(groups)
         return [own for part in shares(len(groups), self._minibatches) for own in self._logps(groups[part])]
 

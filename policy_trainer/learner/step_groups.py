@@ -8,7 +8,7 @@ import torch
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import JudgedGroup, advantages, has_variance, padded
-from policy_trainer.objective.loss import KL_ESTIMATORS, penalises_rewards
+from policy_trainer.objective.loss import KL_ESTIMATORS
 from shared.batch import Array, RolloutBatch, ScoredBatch, TokenGroup
 
 # With a reference's log-probs or, where the loss needs none, without.
@@ -113,7 +113,7 @@ def _step_group(batch: Batch, rewards: Array, varies: bool, loss: LossConfig) ->
 
 def _penalty(group: StepGroup, old_logps: Array | None, loss: LossConfig) -> Array | None:
     """beta times the KL of each token, (C,), where it is taken off the rewards."""
-    if not penalises_rewards(loss):
+    if not loss.penalises_rewards:
         return None
     assert old_logps is not None and isinstance(group.batch, ScoredBatch)
     # REINFORCE++ has the plain log-ratio there; what is in the loss besides is another matter.

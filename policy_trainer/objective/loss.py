@@ -63,19 +63,11 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     kl, loss = torch.full_like(surrogate, torch.nan), surrogate
     if tokens.ref_logps is not None:
         kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))
-    if penalises_loss(config):
+    if config.penalises_loss:
         if tokens.ref_logps is None:
             raise ValueError("ref_logps: a KL penalty (loss.beta > 0) is taken to them")
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
     return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high)
-
-
-def penalises_loss(config: LossConfig) -> bool:
-    return config.beta > 0 and config.kl_in != "reward"
-
-
-def penalises_rewards(config: LossConfig) -> bool:
-    return config.beta > 0 and config.kl_in != "loss"
 
 
 class Surrogate(NamedTuple):

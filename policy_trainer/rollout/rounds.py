@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.data.completion import Completion, Sampler
+from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
 from policy_trainer.objective.advantages import JudgedGroup, has_variance, padded
 from policy_trainer.reporting.wasted import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
+from policy_trainer.sampling.sampler import Sampler, sampling_params
 from shared.batch import StepRewards
 from shared.errors import UserError
 
@@ -81,7 +82,7 @@ class Rounds:
         self._encoder = encoder
         self._judge = judge
         self._task = task
-        self._params = config.sampling.params()
+        self._params = sampling_params(config.sampling)
 
     def next(self, draw: Callable[[], int]) -> Round:
         """Groups of prompts_per_round problems. draw: the index of this worker's next problem.

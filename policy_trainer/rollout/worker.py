@@ -9,7 +9,7 @@ import structlog
 from uuid6 import uuid7
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.data.completion import Sampler, group_tokens
+from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.lifecycle.waits import Patience
@@ -22,6 +22,7 @@ from policy_trainer.rollout.rounds import Judged, Rounds
 from policy_trainer.run_files.publish import Publication, latest
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.tasks.registry import make_task
 from shared import wire
 from shared.api import State
@@ -77,7 +78,7 @@ class RolloutWorker:
         self._weights = config.run_dir / "weights"
         self._loaded: Publication | None = None
         self._blocked = 0.0
-        self._params = config.sampling.params()
+        self._params = sampling_params(config.sampling)
 
     def run(self) -> None:
         """Samples until the run is finished. Raises UserError for data that cannot be used."""

@@ -57,8 +57,3 @@ def latest(directory: Path) -> Publication | None:
         return Publication(**json.loads((directory / "latest.json").read_text()))
     except FileNotFoundError:
         return None
-
-
-def load_weights(model: PreTrainedModel, file: Path) -> None:
-    """Copies published weights into a model of the same architecture. Raises RuntimeError when they do not fit."""
-    safetensors.torch.load_model(model, str(file), device=str(model.device))

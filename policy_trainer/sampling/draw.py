@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
-from policy_trainer.data.completion import SamplingParams
+from policy_trainer.sampling.sampler import SamplingParams
 
 
 def draw(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.data.completion import Completion, SamplingParams
-from policy_trainer.run_files.publish import load_weights
+from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.copied_prompts import CopiedPrompts
 from policy_trainer.sampling.decoding import Decoding, Prompts, RepeatedPrompts, compute_prompts
 from policy_trainer.sampling.draw import draw
 from policy_trainer.sampling.growing import takes_our_attention
 from policy_trainer.sampling.rows import Rows
+from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sampling.shared_prompts import SharedPrompts
 from shared.models import eos_token_ids
 
@@ -73,6 +74,11 @@ class HFSampler:
             texts = [self._tokenizer.decode(tail) for tail in tails]
             ended |= torch.tensor([any(part in text for part in stop) for text in texts], device=ended.device)
         return ended
+
+
+def load_weights(model: PreTrainedModel, file: Path) -> None:
+    """Copies published weights into a model of the same architecture. Raises RuntimeError when they do not fit."""
+    safetensors.torch.load_model(model, str(file), device=str(model.device))
 
 
 @contextmanager

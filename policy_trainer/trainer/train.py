@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.data.completion import Sampler
 from policy_trainer.evaluation.evaluation import Evaluator
 from policy_trainer.learner.learner import Learner, StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
@@ -25,6 +24,7 @@ from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.publish import Publication, publish
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.trainer.workers import Workers
 from shared import wire
 from shared.client import Leased
@@ -125,7 +125,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Greedy accuracy on held-out problems; True when it is the best so far."""
-        greedy = self._config.sampling.params(num_generations=1, temperature=0)
+        greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         evaluation = self._parts.evaluator.evaluate(
             self._parts.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
         )

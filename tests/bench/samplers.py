@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 
 PAD, EOS = 0, 1
 _CACHE_PAGE = 64

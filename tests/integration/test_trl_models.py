@@ -12,13 +12,13 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2ForSequenceClassification
 
 from policy_trainer.config import RewardModelConfig, SftConfig
-from policy_trainer.data.completion import SamplingParams
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.sample import Sample
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.rewards.model import RewardModel
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sft.sft import sft
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint

@@ -325,13 +325,6 @@ def test_the_run_is_named_after_its_directory(tmp_path: Path) -> None:
     assert RunConfig(model="m", run_dir=tmp_path, run="named").run == "named"
 
 
-def test_sampling_params_may_replace_group_size_and_temperature() -> None:
-    config = SamplingConfig(num_generations=3, temperature=0.7, stop=["x"], top_k=5)
-    assert config.params().num_generations == 3 and config.params().temperature == 0.7
-    greedy = config.params(num_generations=1, temperature=0)
-    assert (greedy.num_generations, greedy.temperature, greedy.stop, greedy.top_k) == (1, 0, ("x",), 5)
-
-
 class TestRunDirectory:
     def test_holds_a_run(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")

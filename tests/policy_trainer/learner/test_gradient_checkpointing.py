@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.data.completion import SamplingParams
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.run_files.publish import load_weights
-from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.hf import HFSampler, load_weights
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs import PackedForward, PlainForward

@@ -14,7 +14,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import correction
-from policy_trainer.objective.loss import KL_ESTIMATORS, LossTokens, penalises_rewards, token_loss
+from policy_trainer.objective.loss import KL_ESTIMATORS, LossTokens, token_loss
 from shared.batch import StepRewards
 from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains
 
@@ -74,7 +74,7 @@ def _judged(group: Group, config: LossConfig) -> JudgedGroup:
         rewards=np.array([one.reward if counts(one, config) else math.nan for one in group]),
         lengths=np.array([len(one.logps) for one in group]),
         mask=np.array([trained for one in group for trained in one.mask]),
-        penalty=(config.beta * estimator(x)).numpy() if penalises_rewards(config) else None,
+        penalty=(config.beta * estimator(x)).numpy() if config.penalises_rewards else None,
         steps=_steps(group) if config.advantage == "process" else None,
     )
 

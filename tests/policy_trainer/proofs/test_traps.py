@@ -24,12 +24,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, OptimizerConfig
-from policy_trainer.data.completion import Completion, SamplingParams, group_tokens
+from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.learner.learner import Learner
 from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.loss import LossTokens, k3, token_loss
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from shared.logprobs.head import target_logps

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, SamplingConfig
-from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.reporting.wasted import WastedSamples
@@ -18,6 +18,7 @@ from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.rollout.rounds import Drawn, Judged, Round, Rounds
+from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.batch import StepRewards
 

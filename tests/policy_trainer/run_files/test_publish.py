@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.run_files.publish import KEPT, Publication, latest, load_weights, publish
+from policy_trainer.run_files.publish import KEPT, Publication, latest, publish
+from policy_trainer.sampling.hf import load_weights
 
 Make = Callable[..., PreTrainedModel]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.data.completion import SamplingParams
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from tests.policy_trainer.sampling.architectures import NO_TOKEN
 
 Make = Callable[..., Any]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from policy_trainer.data.completion import Completion, SamplingParams
+from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from tests.policy_trainer.sampling.test_greedy import ids_of
 

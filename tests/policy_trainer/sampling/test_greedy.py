@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.data.completion import Completion, SamplingParams, group_tokens
+from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PackedForward
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS, generate
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.data.completion import SamplingParams, group_tokens
+from policy_trainer.data.completion import group_tokens
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PlainForward, choose_forward
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.data.completion import SamplingParams
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
 from tests.policy_trainer.sampling.test_greedy import ids_of
 

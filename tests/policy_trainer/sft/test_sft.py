@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.__main__ import FileSchema
 from policy_trainer.config import SftConfig
-from policy_trainer.data.completion import SamplingParams
 from policy_trainer.demo.base_model import make_model
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sft import sft as module
 from policy_trainer.sft.sft import sft
 from policy_trainer.sft.supervision import SupervisedLearner

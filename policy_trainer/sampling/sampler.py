@@ -1,0 +1,45 @@
+"""The sampler protocol, and the parameters of one call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from policy_trainer.config import SamplingConfig
+from policy_trainer.data.completion import Completion
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """num_generations: completions per prompt. temperature: 0 is greedy. top_p 1 and top_k 0 are off."""
+
+    num_generations: int
+    max_completion_length: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+def sampling_params(
+    config: SamplingConfig, *, num_generations: int | None = None, temperature: float | None = None
+) -> SamplingParams:
+    """The configured parameters. The two arguments replace configured values, which have no temperature of 0."""
+    return SamplingParams(
+        num_generations=config.num_generations if num_generations is None else num_generations,
+        max_completion_length=config.max_completion_length,
+        temperature=config.temperature if temperature is None else temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        stop=tuple(config.stop),
+    )
+
+
+class Sampler(Protocol):
+    def load(self, weights: Path) -> None:
+        """Loads published weights."""
+        ...
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        """num_generations completions for each prompt, in the prompts' order."""
+        ...
