@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets import words as say
-from policy_trainer.presets.preset import AT_ONCE
+from policy_trainer.presets import descriptions as say
+from policy_trainer.presets.preset import SAMPLES_IN_TURN
 
 PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
 BEGIN, END = "<!-- written by tests/presets_page.py: begin -->\n", "<!-- end -->\n"
@@ -21,12 +21,13 @@ def written(page: str) -> str:
 def _tables() -> str:
     rows = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1), *(_row(preset) for preset in PRESETS.values())]
     departures = [line for preset in PRESETS.values() for line in _departures(preset)]
-    at_once = f"All but {', '.join(preset.name for preset in PRESETS.values() if AT_ONCE not in preset.deviations)}: "
-    return "\n".join(["", *rows, "", "## What is not as published", "", at_once + AT_ONCE, "", *departures, ""])
+    others = ", ".join(preset.name for preset in PRESETS.values() if SAMPLES_IN_TURN not in preset.deviations)
+    of_all = f"All but {others}: {SAMPLES_IN_TURN}"
+    return "\n".join(["", *rows, "", "## What is not as published", "", of_all, "", *departures, ""])
 
 
 def _row(preset: Preset) -> str:
-    config = say.resolved(preset)
+    config = preset.config()
     loss = config.loss
     cells = (
         f"`{preset.name}`",
@@ -40,11 +41,11 @@ def _row(preset: Preset) -> str:
 
 
 def _departures(preset: Preset) -> list[str]:
-    single = [f"`{name}`: {number.deviation}" for name, number in preset.numbers.items() if number.deviation]
+    single = [f"`{name}`: {setting.deviation}" for name, setting in preset.settings.items() if setting.deviation]
     unpublished = ", ".join(f"`{name}`" for name in preset.unpublished)
     other = [f"Not published, so that the default holds: {unpublished}."] if unpublished else []
     wants = [f"Wants `{name}`: {what}." for name, what in preset.wants.items()]
-    items = [*single, *(line for line in preset.deviations if line != AT_ONCE), *other, *wants]
+    items = [*single, *(line for line in preset.deviations if line != SAMPLES_IN_TURN), *other, *wants]
     return [f"**`{preset.name}`**, {preset.origin}", *(f"- {item}" for item in items), ""]
 
 

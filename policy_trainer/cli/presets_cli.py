@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.presets import PRESETS, Preset
-from policy_trainer.presets.words import kl, resolved, surrogate
+from policy_trainer.presets import PRESETS, Preset, Setting
+from policy_trainer.presets.descriptions import kl, surrogate
 from shared.errors import UserError
 from shared.settings import from_values
 
@@ -41,11 +41,11 @@ def as_json(preset: Preset) -> dict[str, Any]:
         **_line(preset),
         "origin": preset.origin,
         "settings": {
-            name: {"value": number.value, "default": default, "source": number.source, "deviation": number.deviation}
-            for name, number, default in _numbers(preset)
+            name: {"value": item.value, "default": default, "source": item.source, "deviation": item.deviation}
+            for name, item, default in _settings(preset)
         },
         "deviations": list(preset.deviations),
-        "unpublished": {name: setting(resolved(preset), name) for name in preset.unpublished},
+        "unpublished": {name: setting(preset.config(), name) for name in preset.unpublished},
         "wants": dict(preset.wants),
     }
 
@@ -76,7 +76,7 @@ def _find(name: str) -> Preset:
 
 
 def _line(preset: Preset) -> dict[str, str]:
-    loss = resolved(preset).loss
+    loss = preset.config().loss
     return {
         "name": preset.name,
         "summary": preset.summary,
@@ -98,12 +98,12 @@ def _show(preset: Preset, console: Console) -> None:
     table = Table(
         Column("setting", no_wrap=True), Column("value", max_width=34), "default", "source; deviation", box=SIMPLE_HEAD
     )
-    for name, number, default in _numbers(preset):
-        same = "the same" if number.value == default else _shown(default)
-        source = number.source + (f"\nDeviation: {number.deviation}" if number.deviation else "")
-        table.add_row(name, _shown(number.value), same, source)
+    config = preset.config()
+    for name, item, default in _settings(preset):
+        same = "the same" if setting(config, name) == default else _shown(default)
+        source = item.source + (f"\nDeviation: {item.deviation}" if item.deviation else "")
+        table.add_row(name, _shown(item.value), same, source)
     console.print(table)
-    config = resolved(preset)
     unpublished = [f"{name} = {_shown(setting(config, name))}" for name in preset.unpublished]
     for title, items in (
         ("deviations besides", preset.deviations),
@@ -114,10 +114,10 @@ def _show(preset: Preset, console: Console) -> None:
             console.print("\n".join([f"{title}:", *(f"- {item}" for item in items)]))
 
 
-def _numbers(preset: Preset) -> list[tuple[str, Any, Any]]:
-    """The name, the number and the default of each setting."""
+def _settings(preset: Preset) -> list[tuple[str, Setting, Any]]:
+    """Each setting's name, what the preset says of it, and its default."""
     defaults = from_values(TrainConfig, model="MODEL")
-    return [(name, number, setting(defaults, name)) for name, number in preset.numbers.items()]
+    return [(name, item, setting(defaults, name)) for name, item in preset.settings.items()]
 
 
 def _shown(value: Any) -> str:

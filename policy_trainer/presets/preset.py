@@ -1,52 +1,106 @@
-"""What a preset is: numbers with their sources, and what is not as it was published."""
+"""A preset: the settings of a published recipe, read from a TOML file."""
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
+from policy_trainer.config import TrainConfig
 from policy_trainer.config.task_settings import SOURCE_SETTINGS
+from shared.settings import from_values
+
+# The deviation of every file with `samples_in_turn`.
+SAMPLES_IN_TURN = (
+    "The original samples and trains in turn. Here workers sample while a step trains, so that batches are some steps "
+    "old: --max-lag 0 trains on those of the newest weights alone, --max-waiting bounds how many wait."
+)
+# What a preset that renews the reference wants.
+SNAPSHOT_ROOT = (
+    "the directory that ref-server was given as --snapshot-root; without one, --reference.sync-steps 0 keeps the "
+    "reference as it began"
+)
 
 
-@dataclass(frozen=True)
-class Number:
-    """The value of one setting, where it comes from, and how it departs from there, if it does."""
+class Setting(NamedTuple):
+    """The value of one setting, where it was published, and how it departs from there, if it does."""
 
     value: Any
     source: str
     deviation: str = ""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Settings of a published recipe, by their dotted names. What it leaves out keeps its default.
+class Preset(BaseModel):
+    """Settings by their dotted names. What a preset leaves out keeps its default.
 
-    data: what it was published with. deviations: those that belong to no single setting. unpublished: what the recipe
-    does not tell, so that a default of ours holds. wants: settings that must be given besides, and as what.
+    origin: where the recipe was published. data: what it was published with. deviations: those that belong to no single
+    setting. unpublished: settings that the recipe does not tell, so that our default holds. wants: settings that a user
+    must give besides, and what each is.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     summary: str
     origin: str
     data: str
-    numbers: Mapping[str, Number]
-    deviations: tuple[str, ...] = ()
+    deviations: tuple[str, ...]
     unpublished: tuple[str, ...] = ()
-    wants: Mapping[str, str] = field(default_factory=dict)
+    wants: Mapping[str, str]
+    settings: Mapping[str, Setting]
 
-    def settings(self) -> dict[str, Any]:
-        """The same as nested tables, as a TOML file would hold them."""
-        return nested({name: number.value for name, number in self.numbers.items()})
+    def values(self) -> dict[str, Any]:
+        """The values as nested tables, as a TOML file of a user's would hold them."""
+        return _nested({name: setting.value for name, setting in self.settings.items()})
 
     def beside(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The same, to hold where others have said nothing: another task than the preset's takes none of its data."""
-        settings = self.settings()
-        if said.get("task", settings.get("task")) != settings.get("task"):
-            data = settings.get("data", {})
-            settings["data"] = {name: value for name, value in data.items() if name not in SOURCE_SETTINGS}
-        return settings
+        """The values, to hold where stronger sources say nothing. For a task other than the preset's they have no data.
+
+        said: what stronger sources say, as nested tables.
+        """
+        values = self.values()
+        if said.get("task", values.get("task")) != values.get("task"):
+            data = values.get("data", {})
+            values["data"] = {name: value for name, value in data.items() if name not in SOURCE_SETTINGS}
+        return values
+
+    def config(self) -> TrainConfig:
+        """What `train --preset` would run with. A setting that a user must give is its own name in capitals."""
+        wanted = {name: name.rpartition(".")[2].upper() for name in ("model", *self.wants)}
+        values = wanted | {name: setting.value for name, setting in self.settings.items()}
+        return from_values(TrainConfig, preset=self.name, **_nested(values))
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def read_preset(path: Path) -> Preset:
+    """Raises ValueError for unknown or missing keys; docs/presets.md has them all."""
+    keys = _read(path)
+    in_turn = (SAMPLES_IN_TURN,) if keys.pop("samples_in_turn", False) else ()
+    snapshots = {"reference.snapshot_root": SNAPSHOT_ROOT} if "reference.sync_steps" in keys["settings"] else {}
+    deviations = (*in_turn, *keys.pop("deviations", ()))
+    wants = snapshots | keys.pop("wants", {})
+    return Preset(name=path.stem, deviations=deviations, wants=wants, **keys)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file says, its settings by their dotted names, beside what the preset says that it `extends`."""
+    keys = tomllib.loads(path.read_text(encoding="utf-8"))
+    keys["settings"] = _flat(keys["settings"])
+    if "extends" not in keys:
+        return keys
+    base = _read(path.with_name(f"{keys.pop('extends')}.toml"))
+    return base | keys | {"settings": base["settings"] | keys["settings"]}
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": [1, "source"]}} -> {"a.b": [1, "source"]}"""
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """{"a.b": 1} -> {"a": {"b": 1}}"""
     tables: dict[str, Any] = {}
     for name, value in values.items():
@@ -56,15 +110,3 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             table = table.setdefault(key, {})
         table[last] = value
     return tables
-
-
-# Holds for every recipe that samples and trains in turn, while ours do both at once.
-AT_ONCE = (
-    "The original samples and trains in turn. Here workers sample while a step trains, so that batches are some steps "
-    "old: --max-lag 0 trains on those of the newest weights alone, --max-waiting bounds how many wait."
-)
-# Of every recipe that renews its reference.
-SNAPSHOT_ROOT: Mapping[str, str] = {
-    "reference.snapshot_root": "the directory that ref-server was given as --snapshot-root; without one, "
-    "--reference.sync-steps 0 keeps the reference as it began"
-}

@@ -18,7 +18,6 @@ from policy_trainer.config import (
 from policy_trainer.config.data import TaskName
 from policy_trainer.demo.base_model import cached_base_model
 from policy_trainer.presets import PRESETS
-from policy_trainer.presets.words import resolved
 from shared.settings import from_values
 from tests.bench.curves_countdown import DATA, cached_countdown_model
 
@@ -65,7 +64,7 @@ def recipe(name: str, ground: Ground) -> TrainConfig:
 
 def _of_preset(name: str, ground: Ground) -> TrainConfig:
     """The algorithm is the preset's: loss, cadence, renewal, dynamic sampling, penalties. All else is the demo's."""
-    preset = resolved(PRESETS[name])
+    preset = PRESETS[name].config()
     overlong = "soft_overlong" in preset.rewards
     return _config(
         base_model(name),

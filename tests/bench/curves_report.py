@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from policy_trainer.evaluation.evaluation import wilson_interval
 from policy_trainer.presets import PRESETS
-from policy_trainer.presets import words as say
 from tests.bench.curves_recipes import COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
 from tests.bench.curves_result import Result
 
@@ -117,7 +116,7 @@ def _reached(runs: Sequence[Result], accuracy: float) -> str:
 def _remarks(name: str) -> str:
     if name not in PRESETS:
         return "3 numbers from 1 to 9, + and -"
-    config = say.resolved(PRESETS[name])
+    config = PRESETS[name].config()
     updates = config.num_iterations * config.minibatches
     remarks = [
         (updates > 1, f"{updates} updates a step"),

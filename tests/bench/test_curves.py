@@ -8,7 +8,6 @@ import pytest
 from policy_trainer.config import SourceConfig, TrainConfig
 from policy_trainer.data.sample import Sample
 from policy_trainer.presets import PRESETS
-from policy_trainer.presets.words import resolved
 from policy_trainer.tasks.countdown import countdown
 from tests.bench.curves import _result
 from tests.bench.curves_countdown import attempt
@@ -67,7 +66,7 @@ def test_the_algorithm_is_the_presets_and_the_rest_the_demos(tmp_path: Path, mon
         assert isinstance(config, TrainConfig) and config.sampling.num_generations == 8
         assert config.optimizer.learning_rate * updates == pytest.approx(3e-4)
         if name in PRESETS:
-            preset = resolved(PRESETS[name])
+            preset = PRESETS[name].config()
             assert (config.loss, config.num_iterations, config.minibatches) == (
                 preset.loss,
                 preset.num_iterations,

@@ -65,7 +65,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir: Path) -> list[str]:
-    settings = PRESETS[name].settings()
+    settings = PRESETS[name].values()
     url = server.url if settings.get("loss", {}).get("beta", 0.04) else queue_alone
     group = min(settings.get("sampling", {}).get("num_generations", 8), 4)
     options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]

@@ -1,50 +1,23 @@
-"""A preset in a few words, taken from the settings that it resolves to."""
-
-from collections.abc import Callable, Mapping
+"""Short descriptions of a configuration, for the tables of presets."""
 
 from policy_trainer.config import LossConfig, TrainConfig
-from policy_trainer.presets.preset import Preset, nested
-from shared.settings import from_values
-
-
-def resolved(preset: Preset) -> TrainConfig:
-    """What `train --preset` would run with; what must be given besides is its own name in capitals."""
-    wanted = {name: name.rpartition(".")[2].upper() for name in ("model", *preset.wants)}
-    values = wanted | {name: number.value for name, number in preset.numbers.items()}
-    return from_values(TrainConfig, preset=preset.name, **nested(values))
 
 
 def surrogate(loss: LossConfig) -> str:
-    return _SURROGATES[loss.surrogate](loss)
+    match loss.surrogate:
+        case "clip":
+            high = "" if loss.epsilon_high is None else f"/{loss.epsilon_high:g}"
+            return f"clip {loss.epsilon:g}{high}{_level(loss)}"
+        case "reinforce":
+            return "reinforce"
+        case "cispo":
+            return f"cispo, ratio to {loss.ratio_max:g}{_level(loss)}"
+        case "sapo":
+            return f"sapo, tau {loss.sapo_temperature_pos:g}/{loss.sapo_temperature_neg:g}{_level(loss)}"
 
 
-def _clip(loss: LossConfig) -> str:
-    bounds = f"{loss.epsilon:g}" if loss.epsilon_high is None else f"{loss.epsilon:g}/{loss.epsilon_high:g}"
-    return f"clip {bounds}{_ratio(loss)}"
-
-
-def _reinforce(loss: LossConfig) -> str:
-    return "reinforce"
-
-
-def _cispo(loss: LossConfig) -> str:
-    return f"cispo, ratio to {loss.ratio_max:g}{_ratio(loss)}"
-
-
-def _sapo(loss: LossConfig) -> str:
-    return f"sapo, tau {loss.sapo_temperature_pos:g}/{loss.sapo_temperature_neg:g}{_ratio(loss)}"
-
-
-def _ratio(loss: LossConfig) -> str:
+def _level(loss: LossConfig) -> str:
     return {"token": "", "sequence": ", sequences", "sequence_sum": ", sums"}[loss.importance_sampling_level]
-
-
-_SURROGATES: Mapping[str, Callable[[LossConfig], str]] = {
-    "clip": _clip,
-    "reinforce": _reinforce,
-    "cispo": _cispo,
-    "sapo": _sapo,
-}
 
 
 def kl(loss: LossConfig) -> str:
