@@ -8,9 +8,9 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag
 
-from ref_server.http.gate.auth import Keys, one_admin, read_keys
-from ref_server.http.gate.certificates import check_pair
-from ref_server.http.gate.hosts import is_loopback
+from ref_server.access.certificates import check_pair
+from ref_server.access.hosts import is_loopback
+from ref_server.access.keys import Keys, one_admin, read_keys
 from ref_server.queue.interface import Limits
 from shared.logs import LogFormat, LogLevel
 from shared.settings import Dtype, settings_config

@@ -5,14 +5,14 @@ from contextlib import closing
 
 import structlog
 
+from ref_server.access.hosts import is_loopback
+from ref_server.access.keys import readable_by_all
 from ref_server.cli.client.options import Environment
 from ref_server.cli.stores import describe_store, open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.gate.auth import readable_by_all
-from ref_server.http.gate.hosts import is_loopback
-from ref_server.http.gate.listening import allow_many_connections, check_address, uvicorn_config
-from ref_server.http.server import Server
+from ref_server.http.draining_server import DrainingServer
+from ref_server.http.listening import allow_many_connections, check_address, uvicorn_config
 from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
@@ -77,6 +77,6 @@ def _open_reference(config: ServeConfig) -> Reference:
 
 
 def _listen(service: Service, config: ServeConfig) -> int:
-    server = Server(uvicorn_config(create_app(service), config), service)
+    server = DrainingServer(uvicorn_config(create_app(service), config), service)
     server.run()
     return server.status

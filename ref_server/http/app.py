@@ -1,4 +1,4 @@
-"""The reference server as an ASGI application."""
+"""The ASGI application: routes and middleware around a service."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,10 +7,11 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.http.errors import add_error_handlers
-from ref_server.http.gate.door import Entrance
 from ref_server.http.gate.guard import Guard
+from ref_server.http.gate.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.gate.requests import Requests
-from ref_server.http.routes import batches, documents, health, leases, reference, scoring
+from ref_server.http.routes import batches, documents, health, leases, metrics, reference, scoring
+from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
 
@@ -29,16 +30,27 @@ def create_app(service: Service) -> FastAPI:
         description="Scores per-token log-probs with a frozen reference model, and queues generated batches durably.",
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
-    app.state.traffic = Traffic()
+    traffic, shedder, threads = Traffic(), LoadShedder(), BodyThreads(threads=32, most=256)
     add_error_handlers(app)
-    for routes in (health, scoring, batches, leases, reference):
-        routes.add(app, service)
-    if service.config.legacy:
-        from ref_server.legacy import app as legacy  # needs PyTorch, which a server without a model does not load
-
-        legacy.add(app, service)
+    health.add(app, service)
+    metrics.add(app, service, traffic)
+    scoring.add(app, service, threads)
+    batches.add(app, service, threads, shedder)
+    leases.add(app, service)
+    reference.add(app, service)
+    if not service.config.no_model:
+        _add_legacy(app, service)
     documents.describe(app, open_paths=("/livez", "/readyz"))
-    app.add_middleware(Entrance, door=service.door)
+    app.add_middleware(ShedUploads, shedder=shedder)
     app.add_middleware(Guard, config=service.config)
-    app.add_middleware(Requests, traffic=app.state.traffic)
+    app.add_middleware(Requests, traffic=traffic)
     return app
+
+
+def _add_legacy(app: FastAPI, service: Service) -> None:
+    from ref_server.legacy import app as legacy  # needs PyTorch, which a server without a model does not load
+    from ref_server.legacy import payload
+
+    payload.register_reader()
+    if service.config.legacy:
+        legacy.add(app, service)

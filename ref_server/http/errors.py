@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ref_server.http.problem import Problem, no_room
+from ref_server.access.keys import Denied
+from ref_server.http.problem import Problem, denied, no_room
 from ref_server.queue.interface import (
     ContentConflict,
     QueueFull,
@@ -48,6 +49,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     translations: dict[type[Exception], Callable[[Any], Problem]] = {
         Problem: lambda error: error,
+        Denied: denied,
         BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
         TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
         ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from ref_server.access.keys import Denied, Unauthenticated
 from ref_server.queue.interface import QueueFull
 from shared.api import Error, ErrorDetail
 
@@ -30,6 +31,13 @@ class Problem(Exception):
     def body(self, request_id: str) -> dict[str, Any]:
         detail = ErrorDetail(code=self.code, message=self.message, field=self.field, request_id=request_id)
         return Error(error=detail).model_dump(exclude_none=True)
+
+
+def denied(error: Denied) -> Problem:
+    """401 without a known token, else 403."""
+    if isinstance(error, Unauthenticated):
+        return Problem(401, "unauthorized", str(error), error.field, {"WWW-Authenticate": "Bearer"})
+    return Problem(403, "forbidden", str(error), error.field)
 
 
 def no_room(code: str, error: QueueFull) -> Problem:

@@ -7,7 +7,7 @@ from bottle import Bottle, request, response
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from ref_server.http.problem import Problem
+from ref_server.access.keys import Denied
 from ref_server.legacy.exchange import Exchange
 from ref_server.legacy.frame import MalformedUpload
 from ref_server.service.service import Service
@@ -53,6 +53,6 @@ def make_bottle(exchange: Exchange) -> Bottle:
 
 
 def _refuse_browsers() -> None:
-    """A page from elsewhere can name /get as an image's address: the batch would be gone. Raises Problem 403."""
+    """A page from elsewhere can name /get as an image's address: the batch would be gone. Raises Denied."""
     if request.get_header("Sec-Fetch-Site") is not None:
-        raise Problem(403, "forbidden", "browsers have nothing to do here: what is read is gone", "Sec-Fetch-Site")
+        raise Denied("browsers have nothing to do here: what is read is gone", "Sec-Fetch-Site")

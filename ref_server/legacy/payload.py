@@ -15,6 +15,7 @@ from torch import Tensor
 from ref_server.legacy.frame import join_frame
 from ref_server.legacy.tensors import write_tensor
 from ref_server.legacy.upload import LegacyUpload
+from ref_server.scoring import payloads
 from shared.batch import BatchError, TokenGroup
 
 FORMAT = "legacy-batch/1"
@@ -35,6 +36,11 @@ class LegacyPayload:
         if not np.isfinite(refs).all():
             raise BatchError("refs", "must be finite")
         return _save(self.upload, {"refs": torch.from_numpy(refs)}, {"reference_version": reference_version})
+
+
+def register_reader() -> None:
+    """Lets the scoring loop read these bodies, which may wait in the store whether or not the protocol is served."""
+    payloads.register_reader(FORMAT, read_payload)
 
 
 def write_payload(upload: LegacyUpload) -> bytes:

@@ -1,7 +1,7 @@
 """Batches in SQL from their admission to their scoring, and what an operator does to them."""
 
+from ref_server.metrics.activity import Count
 from ref_server.queue import leasing
-from ref_server.queue.activity import Count
 from ref_server.queue.interface import Admission, Claim, ContentConflict, NoRoom, QueueFull, State, Upload, WrongState
 from ref_server.queue.transaction import Transaction
 

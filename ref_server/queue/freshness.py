@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ref_server.queue.activity import Count
+from ref_server.metrics.activity import Count
 from ref_server.queue.interface import LeaseRequest, State
 from ref_server.queue.transaction import Transaction
 

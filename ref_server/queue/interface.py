@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ref_server.queue.activity import Activity
+from ref_server.metrics.activity import Activity
 from shared.api import Order, Outcome, State
 
 # What a cursor of a page looks like.

@@ -1,7 +1,7 @@
 """Runs without leases in SQL: the freshest batch goes to whoever asks, and when there is no room the oldest go."""
 
+from ref_server.metrics.activity import Count
 from ref_server.queue import batches, leasing
-from ref_server.queue.activity import Count
 from ref_server.queue.interface import Order, QueueFull, State, Upload
 from ref_server.queue.transaction import Transaction
 

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ref_server.queue.activity import Count
+from ref_server.metrics.activity import Count
 from ref_server.queue.freshness import expire_useless
 from ref_server.queue.interface import (
     Lease,

@@ -15,8 +15,8 @@ import structlog
 from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, UndefinedTable
 from psycopg_pool import ConnectionPool, PoolClosed
 
+from ref_server.metrics.activity import Tally
 from ref_server.queue import postgres_schema
-from ref_server.queue.activity import Tally
 from ref_server.queue.interface import Claim, Limits, State, StorageBroken, StorageFull
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.transaction import Transaction, Value

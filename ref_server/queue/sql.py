@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, latest, leasing
-from ref_server.queue.activity import Activity
 from ref_server.queue.interface import (
     Admission,
     BatchInfo,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import apsw
 
+from ref_server.metrics.activity import Tally
 from ref_server.queue import batches, leasing, sqlite_file
-from ref_server.queue.activity import Tally
 from ref_server.queue.interface import Limits
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.sqlite_writer import Writer, storage_error

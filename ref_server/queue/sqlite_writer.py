@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from ref_server.queue.activity import Activity
+from ref_server.metrics.activity import Activity
 from ref_server.queue.interface import StorageBroken, StorageFull
 
 T = TypeVar("T")

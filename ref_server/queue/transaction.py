@@ -7,7 +7,7 @@ The operations are written once, in the SQL that SQLite and PostgreSQL share. Wh
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ref_server.queue.activity import Count, Tally
+from ref_server.metrics.activity import Count, Tally
 from ref_server.queue.interface import Limits, State
 
 Value = str | int | float | bool | bytes | None

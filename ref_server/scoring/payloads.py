@@ -7,7 +7,7 @@ loop knows of none of them.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -52,6 +52,11 @@ class RolloutPayload:
         return wire.encode(ScoredBatch(self.batch, ref_logps, reference_version))
 
 
+def register_reader(format: str, read: Callable[[bytes], Payload]) -> None:
+    """Makes `read_payload` read another format."""
+    _READERS[format] = read
+
+
 def read_payload(body: bytes) -> Payload:
     """A body as the queue stores it. Raises BatchError when it is of no known format, or damaged."""
     format = _format(body)
@@ -66,16 +71,7 @@ def _read_rollout(body: bytes) -> Payload:
     return RolloutPayload(batch)
 
 
-def _read_legacy(body: bytes) -> Any:
-    from ref_server.legacy import payload  # a leaf: a server that meets no such batch never loads it
-
-    return payload.read_payload(body)
-
-
-_READERS: dict[str, Callable[[bytes], Payload]] = {
-    wire.ROLLOUT_FORMAT: _read_rollout,
-    "legacy-batch/1": _read_legacy,
-}
+_READERS: dict[str, Callable[[bytes], Payload]] = {wire.ROLLOUT_FORMAT: _read_rollout}
 
 
 def _format(body: bytes) -> str:

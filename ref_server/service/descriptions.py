@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ref_server.queue.activity import Count
+from ref_server.metrics.activity import Count
 from ref_server.queue.interface import Limits, State, Stats
 from ref_server.scoring.reference import Reference, ScoringTotals
 from shared.batch import RolloutBatch, ScoredBatch

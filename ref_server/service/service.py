@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from ref_server.config import ServeConfig
-from ref_server.http.gate.door import Door
-from ref_server.http.gate.threads import Threads
-from ref_server.queue.interface import Admission, NoRoom, Queue, StorageBroken, StorageFull, Upload
+from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
 from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
 from shared import wire
@@ -50,8 +48,6 @@ class Service:
         self.reference = reference
         self.queue = queue
         self.bell = Bell()
-        self.door = Door()
-        self.body_threads = Threads(threads=32, most=256)
         self.draining = False
         self.closed = False
         self._replacing = threading.Lock()
@@ -137,11 +133,7 @@ class Service:
             body=body,
             to_score=self.reference.scores_uploads,
         )
-        try:
-            admission = self.queue.put(upload)
-        except NoRoom as full:
-            self.door.note(full)
-            raise
+        admission = self.queue.put(upload)
         self.scoring.ring()
         return batch.id, admission
 

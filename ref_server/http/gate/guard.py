@@ -6,11 +6,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ref_server.access.hosts import Hosts, is_loopback
+from ref_server.access.keys import Denied, Role, role_wanted
 from ref_server.config import ServeConfig
-from ref_server.http.gate.auth import Role, role_wanted
 from ref_server.http.gate.bodies import Budget, Held, discard, read_body, replay, too_large
-from ref_server.http.gate.hosts import Hosts, is_loopback
-from ref_server.http.problem import Problem
+from ref_server.http.problem import Problem, denied
 from shared.wire import CONTENT_TYPE
 
 _JSON = "application/json"
@@ -73,11 +73,13 @@ class Guard:
             return await read_body(receive, held, self._most_bytes(headers))
         except Problem as problem:
             return problem.answer(scope)
+        except Denied as error:
+            return denied(error).answer(scope)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """414, 431, 400, 404, then 403, then 401 or 403, then 415, then 413."""
         _check_head(scope, headers)
-        self._hosts.check(headers)
+        self._hosts.check(headers.get("host", ""), headers.get("origin"))
         role = self._config.keys.admit(headers.get("authorization"), self._role_wanted(scope, headers))
         scope["state"]["role"] = role and role.name.lower()
         _check_media_type(scope, headers)

@@ -7,9 +7,11 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from ref_server.http.gate.load_shedder import LoadShedder
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import UPLOAD_BODY, errors
-from ref_server.queue.interface import CURSOR, State
+from ref_server.http.threads import BodyThreads
+from ref_server.queue.interface import CURSOR, NoRoom, State
 from ref_server.service.service import Service
 from shared.api import Admitted, BatchDetails, BatchPage, QueueView, TokensView
 
@@ -18,13 +20,13 @@ T = TypeVar("T")
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
 
-def add(app: FastAPI, service: Service) -> None:
-    _add_upload(app, service)
+def add(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
+    _add_upload(app, service, threads, shedder)
     _add_views(app, service)
     _add_operations(app, service)
 
 
-def _add_upload(app: FastAPI, service: Service) -> None:
+def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
     @app.post(
         "/v1/batches", status_code=201, response_model=Admitted, openapi_extra=UPLOAD_BODY,
         responses={200: {"model": Admitted, "description": "it is, or was, there"}, **errors(409, 415, 503, 507)},
@@ -37,7 +39,11 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         ```
         """
         body = await request.body()
-        id, admission = await service.body_threads.run(partial(service.admit, body))
+        try:
+            id, admission = await threads.run(partial(service.admit, body))
+        except NoRoom as full:
+            shedder.note(full)
+            raise
         return JSONResponse(
             {"id": id, "state": admission.state},
             status_code=201 if admission.created else 200,

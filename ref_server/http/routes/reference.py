@@ -1,15 +1,25 @@
-"""The weights that score."""
+"""The reference model: what it is, and other weights for it."""
 
 from fastapi import FastAPI
 
 from ref_server.http.routes.documents import errors
 from ref_server.service.service import Service
-from shared.api import Error, ReferenceBody, ReferenceVersion
+from shared.api import Error, ModelInfo, ReferenceBody, ReferenceVersion
 
 _NO_SNAPSHOT = {404: {"model": Error, "description": "no such snapshot"}}
 
 
 def add(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/model", response_model=ModelInfo)
+    async def model() -> dict[str, object]:
+        """The reference model: what a client's own model must match.
+
+        ```
+        curl localhost:8400/v1/model
+        ```
+        """
+        return service.model
+
     @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 415, 503)})
     def replace(body: ReferenceBody) -> ReferenceVersion:
         """Replaces the reference's weights by a snapshot below `--snapshot-root`, of the same architecture.

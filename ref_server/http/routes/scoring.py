@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.http.gate.guard import media_type
 from ref_server.http.routes.documents import SAFETENSORS, errors
+from ref_server.http.threads import BodyThreads
 from ref_server.service.service import Service, group_of
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
@@ -24,7 +25,7 @@ _BODY = {
 }
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     @app.post(
         "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
         responses={200: {"content": SAFETENSORS}, **errors(409, 415, 503)},
@@ -41,11 +42,11 @@ def add(app: FastAPI, service: Service) -> None:
         """
         body = await request.body()
         if media_type(request.headers) == wire.CONTENT_TYPE:
-            batch = await service.body_threads.run(partial(service.read_rollout, body))
+            batch = await threads.run(partial(service.read_rollout, body))
             logps, version = await _score(batch.group, batch.temperature)
             scored = ScoredBatch(batch, logps, str(version))
             return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
-        group, temperature = await service.body_threads.run(partial(_group, body))
+        group, temperature = await threads.run(partial(_group, body))
         return await run_in_threadpool(_answer, group, *await _score(group, temperature))
 
     def _group(body: bytes) -> tuple[TokenGroup, float]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ref_server.queue.activity import Count
+from ref_server.metrics.activity import Count
 from ref_server.queue.interface import Claim, StorageBroken, StorageFull
 from ref_server.service.service import Service
 from shared import wire

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ref_server.legacy.payload import LegacyPayload, read_payload, scored_frame, write_payload
+from ref_server.legacy.payload import LegacyPayload, read_payload, register_reader, scored_frame, write_payload
 from ref_server.legacy.upload import LegacyUpload
 from ref_server.scoring.payloads import read_payload as read_any_payload
 from shared.batch import BatchError
@@ -24,6 +24,7 @@ def stored(**tensors: torch.Tensor) -> bytes:
 
 
 def test_the_scoring_loop_knows_the_form() -> None:
+    register_reader()
     payload = read_any_payload(stored())
     assert isinstance(payload, LegacyPayload)
     assert [group.completion_ids.tolist() for group in payload.groups] == [[3, 4], [8, 9]]

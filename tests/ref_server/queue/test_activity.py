@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.queue.activity import Count
+from ref_server.metrics.activity import Count
 from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Limits, Queue, QueueFull, Superseded, Upload
 from ref_server.queue.sqlite import SqliteQueue
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.queue.activity import Count
+from ref_server.metrics.activity import Count
 from ref_server.queue.interface import (
     Admission,
     ContentConflict,

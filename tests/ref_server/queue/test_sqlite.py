@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import apsw
 import pytest
 
-from ref_server.queue.activity import Activity
+from ref_server.metrics.activity import Activity
 from ref_server.queue.interface import (
     LeaseKey,
     LeaseRequest,

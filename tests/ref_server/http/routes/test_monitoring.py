@@ -17,7 +17,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
 
-DOCKER = Path(__file__).parents[3] / "docker"
+DOCKER = Path(__file__).parents[4] / "docker"
 DASHBOARD = DOCKER / "grafana" / "dashboards" / "tandem.json"
 ALERTS = DOCKER / "prometheus" / "alerts.yml"
 

@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager
 
 import httpx
 import pytest
-from starlette.datastructures import Headers
 
+from ref_server.access.hosts import Hosts, is_loopback
+from ref_server.access.keys import Denied
 from ref_server.config import ServeConfig
-from ref_server.http.gate.hosts import Hosts, is_loopback
-from ref_server.http.problem import Problem
 from ref_server.service.service import Service
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -99,8 +98,8 @@ def test_beyond_loopback_any_address_is_expected(
 
 def test_a_machine_without_a_name_expects_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "")
-    with pytest.raises(Problem):
-        Hosts("0.0.0.0", []).check(Headers({"Host": ""}))
+    with pytest.raises(Denied):
+        Hosts("0.0.0.0", []).check("", None)
 
 
 @pytest.mark.parametrize("name", ["http://gpu-box", "gpu-box:8400", "", "*", "a b", "[::1]"])

@@ -36,7 +36,7 @@ class OddServer:
         settings = ["--model", str(model_dir), "--threads", "1", "--data-dir", str(folder), "--port", str(port)]
         self.process = subprocess.Popen(
             [*command, *settings, *options],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             env={**os.environ, "ODD_FOLDER": str(folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ref_server.metrics import families as metric_families
 from ref_server.metrics.histogram import Histogram
 from ref_server.queue.interface import Depth, Queue, Stats, StorageBroken, StorageFull
+from ref_server.service import gauges as metric_families
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import State
@@ -140,7 +140,7 @@ def test_a_store_in_trouble_is_told_not_fatal(
 def test_a_silent_store_holds_up_no_scrape(
     make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.metrics.page.PATIENCE", 0.1)
+    monkeypatch.setattr("ref_server.http.routes.metrics.PATIENCE", 0.1)
     speak, asked = threading.Event(), []
 
     def check() -> None:
@@ -151,7 +151,7 @@ def test_a_silent_store_holds_up_no_scrape(
         assert [scrape(http)["tandem_store_up", labels()] for _ in range(5)] == [0.0] * 5
         assert len(asked) == 1, "no thread more for each scrape"
         speak.set()
-        monkeypatch.setattr("ref_server.metrics.page.PATIENCE", 20.0)
+        monkeypatch.setattr("ref_server.http.routes.metrics.PATIENCE", 20.0)
         assert scrape(http)["tandem_store_up", labels()] == 1
 
 

@@ -12,9 +12,9 @@ from prometheus_client.core import (
     Metric,
 )
 
+from ref_server.metrics.activity import Activity, Count
 from ref_server.metrics.histogram import Histogram
 from ref_server.metrics.traffic import Traffic
-from ref_server.queue.activity import Activity, Count
 from ref_server.queue.interface import Depth, Limits, Stats
 from ref_server.scoring.reference import ScoringTotals
 from shared.api import State

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ref_server.config import ServeConfig
 from ref_server.http.gate import connections
-from ref_server.http.gate.listening import uvicorn_config
+from ref_server.http.listening import uvicorn_config
 from tests.ref_server.processes import running
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 

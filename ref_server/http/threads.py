@@ -1,4 +1,4 @@
-"""Threads of their own for work on bodies, so that nothing else waits for it."""
+"""Threads for work on request bodies, so that no other request waits for it."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,7 +10,7 @@ from ref_server.scoring.reference import Busy
 T = TypeVar("T")
 
 
-class Threads:
+class BodyThreads:
     """At most `threads` calls run at once; the others wait for them, `most` in all."""
 
     def __init__(self, *, threads: int, most: int) -> None:

@@ -1,6 +1,6 @@
-"""Prometheus' view of a server, put together at each scrape.
+"""The page that Prometheus scrapes.
 
-What it does not find it leaves out: while the store cannot be read there are no depths, and `tandem_store_up` is 0.
+While the store cannot be read the page leaves out what the store holds, and `tandem_store_up` is 0.
 """
 
 from collections.abc import Iterator
@@ -8,18 +8,34 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.http.patience import Question
-from ref_server.metrics import families
 from ref_server.metrics.traffic import Traffic
 from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
+from ref_server.service import gauges
 from ref_server.service.service import Service
 
 # A scrape waits so long for the store, in seconds: Prometheus itself gives up after ten.
 PATIENCE = 5.0
+
+
+def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
+    metrics = Metrics(service, traffic)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Prometheus text. Counters count since the start of this process; without a store it is told without depths.
+
+        ```
+        curl localhost:8400/metrics
+        ```
+        """
+        return Response(await metrics.text(), media_type=metrics.content_type)
 
 
 @dataclass(frozen=True)
@@ -51,13 +67,13 @@ class Metrics:
     def _families(self, store: _Store) -> Iterator[Metric]:
         service = self._service
         ready = store.up and service.not_working_reason() is None
-        yield from families.server(self._version, ready, store.up, service.scoring.alive, service.model)
+        yield from gauges.server(self._version, ready, store.up, service.scoring.alive, service.model)
         if store.stats:
-            yield from families.depths(store.stats)
-        yield from families.limits(service.config.queue.limits)
-        yield from families.activity(service.queue.activity)
-        yield from families.scoring(service.scoring.totals)
-        yield from families.http(self._traffic)
+            yield from gauges.depths(store.stats)
+        yield from gauges.limits(service.config.queue.limits)
+        yield from gauges.activity(service.queue.activity)
+        yield from gauges.scoring(service.scoring.totals)
+        yield from gauges.http(self._traffic)
 
 
 @dataclass(frozen=True)

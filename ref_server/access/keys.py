@@ -9,11 +9,21 @@ from pathlib import Path
 from stat import S_IROTH
 from typing import Self
 
-from ref_server.http.problem import Problem
-
 MIN_TOKEN_CHARACTERS = 16
 # What a bearer token may be made of (RFC 6750).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+
+class Denied(Exception):
+    """This request may not be made. field: the header at fault."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Unauthenticated(Denied):
+    """The request carries no token that is known."""
 
 
 class Role(IntEnum):
@@ -77,7 +87,7 @@ class Keys:
         return bool(self.roles)
 
     def role(self, authorization: str | None) -> Role:
-        """Of an `Authorization` header. Raises Problem 401 where it is missing or not known."""
+        """The role of an `Authorization` header's token. Raises Unauthenticated where it is missing or not known."""
         scheme, _, token = (authorization or "").partition(" ")
         given = sha256(token.strip().encode("latin-1", "replace")).digest()
         # All are compared, each in constant time: how long it takes tells nothing about a token.
@@ -85,19 +95,19 @@ class Keys:
         if scheme.lower() == "bearer" and found:
             return max(found)
         what = "this token is not known here" if authorization else "a token is wanted: Authorization: Bearer TOKEN"
-        raise Problem(401, "unauthorized", what, "Authorization", {"WWW-Authenticate": "Bearer"})
+        raise Unauthenticated(what, "Authorization")
 
     def admit(self, authorization: str | None, wanted: Role) -> Role | None:
-        """The role of who asks, None where nobody is asked for a token.
+        """The role of the token; None where no token is asked for.
 
-        Raises Problem 401, or 403 where the token is known and its role too small.
+        Raises Unauthenticated, or Denied where the token is known and its role too small.
         """
         if not self or wanted is Role.OPEN:
             return None
         role = self.role(authorization)
         if role < wanted:
             message = f"this wants a token of role {wanted.name.lower()}; yours is of role {role.name.lower()}"
-            raise Problem(403, "forbidden", message, "Authorization")
+            raise Denied(message, "Authorization")
         return role
 
     def __or__(self, other: Self) -> "Keys":

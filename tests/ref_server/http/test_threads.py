@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ref_server.http.gate.threads import Threads
+from ref_server.http.threads import BodyThreads
 from ref_server.scoring.reference import Busy
 
 
@@ -20,7 +20,7 @@ def test_some_run_some_wait_and_the_rest_are_sent_away() -> None:
         return len(running)
 
     async def scenario() -> list[int]:
-        threads = Threads(threads=2, most=3)
+        threads = BodyThreads(threads=2, most=3)
         calls = [asyncio.create_task(threads.run(work)) for _ in range(3)]
         for _ in range(2):
             await asyncio.to_thread(begun.acquire)
@@ -39,7 +39,7 @@ def test_a_call_that_fails_makes_room() -> None:
         raise KeyError("x")
 
     async def scenario() -> None:
-        threads = Threads(threads=1, most=1)
+        threads = BodyThreads(threads=1, most=1)
         for _ in range(3):
             with pytest.raises(KeyError):
                 await threads.run(fail)

@@ -11,7 +11,7 @@ import yaml
 from tests.ports import free_port
 from tests.ref_server.processes import running
 
-COMPOSE = Path(__file__).parents[2] / "compose.yaml"
+COMPOSE = Path(__file__).parents[4] / "compose.yaml"
 
 
 @pytest.mark.parametrize("proxied", [False, True])

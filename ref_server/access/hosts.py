@@ -8,9 +8,7 @@ import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from starlette.datastructures import Headers
-
-from ref_server.http.problem import Problem
+from ref_server.access.keys import Denied
 
 
 def is_loopback(host: str) -> bool:
@@ -35,16 +33,15 @@ class Hosts:
         # No name is not a name, whatever the machine's is.
         self._names = ({name.lower() for name in allowed} | own) - {""}
 
-    def check(self, headers: Headers) -> None:
-        """Raises Problem 403 on an unexpected `Host` or a foreign `Origin`."""
-        host = headers.get("host", "").lower()
+    def check(self, host: str, origin: str | None) -> None:
+        """Raises Denied on an unexpected `Host` or a foreign `Origin`; None: the request has no such header."""
+        host = host.lower()
         if not self._expects(_name(host)):
             name = _name(host)[:80]
             remedy = f"; if that is its name, start it with --allowed-hosts {name}" if name else ""
-            raise Problem(403, "forbidden", f"Host {host[:80]!r} is not known to be this server{remedy}", "Host")
-        origin = headers.get("origin")
+            raise Denied(f"Host {host[:80]!r} is not known to be this server{remedy}", "Host")
         if origin is not None and origin.lower().partition("://")[2] != host:
-            raise Problem(403, "forbidden", f"a page of {origin[:80]} may not use this server", "Origin")
+            raise Denied(f"a page of {origin[:80]} may not use this server", "Origin")
 
     def _expects(self, name: str) -> bool:
         return is_loopback(name) or name in self._names or (self._beyond and _is_address(name))

@@ -11,10 +11,9 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Mount, Route
 
+from ref_server.access.keys import ACCESS, Role, Unauthenticated, one_admin, read_keys, role_wanted
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.gate.auth import ACCESS, Role, one_admin, read_keys, role_wanted
-from ref_server.http.problem import Problem
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch
@@ -92,9 +91,9 @@ def test_no_token_is_printed() -> None:
      f"Bearer {SECRET.upper()}", "Bearer \u0100", f"Bearer {SECRET} {SECRET}"],
 )  # fmt: skip
 def test_what_is_no_token(given: str | None) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(Unauthenticated) as refused:
         one_admin(SECRET).role(given)
-    assert (refused.value.status, refused.value.headers) == (401, {"WWW-Authenticate": "Bearer"})
+    assert refused.value.field == "Authorization"
 
 
 # The table

@@ -1,4 +1,4 @@
-"""uvicorn's server, ending in order: nothing that was acknowledged is lost, and nobody waits for ever."""
+"""The uvicorn server that runs the application: it drains on a signal, then ends the process."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from ref_server.service.service import Service
 log = structlog.get_logger()
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """Says when it serves. A signal drains it, and so does the end of the scoring loop.
 
     While it drains it still listens, so that trainers can settle their leases and those who bring work hear that they

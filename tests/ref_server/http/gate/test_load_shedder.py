@@ -12,7 +12,7 @@ import pytest
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
-from ref_server.http.gate.door import MAX_SCOUTS, MEMORY_SECONDS, SCOUTS_PER_SECOND, Door
+from ref_server.http.gate.load_shedder import MAX_PROBES, MEMORY_SECONDS, PROBES_PER_SECOND, LoadShedder
 from ref_server.queue.interface import NoRoom
 from ref_server.scoring.no_model import NoReference
 from ref_server.service.service import Service
@@ -29,86 +29,86 @@ class Clock:
         return self.now
 
 
-def upload_to(door: Door, full: NoRoom | None, code: str | None) -> bool:
+def upload_to(shedder: LoadShedder, full: NoRoom | None, code: str | None) -> bool:
     """Whether an upload is let in that then ends so."""
-    if door.refusal():
+    if shedder.refusal():
         return False
     scope: dict[str, Any] = {"state": {}}
-    with door.admission(scope):
+    with shedder.admission(scope):
         if full is not None:
-            door.note(full)
+            shedder.note(full)
         scope["state"]["error_code"] = code
     return True
 
 
-def let_in(door: Door, full: NoRoom | None, code: str | None) -> int:
+def let_in(shedder: LoadShedder, full: NoRoom | None, code: str | None) -> int:
     """How many of a hundred are let in, one after the other."""
-    return sum(upload_to(door, full, code) for _ in range(100))
+    return sum(upload_to(shedder, full, code) for _ in range(100))
 
 
-def test_few_find_out_that_the_queue_is_full() -> None:
+def test_few_uploads_probe_a_full_queue() -> None:
     clock = Clock()
-    door = Door(clock)
+    shedder = LoadShedder(clock)
     full = NoRoom("full", 3)
-    assert let_in(door, full, "queue_full") == 1 + MAX_SCOUTS
-    assert door.refusal() is full
-    clock.now += 2 / SCOUTS_PER_SECOND
-    assert let_in(door, full, "queue_full") == 2
+    assert let_in(shedder, full, "queue_full") == 1 + MAX_PROBES
+    assert shedder.refusal() is full
+    clock.now += 2 / PROBES_PER_SECOND
+    assert let_in(shedder, full, "queue_full") == 2
     clock.now += MEMORY_SECONDS - 1
-    assert let_in(door, full, "queue_full") == MAX_SCOUTS
+    assert let_in(shedder, full, "queue_full") == MAX_PROBES
 
 
 @pytest.mark.parametrize("code", ["queue_full", "invalid_batch"])
 def test_what_is_refused_for_other_reasons_closes_nothing(code: str) -> None:
     """A run may be full while others have room."""
-    assert let_in(Door(Clock()), None, code) == 100
+    assert let_in(LoadShedder(Clock()), None, code) == 100
 
 
-def test_uploads_that_find_room_use_up_no_scouts() -> None:
-    door = Door(Clock())
-    assert upload_to(door, NoRoom("full"), "queue_full")
-    assert let_in(door, None, None) == 100
+def test_uploads_that_find_room_use_up_no_probes() -> None:
+    shedder = LoadShedder(Clock())
+    assert upload_to(shedder, NoRoom("full"), "queue_full")
+    assert let_in(shedder, None, None) == 100
 
 
-def test_no_more_scouts_at_the_same_time_than_there_are() -> None:
-    door = Door(Clock())
+def test_probes_at_the_same_time_are_bounded() -> None:
+    shedder = LoadShedder(Clock())
     scope: dict[str, Any] = {"state": {}}
-    door.note(NoRoom("full"))
+    shedder.note(NoRoom("full"))
     with ExitStack() as inside:
-        for _ in range(int(MAX_SCOUTS)):
-            assert door.refusal() is None
-            inside.enter_context(door.admission(scope))
-        assert door.refusal()
-    assert door.refusal() is None
+        for _ in range(int(MAX_PROBES)):
+            assert shedder.refusal() is None
+            inside.enter_context(shedder.admission(scope))
+        assert shedder.refusal()
+    assert shedder.refusal() is None
 
 
-def test_a_crowd_that_is_inside_already_uses_up_no_scouts() -> None:
-    door = Door(Clock())
+def test_a_crowd_that_is_inside_already_uses_up_no_probes() -> None:
+    shedder = LoadShedder(Clock())
     scope: dict[str, Any] = {"state": {"error_code": "queue_full"}}
     with ExitStack() as inside:
         for _ in range(100):
-            inside.enter_context(door.admission(scope))
-        door.note(NoRoom("full"))
-    assert let_in(door, NoRoom("full"), "queue_full") == MAX_SCOUTS
+            inside.enter_context(shedder.admission(scope))
+        shedder.note(NoRoom("full"))
+    assert let_in(shedder, NoRoom("full"), "queue_full") == MAX_PROBES
 
 
 def test_all_are_let_in_a_while_after_there_was_no_room() -> None:
     clock = Clock()
-    door = Door(clock)
-    door.note(NoRoom("full"))
+    shedder = LoadShedder(clock)
+    shedder.note(NoRoom("full"))
     scope: dict[str, Any] = {"state": {}}
     with ExitStack() as inside:
-        for _ in range(int(MAX_SCOUTS)):
-            inside.enter_context(door.admission(scope))
-        assert door.refusal()
+        for _ in range(int(MAX_PROBES)):
+            inside.enter_context(shedder.admission(scope))
+        assert shedder.refusal()
         clock.now += MEMORY_SECONDS + 0.01
-        assert door.refusal() is None
+        assert shedder.refusal() is None
 
 
 def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are refused alike, few of them by the queue; the next one after a place has become free is taken."""
-    monkeypatch.setattr("ref_server.http.gate.door.DELAY_SECONDS", 0.0)
-    monkeypatch.setattr("ref_server.http.gate.door.SCOUTS_PER_SECOND", 0.0)
+    monkeypatch.setattr("ref_server.http.gate.load_shedder.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("ref_server.http.gate.load_shedder.PROBES_PER_SECOND", 0.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 1})
     service = Service(NoReference(config.max_batch_tokens), open_queue(config), config)
     chance = random.Random(0)
@@ -130,9 +130,9 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
             assert {answer.status_code for answer in answers} == {429}
             assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full"}
             assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
-            assert len(asked) == 2 + MAX_SCOUTS
+            assert len(asked) == 2 + MAX_PROBES
             assert (await client.delete(f"/v1/batches/{first.json()['id']}")).status_code == 204
-            monkeypatch.setattr("ref_server.http.gate.door.MEMORY_SECONDS", 0.0)
+            monkeypatch.setattr("ref_server.http.gate.load_shedder.MEMORY_SECONDS", 0.0)
             assert (await upload(client)).status_code == 201
         service.close()
 
