@@ -1,12 +1,11 @@
-"""How both command lines are configured: a preset, one TOML file, the environment, the command line, strongest last.
+"""Settings of a command: a preset, one TOML file, the environment, the command line, strongest last.
 
-One pydantic model describes them all. Unknown keys and impossible values are refused with the field's name.
+One pydantic model describes all four. Unknown keys and impossible values are refused with the field's name.
 """
 
 import os
 import sys
 import tomllib
-from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from inspect import cleandoc
 from pathlib import Path
@@ -19,9 +18,10 @@ from pydantic_settings import (
     CliSettingsSource,
     EnvSettingsSource,
     InitSettingsSource,
-    PydanticBaseSettingsSource,
+    NoDecode,
     SettingsConfigDict,
     SettingsError,
+    TomlConfigSettingsSource,
 )
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -29,8 +29,8 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 # Precision of a model's weights; auto takes what the model was saved in.
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 
-# What was said by stronger sources, as nested tables -> the settings of a preset.
-SettingsBeside = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+# The settings of a preset, as nested tables, given what stronger sources said.
+PresetSettings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 NESTED_DELIMITER = "__"
 
@@ -41,14 +41,14 @@ def settings_config(env_prefix: str) -> SettingsConfigDict:
         env_prefix=env_prefix,
         env_nested_delimiter=NESTED_DELIMITER,
         extra="forbid",
-        allow_inf_nan=False,  # infinity passes every lower bound, and no number here has a use for it
+        allow_inf_nan=False,  # infinity passes every lower bound, and no setting has a use for it
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
         cli_hide_none_type=True,
         use_attribute_docstrings=True,
         validate_default=True,
-        hide_input_in_errors=True,  # which may hold a password
+        hide_input_in_errors=True,  # the input may hold a password
     )
 
 
@@ -58,111 +58,93 @@ def load_settings(
     *,
     prog: str,
     schema: type[BaseModel],
-    presets: Mapping[str, SettingsBeside] | None = None,
+    presets: Mapping[str, PresetSettings] | None = None,
 ) -> Settings:
-    """Reads `cls` from `--config FILE`, the environment and the arguments; exits with status 2 and a reason on errors.
+    """Reads `cls` from the arguments, the environment and the file that `config` names.
 
-    schema: the model of the whole file. A command takes its own fields from a file that may hold those of others.
-    presets: settings by name, for classes with the field `preset`, which says whose hold where nobody says otherwise.
-    Each is a function of all that was said, since some go only with what the same preset says of others.
+    On an error it prints the reason and exits with status 2.
+    schema: the model of the whole file. A command takes its own fields from a file that may hold other commands' too.
+    presets: by name, for classes with a field `preset`. A preset's settings hold where no other source says anything.
     """
-    prefix = cls.model_config.get("env_prefix", "")
     try:
-        file = _said_early("config", arguments, prefix, prog)
-        _refuse_secrets(arguments, cls, prefix)
-        _refuse_unknown_environment(prefix, schema)
-        from_file = _read_file(Path(file), cls, schema) if file is not None else {}
-        preset = None
-        if presets and "preset" in cls.model_fields:
-            name = _said_early("preset", arguments, prefix, prog)
-            preset = _preset(from_file.get("preset") if name is None else name, presets)
-        return _with_sources(
-            cls,
-            lambda loaded: (
-                CliSettingsSource(loaded, cli_prog_name=prog, cli_parse_args=arguments),
-                EnvSettingsSource(loaded),
-                InitSettingsSource(loaded, from_file),
-                *([_PresetSource(loaded, preset)] if preset else []),
-            ),
-        )()
+        _refuse_unknown_environment(cls, schema)
+        command_line = _command_line(cls, arguments, prog)
+        preset = (_PresetSource(cls, presets),) if presets else ()
+        sources = (command_line, EnvSettingsSource(cls), _FileSource(cls, schema), *preset)
+        return cls(_build_sources=(sources, {}))
     except ValidationError as error:
-        sys.exit(_explain(error, cls, prog))
+        message = _explain(error, cls)
     except SettingsError as error:
-        print(f"{prog}: {error}: {_form_of_lists(str(error))}", file=sys.stderr)
-        sys.exit(2)
+        message = f"{error}: {_form_of_lists(str(error))}"
     except (OSError, ValueError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        sys.exit(2)
+        message = str(error)
+    print("\n".join(f"{prog}: {line}" for line in message.splitlines()), file=sys.stderr)
+    sys.exit(2)
 
 
 def from_values(cls: type[Settings], **values: Any) -> Settings:
-    """Settings from these values and defaults alone: the environment has no say in what a program decides."""
+    """Settings from these values and the defaults, independent of the environment."""
+    return cls(_build_sources=((InitSettingsSource(cls, values),), {}))
 
-    return _with_sources(cls, lambda loaded: (InitSettingsSource(loaded, values),))()
 
+class _FileSource(TomlConfigSettingsSource):
+    """The TOML file that a stronger source names as `config`."""
 
-class _PresetSource(PydanticBaseSettingsSource):
-    """The weakest: it is asked last, when all that was said is known."""
-
-    def __init__(self, cls: type[BaseSettings], preset: SettingsBeside) -> None:
-        super().__init__(cls)
-        self._preset = preset
+    def __init__(self, cls: type[BaseSettings], schema: type[BaseModel]) -> None:
+        super().__init__(cls, toml_file=None)
+        self._schema = schema
 
     def __call__(self) -> dict[str, Any]:
-        return _own_fields(self._preset(self.current_state), self.settings_cls)
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError("a preset gives all of its settings at once")
-
-
-def _with_sources(
-    cls: type[Settings], sources: Callable[[type[BaseSettings]], tuple[PydanticBaseSettingsSource, ...]]
-) -> type[Settings]:
-    """The same settings, read from these sources and no others, the strongest first."""
-
-    class Loaded(cls):  # type: ignore[valid-type,misc]
-        __doc__ = cleandoc(cls.__doc__ or "")  # --help prints it as it stands
-
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return sources(settings_cls)
-
-    Loaded.__name__ = cls.__name__
-    return Loaded  # type: ignore[return-value]
+        if self.current_state.get("config") is None:
+            return {}
+        path = Path(self.current_state["config"])
+        try:
+            values = self._read_file(path)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not TOML: {error}") from None
+        _refuse_unknown_keys(values, self._schema, path)
+        return _own_fields(values, self.settings_cls)
 
 
-def _said_early(name: str, arguments: list[str], prefix: str, prog: str) -> str | None:
-    """An option that says where others come from, by the command line or the environment."""
-    environment = {name.upper(): value for name, value in os.environ.items()}.get(f"{prefix}{name}".upper())
-    parser = ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", default=environment or None)
-    return getattr(parser.parse_known_args(arguments)[0], name)
+class _PresetSource(InitSettingsSource):
+    """The preset that a stronger source names as `preset`. It comes last, since presets depend on what others said."""
+
+    def __init__(self, cls: type[BaseSettings], presets: Mapping[str, PresetSettings]) -> None:
+        super().__init__(cls, {})
+        self._presets = presets
+
+    def __call__(self) -> dict[str, Any]:
+        name = self.current_state.get("preset")
+        if not isinstance(name, str):  # nothing was said, or validation refuses it
+            return {}
+        if name not in self._presets:
+            raise ValueError(f"preset: there is no {name!r}; there are {', '.join(self._presets)}")
+        return _own_fields(self._presets[name](self.current_state), self.settings_cls)
 
 
-def _preset(name: Any, presets: Mapping[str, SettingsBeside]) -> SettingsBeside | None:
-    if not isinstance(name, str):  # refused later, unless nothing was said
-        return None
-    if name not in presets:
-        raise ValueError(f"preset: there is no {name!r}; there are {', '.join(presets)}")
-    return presets[name]
+def _command_line(cls: type[BaseSettings], arguments: list[str], prog: str) -> CliSettingsSource:
+    """Refuses secrets. A list that is annotated with `NoDecode` takes its strings as they stand, commas included."""
+    source = CliSettingsSource(cls, cli_prog_name=prog)
+    source.root_parser.description = cleandoc(cls.__doc__ or "")
+    given = source.root_parser.parse_args(arguments)
+    for name, info in cls.model_fields.items():
+        if name in given and _is_secret(info):
+            variable = f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+            raise ValueError(
+                f"--{name.replace('_', '-')}: everyone who lists processes can read a command line; "
+                f"set {variable} in the environment"
+            )
+        if name in given and NoDecode in info.metadata:
+            texts = ("--" if text == [] else text for text in getattr(given, name))  # argparse drops `--` until 3.12
+            setattr(given, name, tuple(texts))  # pydantic-settings would join a list by commas
+    return source(parsed_args=given)
 
 
 def _own_fields(values: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in cls.model_fields}
 
 
-def _read_file(path: Path, cls: type[BaseSettings], schema: type[BaseModel]) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_bytes().decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
-    _refuse_unknown_keys(values, schema, path, "")
-    return _own_fields(values, cls)
-
-
-def _refuse_unknown_keys(values: dict[str, Any], model: type[BaseModel], path: Path, table: str) -> None:
+def _refuse_unknown_keys(values: dict[str, Any], model: type[BaseModel], path: Path, table: str = "") -> None:
     for key, value in values.items():
         if key not in model.model_fields:
             known = ", ".join(sorted(model.model_fields))
@@ -172,10 +154,11 @@ def _refuse_unknown_keys(values: dict[str, Any], model: type[BaseModel], path: P
             _refuse_unknown_keys(value, nested, path, f"{table}{key}.")
 
 
-def _refuse_unknown_environment(prefix: str, schema: type[BaseModel]) -> None:
-    known = {(prefix + name).upper() for name in _environment_names(schema)}
+def _refuse_unknown_environment(cls: type[BaseSettings], schema: type[BaseModel]) -> None:
+    prefix = cls.model_config.get("env_prefix", "").upper()
+    known = {prefix + name.upper() for name in _environment_names(schema)}
     for name in os.environ:
-        if name.upper().startswith(prefix.upper()) and name.upper() not in known:
+        if name.upper().startswith(prefix) and name.upper() not in known:
             raise ValueError(f"the environment variable {name} is not a setting; see --help for those that are")
 
 
@@ -194,45 +177,37 @@ def _nested_model(info: FieldInfo) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _required(info: FieldInfo) -> list[str]:
-    """Names of the fields without a default of a group."""
-    nested = _nested_model(info)
-    return [name for name, field in nested.model_fields.items() if field.is_required()] if nested else []
-
-
-def _refuse_secrets(arguments: list[str], cls: type[BaseModel], prefix: str) -> None:
-    """A command line is shown to everyone who lists processes."""
-    given = {argument.partition("=")[0] for argument in arguments}
-    for name, info in cls.model_fields.items():
-        option = "--" + name.replace("_", "-")
-        if _is_secret(info) and option in given:
-            variable = (prefix + name).upper()
-            raise ValueError(f"{option}: a command line is no place for a secret; set {variable} in the environment")
-
-
 def _is_secret(info: FieldInfo) -> bool:
     return SecretStr in (info.annotation, *get_args(info.annotation))
 
 
 def _form_of_lists(message: str) -> str:
-    """What would be right where a list or a group cannot be read at all."""
-    # A list of the command line is made JSON before it is read as such; JSON has neither infinity nor NaN.
+    """The right form, where a list or a group cannot be read at all."""
+    # pydantic-settings makes JSON of the command line's lists, and JSON has neither infinity nor NaN.
     if "CliSettingsSource" in message:
         return "numbers must be finite"
     return 'there lists and groups are JSON, as in \'["a", "b"]\''
 
 
-def _explain(error: ValidationError, cls: type[BaseModel], prog: str) -> int:
-    """What was given is repeated, unless the field's `repr=False` says that there may be a secret in it."""
+def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
+    """A line for each impossible value. It repeats the value, unless that may hold a secret (`repr=False`)."""
+    lines = []
     for item in error.errors():
         message = item["msg"].removeprefix("Value error, ")
         field = cls.model_fields.get(str(item["loc"][0])) if item["loc"] else None
-        # Of a group that is missing what nobody can do without is.
-        wanted = _required(field) if field and item["type"] == "missing" and len(item["loc"]) == 1 else ()
-        where = ".".join(str(part) for part in (*item["loc"], *wanted[:1]))
+        location = [str(part) for part in item["loc"]]
+        if field and item["type"] == "missing" and len(location) == 1:
+            location += _required(field)[:1]  # a whole group is missing: name the field that has no default
+        where = ".".join(location)
         shown = not isinstance(item["input"], dict) and not (field and (not field.repr or _is_secret(field)))
         got = f", got {item['input']!r}" if shown else ""
-        # A check of several fields together has no place of its own, or only their group's: its message names them.
+        # A check of several fields has no location, or only their group's: its message names them.
         named = not where or message.startswith(f"{where}.")
-        print(f"{prog}: {message}" if named else f"{prog}: {where}: {message}{got}", file=sys.stderr)
-    return 2
+        lines.append(message if named else f"{where}: {message}{got}")
+    return "\n".join(lines)
+
+
+def _required(info: FieldInfo) -> list[str]:
+    """Names of a group's fields that have no default."""
+    nested = _nested_model(info)
+    return [name for name, field in nested.model_fields.items() if field.is_required()] if nested else []

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from policy_trainer.presets.preset import Preset, Setting, read_preset
-from shared.settings import SettingsBeside
+from shared.settings import PresetSettings
 
 __all__ = ["PRESETS", "SETTINGS", "Preset", "Setting"]
 
 _FILES = sorted(Path(__file__).parent.glob("*.toml"), key=lambda path: path.stem)
 PRESETS: Mapping[str, Preset] = {path.stem: read_preset(path) for path in _FILES}
 # The same for `load_settings`.
-SETTINGS: Mapping[str, SettingsBeside] = {name: preset.beside for name, preset in PRESETS.items()}
+SETTINGS: Mapping[str, PresetSettings] = {name: preset.beside for name, preset in PRESETS.items()}

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, CliVariadicArg
 
-from shared.settings import SettingsBeside, load_settings, settings_config
+from shared.settings import PresetSettings, load_settings, settings_config
 
 
 class Section(BaseModel):
@@ -341,7 +341,7 @@ class Chosen(Serve):
     """Whose settings hold where nothing else is said."""
 
 
-PRESETS: dict[str, SettingsBeside] = {
+PRESETS: dict[str, PresetSettings] = {
     "fast": lambda said: {"port": 4000, "loss": {"clip": 0.4, "betas": (0.1, 0.2)}, "other": 5},
     "slow": lambda said: {"port": 4001},
     "apt": lambda said: {"port": 2, "threads": 3} if said["loss"]["kind"] == "clip" else {"port": 4},

@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Self
-from urllib.parse import quote, unquote
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import NoDecode
 from rich.console import Console
 from rich.progress import track
 
@@ -22,19 +22,6 @@ from shared.settings import load_settings
 
 # A busy server is asked again for so long; one that does not answer at the beginning is not waited for.
 _PATIENCE_SECONDS = 120.0
-
-
-# Every completion on the command line is given this form, which reading a list leaves alone.
-_ESCAPED = "percent-encoded:"
-
-
-def _escape(text: str) -> str:
-    return _ESCAPED + quote(text, safe="")
-
-
-def _unescape(text: object) -> object:
-    escaped = isinstance(text, str) and text.startswith(_ESCAPED)
-    return unquote(str(text).removeprefix(_ESCAPED)) if escaped else text
 
 
 class Score(Command):
@@ -54,7 +41,7 @@ class Score(Command):
 
     prompt: str | None = None
     """The text that the completions continue."""
-    completion: list[Annotated[str, BeforeValidator(_unescape)]] = Field(default=[])
+    completion: Annotated[list[str], NoDecode] = Field(default=[])
     """A text to be scored; may be repeated. It is taken as it stands."""
     temperature: float = Field(default=1.0, gt=0)
     """What the logits are divided by; a file says it itself."""
@@ -80,7 +67,7 @@ class Score(Command):
 
 def score_command(arguments: list[str]) -> int:
     """The exit status."""
-    options = load_settings(Score, _exact(arguments), prog="ref-server score", schema=Environment)
+    options = load_settings(Score, arguments, prog="ref-server score", schema=Environment)
     try:
         with options.connect() as client:
             client.model()  # a server that is not there is told at once
@@ -177,20 +164,6 @@ def _lines(file: Path) -> Iterator[str]:
 
 def _filled(lines: IO[str]) -> Iterator[str]:
     return (line for line in lines if line.strip())
-
-
-def _exact(arguments: Sequence[str]) -> list[str]:
-    """Completions escaped: what reads lists would take a comma for a separator, a digit for a number, and so on."""
-    exact: list[str] = []
-    for argument in arguments:
-        name, given, value = argument.partition("=")
-        if exact and exact[-1] == "--completion":
-            exact.append(_escape(argument))
-        elif given and name == "--completion":
-            exact.append(f"{name}={_escape(value)}")
-        else:
-            exact.append(argument)
-    return exact
 
 
 def _first_fault(error: ValidationError) -> str:
