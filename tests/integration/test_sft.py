@@ -40,6 +40,7 @@ def sft(model: Path, data: Path, run_dir: Path, *options: str) -> Process:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_stopped_killed_resumed_and_trained_on(
     random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from policy_trainer.demo.base_model import make_tokenizer
@@ -10,6 +11,7 @@ from tests.integration.processes import Process, Server, processes_of, steps_of,
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
 
+@pytest.mark.slow
 def test_reward_rises(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "32"))
     run_dir = tmp_path / "rises"
@@ -42,6 +44,7 @@ def test_reward_rises(base_model, tmp_path, start):
     assert not processes_of(run_dir)
 
 
+@pytest.mark.slow
 def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, start):
     run_dir = tmp_path / "external"
     server = Server(random_model, tmp_path)  # still loading: trainer and worker come first
@@ -76,6 +79,7 @@ def test_model_that_is_not_the_references_is_refused(random_model, tmp_path, sta
     assert "Traceback" not in trainer.output()
 
 
+@pytest.mark.slow
 def test_groups_that_the_server_would_refuse_are_refused_at_the_start(random_model, tmp_path, start):
     """Otherwise a run would train on its short groups alone. 256 tokens of context leave 244 for a prompt."""
     server = start(Server(random_model, tmp_path, None, "--max-batch-tokens", str(244 + 4 * 12 - 1)))
@@ -117,6 +121,7 @@ def test_own_data_with_another_architecture(tmp_path, start):
     assert sum(record["dropped_prompts"] for record in steps_of(run_dir)) >= 1
 
 
+@pytest.mark.slow
 def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "16"))
     run_dir = tmp_path / "broken"

@@ -29,6 +29,10 @@ WHOLE = 1_000_000
 COMBINATIONS = list(
     product(*map(choices, ("advantage", "aggregation", "surrogate", "importance_sampling_level", "kl_in")))
 )
+ADVANTAGES = [
+    pytest.param(name, marks=[] if name in ("outcome", "process") else pytest.mark.slow)
+    for name in choices("advantage")
+]
 
 
 @pytest.fixture
@@ -88,7 +92,7 @@ def combined(rng: random.Random, combination: tuple[Any, ...]) -> LossConfig | N
     return random_settings(rng, **fixed)
 
 
-@pytest.mark.parametrize("advantage", choices("advantage"))
+@pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str, model: PreTrainedModel) -> None:
     """Beside the plain forward of everything at once: other forwards, micro-batches, orders of groups and rows."""
     rng = random.Random(advantage)

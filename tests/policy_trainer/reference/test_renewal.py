@@ -275,7 +275,7 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
         torch.testing.assert_close(own, expected.detach(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("decay", "restarts"), [(0.0, False), (0.5, True)])
+@pytest.mark.parametrize(("decay", "restarts"), [pytest.param(0.0, False, marks=pytest.mark.slow), (0.5, True)])
 def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
     tmp_path: Path,
     make_run: Callable[..., Run],

@@ -227,7 +227,7 @@ def start_parent() -> Iterator[Callable[[str, float], tuple[subprocess.Popen[str
         parent.communicate()
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("sleeping", 100), ("hanging", 2)])
+@pytest.mark.parametrize(("name", "seconds"), [("sleeping", 100), pytest.param("hanging", 2, marks=pytest.mark.slow)])
 def test_it_ends_with_its_parent_even_if_that_is_killed(
     start_parent: Callable[[str, float], tuple[subprocess.Popen[str], psutil.Process]], name: str, seconds: float
 ) -> None:

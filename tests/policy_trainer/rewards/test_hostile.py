@@ -119,6 +119,7 @@ APART = {name: rule for name, rule in RULES.items() if isinstance(rule, Apart)}
 APART["math"] = Apart(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APART)
 def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
     rule = APART[name]

@@ -77,6 +77,7 @@ def lease(http: httpx.Client) -> httpx.Response:
     return http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 15, "lease_seconds": 60})
 
 
+@pytest.mark.slow
 def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: Rollout) -> None:
     leased, waiting, last = rollout(), rollout(), rollout()
     with serving(model_dir, tmp_path) as (process, http):

@@ -162,6 +162,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(start: Launch
     assert all(info.scoring_attempts == 0 for info in left.values())
 
 
+@pytest.mark.slow
 def test_a_forward_that_takes_too_long_is_left_to_the_next_start(start: Launch, rollout: Rollout) -> None:
     server = start("hold", "--drain-seconds", "1")
     batch, waiting = rollout(), rollout()
@@ -174,6 +175,7 @@ def test_a_forward_that_takes_too_long_is_left_to_the_next_start(start: Launch, 
     assert {id: info.state for id, info in server.batches().items()} == {batch.id: "queued", waiting.id: "queued"}
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
@@ -185,6 +187,7 @@ def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> Non
     assert server.batches()[batch.id].state == State.QUEUED
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     batch = rollout()
@@ -211,6 +214,7 @@ def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
 # What it cannot go on after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("oddity", "message"),
     [
@@ -235,6 +239,7 @@ def test_a_server_that_cannot_score_any_more_ends_with_an_error(
     assert (left.state, left.scoring_attempts) == (State.QUEUED, 0)
 
 
+@pytest.mark.slow
 def test_a_batch_that_loses_the_device_dies_alone(launch: Launch, start: Launch, rollout: Rollout) -> None:
     poisonous, others = rollout(), [rollout() for _ in range(4)]
     poisonous.group.prompt_ids[0] = POISON

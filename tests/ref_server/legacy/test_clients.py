@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -87,6 +88,7 @@ def test_a_training_of_simple_grpo(model_dir: Path, model: PreTrainedModel, tmp_
         assert url.rpartition(":")[2] in output, "it says where it serves"
 
 
+@pytest.mark.slow
 def test_a_generator_in_string_mode_switches(model_dir: Path, tmp_path: Path) -> None:
     with serving(model_dir, tmp_path) as (_, url):
         generator = Generator(url, PAD)
@@ -96,6 +98,7 @@ def test_a_generator_in_string_mode_switches(model_dir: Path, tmp_path: Path) ->
         assert get_batch(url) is None
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_by_a_kill(model_dir: Path, tmp_path: Path) -> None:
     """The original server keeps everything in memory."""
     groups = [group(seed) for seed in range(6)]
@@ -114,6 +117,7 @@ def test_nothing_is_lost_by_a_kill(model_dir: Path, tmp_path: Path) -> None:
     assert prompts == sorted(tuple(prompt[0].tolist()) for prompt, _, _ in groups)
 
 
+@pytest.mark.slow
 def test_a_second_port_that_is_taken(model_dir: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

@@ -146,6 +146,7 @@ def score_within(mib: str) -> tuple[int, np.ndarray]:
     return int.from_bytes(output[:4], "little"), np.frombuffer(output[4:], dtype=np.float32)
 
 
+@pytest.mark.slow
 def test_a_process_without_memory_scores_in_parts() -> None:
     splits, whole = score_within("all")
     assert splits == 0

@@ -11,6 +11,8 @@ import yaml
 from tests.ports import free_port
 from tests.ref_server.processes import running
 
+pytestmark = pytest.mark.slow
+
 COMPOSE = Path(__file__).parents[4] / "compose.yaml"
 
 
