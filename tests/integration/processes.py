@@ -13,7 +13,7 @@ import httpx
 from shared.client import RefServerClient
 from tests.ports import free_port
 
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 
 class Process:

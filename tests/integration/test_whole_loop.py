@@ -23,7 +23,7 @@ def test_reward_rises(base_model, tmp_path, start):
             "--evaluation.eval-steps", "20", "--evaluation.problems", "128",
         )
     )  # fmt: skip
-    assert trainer.wait(180) == 0, trainer.output()
+    assert trainer.wait() == 0, trainer.output()
     steps = steps_of(run_dir)
     assert [record["step"] for record in steps] == list(range(1, 41))
     assert steps[0]["kl_at_step_0"] < 1e-9
@@ -62,7 +62,7 @@ def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, sta
     ]  # fmt: skip
     assert trainer.wait() == 0, trainer.output()
     for worker in workers:
-        assert worker.wait(30) == 0, worker.output()
+        assert worker.wait() == 0, worker.output()
         assert "the run is finished" in worker.output()
     assert_trained_exactly_once(server, run_dir)
 

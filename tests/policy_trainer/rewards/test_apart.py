@@ -30,7 +30,7 @@ def own(name: str, *, cut_off: float = math.nan) -> Apart:
     return Apart(reward, reward.load, cut_off)
 
 
-def apart(*names: str, seconds: float = 1.0, memory: int = 0) -> ApartRewards:
+def apart(*names: str, seconds: float = 30.0, memory: int = 0) -> ApartRewards:
     return ApartRewards({name: own(name) for name in names}, seconds=seconds, memory=memory)
 
 
@@ -40,7 +40,7 @@ def samples(*texts: str) -> list[Sample]:
 
 @pytest.mark.parametrize("name", ["hanging", "sleeping"])
 def test_one_stuck_reward_costs_one_completion(name: str) -> None:
-    rewards = apart(name)
+    rewards = apart(name, seconds=1.0)
     with capture_logs() as logs:
         scores = rewards.scores(name, samples("a", "hang", "ccc", "hang", "hang", "ffffff"))
     assert scores == [1, NAN, 3, NAN, NAN, 6]

@@ -29,7 +29,7 @@ class Server:
 
     def upload(self, body: bytes) -> None:
         self.asked.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         if self.failure:
             raise self.failure
         with self.admitted:
@@ -38,11 +38,11 @@ class Server:
 
     def wait_for(self, count: int) -> None:
         with self.admitted:
-            assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=10)
+            assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=60)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -88,7 +88,7 @@ def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
     server = Server()
     delivery = deliver(server, outbox(tmp_path))
     delivery.send(0, b"")
-    assert server.asked.wait(10)  # those that wait meanwhile would go with it
+    assert server.asked.wait(60)  # those that wait meanwhile would go with it
     for index in (1, 2):
         delivery.send(index, b"")
     before = delivery.blocked_seconds
@@ -98,7 +98,7 @@ def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
     assert sender.is_alive()
     assert len(outbox(tmp_path).undelivered()) == 4, "it is kept before it waits"
     server.open.set()
-    sender.join(timeout=10)
+    sender.join(timeout=60)
     assert delivery.blocked_seconds - before > 0.15
     server.wait_for(4)
     assert server.bodies[-1] == b"last"
@@ -152,9 +152,9 @@ def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> No
         def upload(self, body: bytes) -> None:
             if body == b"alone":
                 return super().upload(body)
-            self.together.wait(10)
+            self.together.wait(60)
             if body == b"first":
-                assert self.others.acquire(timeout=10) and self.others.acquire(timeout=10)
+                assert self.others.acquire(timeout=60) and self.others.acquire(timeout=60)
                 assert cursor() <= 1, "nothing is noted before the first"
             super().upload(body)
             self.others.release()

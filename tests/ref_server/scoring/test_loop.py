@@ -101,7 +101,7 @@ def submit(loop: ScoringLoop, *batches: RolloutBatch) -> list[Future[Scores]]:
 
 
 def settled(queue: Queue, batch: RolloutBatch, *states: State) -> BatchInfo:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (info := queue.get(batch.id)) is None or info.state not in (states or (State.READY,)):
         assert time.monotonic() < deadline, info
         time.sleep(0.01)

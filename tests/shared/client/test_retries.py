@@ -173,7 +173,7 @@ def test_retry_after_is_honoured(open_site: OpenSite, reply: Any, patient: Conne
         return reply(429, error("full"), Retry_After="1") if len(times) == 1 else reply(200, MODEL)
 
     patient(open_site(respond).url).model()
-    assert 1 <= times[1] - times[0] < 1.9
+    assert 1 <= times[1] - times[0] < 10
 
 
 class TestRefusals:

@@ -22,7 +22,7 @@ MIB = 2**20
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(bodies, "FIRST_SECONDS", 1.0)
     monkeypatch.setattr(bodies, "BYTES_PER_SECOND", 100)
 
 
@@ -83,8 +83,8 @@ def test_the_byte_protocol_waits_for_no_slow_client(make_service: Callable[..., 
 def test_what_came_buys_time(http: httpx.Client) -> None:
     with connected(http) as connection:
         connection.sendall(head("POST", "/v1/batches", SAFETENSORS, "Content-Length: 3000", "Connection: close"))
-        for _ in range(15):  # in all, more than the first seconds
-            connection.sendall(b"x" * 200)
+        for _ in range(30):  # in all, more than the first seconds
+            connection.sendall(b"x" * 100)
             time.sleep(0.05)
         assert answer(connection)[0] == 422
 

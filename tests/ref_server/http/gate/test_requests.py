@@ -46,7 +46,7 @@ def events() -> Iterator[Events]:
 
 def of_request(events: Events, answer: httpx.Response) -> Events:
     """The events of one request. Its own line comes after its answer."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     id = answer.headers["X-Request-Id"]
     while time.monotonic() < deadline:
         found = [event for event in events.copy() if event.get("request_id") == id]

@@ -88,7 +88,7 @@ def test_a_waiting_lease_is_woken_by_an_upload(upload: Callable[..., str], lease
         started = time.monotonic()
         id = upload()
         assert waiting.result().headers["Batch-Id"] == id
-        assert seconds_since(started) < 2
+        assert seconds_since(started) < 10
 
 
 @pytest.mark.usefixtures("rare_looks")
@@ -101,7 +101,7 @@ def test_a_waiting_lease_is_woken_by_a_release(http: httpx.Client, upload: Calla
         started = time.monotonic()
         assert settle(http, "release", [held]) == ["ok"]
         assert waiting.result().headers["Batch-Id"] == id
-        assert seconds_since(started) < 2
+        assert seconds_since(started) < 10
 
 
 def test_a_waiting_lease_sees_another_one_run_out(upload: Callable[..., str], lease: Lease) -> None:
@@ -109,7 +109,7 @@ def test_a_waiting_lease_sees_another_one_run_out(upload: Callable[..., str], le
     lease("sleeper", lease_seconds=0.2)
     started = time.monotonic()
     assert lease("other", wait_seconds=20).headers["Batch-Id"] == id
-    assert seconds_since(started) < 4
+    assert seconds_since(started) < 10
 
 
 @pytest.mark.parametrize("wait_seconds", [0, 0.4])
@@ -117,14 +117,14 @@ def test_nothing_comes_in_time(lease: Lease, wait_seconds: float) -> None:
     started = time.monotonic()
     answer = lease(wait_seconds=wait_seconds)
     assert (answer.status_code, answer.content) == (204, b"")
-    assert wait_seconds <= seconds_since(started) < wait_seconds + 1
+    assert wait_seconds <= seconds_since(started) < wait_seconds + 10
 
 
 def test_waiting_polls_hold_up_nobody(http: httpx.Client, upload: Callable[..., str], run: str) -> None:
     """A hundred polls wait; every other route still answers at once, and one upload feeds exactly one of them."""
 
     async def poll(client: httpx.AsyncClient, i: int) -> httpx.Response:
-        asked = {"consumer": f"c{i}", "run": run, "wait_seconds": 4}
+        asked = {"consumer": f"c{i}", "run": run, "wait_seconds": 8}
         return await client.post("/v1/batches/lease", json=asked)
 
     async def many() -> tuple[list[float], list[httpx.Response]]:
@@ -143,7 +143,7 @@ def test_waiting_polls_hold_up_nobody(http: httpx.Client, upload: Callable[..., 
 
     before = threading.active_count()
     times, answers = asyncio.run(many())
-    assert max(times) < 1
+    assert max(times) < 4, "none waits for the polls to end"
     assert sorted(answer.status_code for answer in answers) == [200] + [204] * 99
     assert threading.active_count() - before <= 45  # the pool of the server's short calls, not one a poll
 
@@ -176,7 +176,7 @@ def test_a_drained_server_sends_its_polls_home(make_service: Callable[..., Servi
         service.drain()
         assert waiting.result().status_code == 503
         assert waiting.result().headers["Retry-After"] == "1"
-        assert seconds_since(started) < 2
+        assert seconds_since(started) < 10
         assert http.get("/readyz").status_code == 503
         assert http.post("/v1/logprobs", json={"prompt_ids": [1], "completions": [[1]]}).status_code == 503
 
