@@ -93,7 +93,7 @@ def _rollout(arguments: list[str]) -> int:
 
 def _eval(arguments: list[str]) -> int:
     config = read_settings(EvalConfig, arguments, "eval")
-    from policy_trainer.evaluation.eval import evaluate_with_progress, evaluation_table
+    from policy_trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)
     evaluations = evaluate_with_progress(config, console, "evaluating")

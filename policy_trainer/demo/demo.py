@@ -26,7 +26,7 @@ from policy_trainer.config import (
 )
 from policy_trainer.demo.base_model import cached_base_model, make_base_model
 from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, print_summary, summarise, write_transcripts
-from policy_trainer.evaluation.eval import evaluate_with_progress
+from policy_trainer.evaluation.standalone import evaluate_with_progress
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.reporting.curves import plot_curves

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.config import DemoConfig
-from policy_trainer.evaluation.evaluation import Evaluation
+from policy_trainer.evaluation.evaluator import Evaluation
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 

@@ -1,4 +1,4 @@
-"""The picture of a run's curves."""
+"""The picture of a run's learning curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def plot_curves(records: Records, path: Path) -> None:
-    """Rewards, held-out accuracy, KL, entropy, clip fraction and lengths over the steps, as a picture."""
+    """Draws rewards, held-out accuracy, completion lengths, KL, entropy and clip ratio over the steps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -33,7 +33,7 @@ def plot_curves(records: Records, path: Path) -> None:
 
 
 def _draw(axis: Axes, records: Records, names: Sequence[str], title: str, **style: Any) -> None:
-    """A line for each name; a gap where a record has no number."""
+    """One line for each metric, with a gap where a record has no number."""
     steps = [record["step"] for record in records]
     for name in names:
         values = [record.get(name) for record in records]

@@ -1,4 +1,4 @@
-"""What a person sees while training: a live panel on a terminal, a line now and then elsewhere."""
+"""What a person sees while training: a live panel on a terminal, else a line every few steps."""
 
 import math
 import time
@@ -16,35 +16,35 @@ from rich.text import Text
 from policy_trainer.lifecycle.waits import Patience
 
 _LINE_EVERY = 10
-# A panel that shows every short wait flickers.
+# Shorter waits are not shown: the panel would flicker.
 _QUIET_SECONDS = 1.0
-# The panel's width at most, and that of a cell: what is longer is cut.
+# The largest width of the panel and of a cell; longer text is cut.
 _WIDTH = 100
 _CELL = 30
 _GAP = 2
-# Reward parts that are shown; metrics.jsonl has all.
+# How many parts of the reward are shown; metrics.jsonl has all of them.
 _PARTS = 3
-# A KL of the policy to itself above this is half precision's, and worth a look; float32's is far below.
-_NO_NOISE = 1e-9
+# A noise floor above this is shown. It comes of half precision; that of float32 is far below.
+_SHOWN_NOISE = 1e-9
 
 
 class Display(Protocol):
     def start(self) -> None: ...
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """A training step is done."""
+        """Shows the metrics of a finished step."""
         ...
 
     def waiting(self, reason: str, seconds: float) -> None:
-        """There is nothing to train on, for so long, for this reason."""
+        """Shows that the trainer has waited for batches for so many seconds, and why."""
         ...
 
     def evaluating(self, done: int, total: int) -> None:
-        """So many held-out problems are answered."""
+        """Shows how many held-out problems are answered."""
         ...
 
     def note(self, text: str) -> None:
-        """Something that a person should read."""
+        """Prints a message."""
         ...
 
     def stop(self) -> None: ...
@@ -56,7 +56,7 @@ def make_display(console: Console, steps: int, first_step: int) -> Display:
 
 
 class _Pace:
-    """Seconds left, from the pace of the latest steps."""
+    """Estimates the seconds left from the time that the latest steps took."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -148,14 +148,14 @@ class LiveDisplay:
 
 
 def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
-    """The figures of a step for a person's eye, by name."""
+    """The metrics of a step as text, by label. left: seconds until the last step."""
 
     def number(name: str, form: str) -> str:
         value = record.get(name)
         return "-" if value is None or math.isnan(value) else format(value, form)
 
     floor = record.get("kl_noise_floor") or 0.0
-    noise = f" (noise floor {floor:.1g})" if floor > _NO_NOISE else ""
+    noise = f" (noise floor {floor:.1g})" if floor > _SHOWN_NOISE else ""
     parts = [name for name in record if name.startswith("reward/")][:_PARTS]
     return {
         "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",

@@ -1,4 +1,4 @@
-"""Whether a run is well: bands that its metrics should lie in, each with a remedy for one that does not."""
+"""Warnings about a run: the band that each metric should lie in, and what to change when it does not."""
 
 import math
 from collections import deque
@@ -10,15 +10,15 @@ from policy_trainer.config import LossConfig
 
 Records = Sequence[Mapping[str, Any]]
 
-# Steps that a judgement rests on: one step alone is noise.
+# Metrics are averaged over this many steps, since those of one step are noisy.
 WINDOW = 20
-# Steps after which nothing but zeros is no chance.
+# A clip ratio that has been 0 for this many steps is no coincidence.
 LONG = 60
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A metric out of its band. seen: its mean over the latest steps."""
+    """A metric out of its band. seen: the mean over the latest WINDOW steps."""
 
     name: str
     seen: float
@@ -30,10 +30,10 @@ class Trouble:
 
 
 class Health:
-    """Watches a run, and says of each trouble once: again only when it had been gone for a whole window."""
+    """Watches a run. It reports each trouble once, and again only after WINDOW steps without it."""
 
     def __init__(self, loss: LossConfig, past: Records = ()) -> None:
-        """past: what metrics.jsonl holds of the run's earlier lives."""
+        """past: the records of metrics.jsonl from before this process."""
         self._loss = loss
         self._first: list[Mapping[str, Any]] = []
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=LONG)
@@ -41,11 +41,11 @@ class Health:
         steps = [record for record in past if record["kind"] == "step"]
         for record in steps[:-WINDOW]:
             self._remember(record)
-        for record in steps[-WINDOW:]:  # what is wrong here has been said
+        for record in steps[-WINDOW:]:  # their troubles have been reported
             self.observe(record)
 
     def observe(self, record: Mapping[str, Any]) -> list[Trouble]:
-        """What is newly wrong at this step."""
+        """The troubles that are new at this step."""
         self._remember(record)
         troubles = diagnose(self._first, list(self._recent), self._loss)
         step = record["step"]
@@ -60,14 +60,14 @@ class Health:
 
 
 def health_record(trouble: Trouble, step: int) -> dict[str, Any]:
-    """As it is written to metrics.jsonl."""
+    """The record for metrics.jsonl."""
     return {"kind": "health", "step": step, **asdict(trouble)}
 
 
 def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]:
-    """What is wrong with a run. first: its first WINDOW steps; recent: its latest, up to LONG, the oldest first.
+    """All troubles of a run. first: its first WINDOW steps. recent: its latest steps, up to LONG, the oldest first.
 
-    Nothing is said before there are WINDOW steps, nor of a metric that has no number in them.
+    There are none before WINDOW steps, and none for a metric without a number in them.
     """
     if len(recent) < WINDOW:
         return []
@@ -86,7 +86,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
 
 @dataclass(frozen=True)
 class _Band:
-    """Where the mean of a metric should lie, in every run alike."""
+    """The band of a metric that is the same in every run."""
 
     name: str
     low: float
@@ -101,22 +101,22 @@ class _Band:
 _BANDS = (
     _Band(
         "clip_ratio", 0, 0.3, "at most 0.3",
-        "lower optimizer.learning_rate, publish more often (publish_every), or take fewer passes and minibatches",
+        "lower optimizer.learning_rate, publish_every, num_iterations or minibatches",
     ),
     _Band(
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
-        "sampler and learner disagree: lower publish_every, set max_lag, or take loss.importance_sampling_correction = tis "
-        "with loss.old_logps = recomputed",
+        "sampler and learner disagree: lower publish_every, set max_lag, or set "
+        "loss.importance_sampling_correction = tis with loss.old_logps = recomputed",
     ),
     _Band(
         "staleness", 0, 16, "at most 16 steps",
-        "lower publish_every or max_waiting, set max_lag, or train the freshest first (order)",
+        "lower publish_every or max_waiting, set max_lag, or set order = freshest",
     ),
 )  # fmt: skip
 
 
 def _variance(latest: Records) -> list[Trouble]:
-    """Groups without a reward have no variance either, and are told of by that."""
+    """Groups without rewards have no variance either; _unrewarded reports those."""
     seen = _mean(latest, "frac_reward_zero_std")
     if not seen > 0.8 or _unrewarded(latest):
         return []
@@ -124,14 +124,14 @@ def _variance(latest: Records) -> list[Trouble]:
         remedy = "completions are cut off before they can earn anything: raise sampling.max_completion_length"
     else:
         remedy = (
-            "most prompts teach nothing: take harder or easier ones, a larger sampling.num_generations, "
+            "most prompts teach nothing: take harder or easier ones, or raise sampling.num_generations or "
             "sampling.max_resamples"
         )
     return [Trouble("frac_reward_zero_std", seen, "at most 0.8 of the groups", remedy)]
 
 
 def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
-    """A ratio to log-probs of these very weights is 1 by construction, and clips nothing."""
+    """A clip ratio of 0, where the weights differ from those that old log-probs are of. Else the ratio is always 1."""
     stale = [loss.old_logps == "sampler" and record["staleness"] > 0 for record in recent]
     moves = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
     if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not moves:
@@ -142,8 +142,8 @@ def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
 
 
 def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
-    """Of groups without variance advantages are 0, which is no fault of the scale. Those of process supervision are
-    sums of scaled rewards, and may have any deviation."""
+    """Advantages of groups without variance are 0 and lower the expected deviation. Those of process supervision are
+    sums of scaled rewards, which may have any deviation."""
     if loss.advantage == "process" or loss.scale == "none":
         return []
     seen = _mean(latest, "advantage_std")
@@ -157,7 +157,7 @@ def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
 
 
 def _kl(before: Records, latest: Records, loss: LossConfig) -> list[Trouble]:
-    """Without a penalty nothing is to bound it; to a reference that was renewed it begins at 0 again."""
+    """Not reported without a KL penalty, since nothing bounds the KL then. A renewed reference sets it back to 0."""
     seen = _mean(latest, "kl")
     renewed = len({record.get("reference_version_max") for record in (*before, *latest)}) > 1
     tripled = not renewed and seen > 0.2 and seen > 3 * _mean(before, "kl")
@@ -168,14 +168,14 @@ def _kl(before: Records, latest: Records, loss: LossConfig) -> list[Trouble]:
 
 
 def _entropy(first: Records, latest: Records) -> list[Trouble]:
-    """A policy that learns grows sure of itself. One that does so without earning more has collapsed."""
+    """Entropy falls as a policy learns. When it falls and the reward does not rise, the policy has collapsed."""
     start, seen = _mean(first, "entropy"), _mean(latest, "entropy")
     earned = _mean(latest, "reward") - _mean(first, "reward")
     limit = 0.01 if earned > 0.5 * _mean(first, "reward_std") else 0.1
     if not seen < limit * start:
         return []
     remedy = (
-        "completions grow all alike: raise loss.epsilon_high or sampling.temperature, or lower optimizer.learning_rate"
+        "completions become alike: raise loss.epsilon_high or sampling.temperature, or lower optimizer.learning_rate"
     )
     return [Trouble("entropy", seen, f"above {limit:.0%} of the {start:.3g} it began with", remedy)]
 
@@ -192,11 +192,14 @@ def _unrewarded(latest: Records) -> list[Trouble]:
     seen = _mean(latest, "unrewarded") / _mean(latest, "completions")
     if not seen > 0.05:
         return []
-    remedy = "they have no reward and train nothing: see the worker's log and judging.seconds, or a reward answers NaN"
+    remedy = (
+        "completions without a reward do not train: see the worker's log, raise judging.seconds, or mend a reward "
+        "that gives NaN"
+    )
     return [Trouble("unrewarded", seen, "at most 0.05 of the completions", remedy)]
 
 
 def _mean(records: Records, name: str) -> float:
-    """Over the records that have a number there; NaN without any, which no comparison holds for."""
+    """Mean over the records that have a finite number; NaN when none has, so that every comparison is false."""
     values = [value for record in records if (value := record.get(name)) is not None and math.isfinite(value)]
     return sum(values) / len(values) if values else math.nan

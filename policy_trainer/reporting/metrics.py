@@ -1,23 +1,35 @@
-"""What a step left behind, as one line of JSON."""
+"""metrics.jsonl, and the metrics that follow from the batches of a step."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from policy_trainer.reporting.wasted import WastedSamples
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 
 Metrics = dict[str, Any]
 
 
+@dataclass
+class WastedSamples:
+    """What a worker drew or sampled and did not upload. Batches carry the counts; a step's metrics are their sums.
+
+    dropped_prompts: problems whose prompt was too long. resampled_groups: groups without variance that were replaced.
+    resampled_tokens: completion tokens of the replaced groups.
+    """
+
+    dropped_prompts: int = 0
+    resampled_groups: int = 0
+    resampled_tokens: int = 0
+
+
 class MetricsFile:
-    """metrics.jsonl: a line for each step, evaluation and warning, appended and flushed at once."""
+    """metrics.jsonl: one line for each step, evaluation and warning. Every line is flushed when it is written."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -31,7 +43,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All records; a last line that a crash cut off is left out."""
+    """All records. A last line that a crash cut short is skipped."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -42,7 +54,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Drops what an abandoned lineage wrote beyond the step that is resumed from; all of it for a new beginning."""
+    """Drops the records after `step`, which the run resumes from. Step 0 is a new run and drops all of them."""
     if path.exists():
         kept = [record for record in read_metrics(path) if step and record["step"] <= step]
         temporary = path.with_name(f".{path.name}.tmp")
@@ -51,9 +63,9 @@ def truncate_metrics(path: Path, step: int) -> None:
 
 
 def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
-    """What the batches of a step say of themselves: docs/metrics.md has every name.
+    """The metrics that follow from a step's batches; docs/metrics.md explains each.
 
-    version: of the weights that train on them.
+    version: the version of the weights that train on them.
     """
     rollouts = [lease.rollout for lease in leased]
     samples = [_numbers(rollout.sample) for rollout in rollouts]
@@ -73,25 +85,25 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
 
 
 def next_index(leased: Sequence[Leased]) -> int:
-    """One past the newest problem of a step's batches; 0 where they name none."""
+    """One more than the highest problem index of a step's batches; 0 when no batch has an index."""
     return max((_numbers(lease.rollout.sample).get("index", -1) for lease in leased), default=-1) + 1
 
 
 def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
-    """Mean and standard deviation over the completions that were judged, in all and for each part; and who was not."""
+    """Mean, standard deviation and number of NaN rewards: of the total reward and of each part."""
     names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
     parts = {name: np.concatenate([rollout.reward_parts.get(name, []) for rollout in rollouts]) for name in names}
-    rewards = {"": np.concatenate([_of_completions(rollout) for rollout in rollouts])}
+    rewards = {"": np.concatenate([_trained_rewards(rollout) for rollout in rollouts])}
     rewards |= {f"/{name}": part for name, part in parts.items()}
     return {
         f"{name}{suffix}": figure(values)
-        for name, figure in (("reward", _mean), ("reward_std", _std), ("unrewarded", _missing))
+        for name, figure in (("reward", _mean), ("reward_std", _std), ("unrewarded", _count_nan))
         for suffix, values in rewards.items()
     }
 
 
-def _of_completions(rollout: RolloutBatch) -> np.ndarray:
-    """NaN where a completion, or a step of it, has no reward: it does not train."""
+def _trained_rewards(rollout: RolloutBatch) -> np.ndarray:
+    """(G,) rewards; NaN where a completion or one of its steps has no reward, so that the completion does not train."""
     return rollout.rewards if rollout.steps is None else np.where(rollout.steps.unrewarded, np.nan, rollout.rewards)
 
 
@@ -107,7 +119,7 @@ def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
 
 
 def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metrics:
-    """What sampling took, by the workers' own account. Outside clients give none."""
+    """What sampling cost, as the workers reported it. Outside clients report nothing."""
 
     def total(name: str) -> Any:
         return sum(sample.get(name, 0) for sample in samples)
@@ -124,7 +136,7 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
 
 
 def _numbers(sample: str | None) -> Metrics:
-    """The numbers by name in a batch's sample, which may be any JSON when an outside client made it."""
+    """The numbers in a batch's `sample`, by name. An outside client may have put any JSON there."""
     value = json.loads(sample or "{}")
     return (
         {name: item for name, item in value.items() if isinstance(item, int | float)} if isinstance(value, dict) else {}
@@ -132,19 +144,19 @@ def _numbers(sample: str | None) -> Metrics:
 
 
 def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if _missing(values) < len(values) else math.nan
+    return float(np.nanmean(values)) if _count_nan(values) < len(values) else math.nan
 
 
 def _std(values: np.ndarray) -> float:
-    return float(np.nanstd(values)) if _missing(values) < len(values) else math.nan
+    return float(np.nanstd(values)) if _count_nan(values) < len(values) else math.nan
 
 
-def _missing(values: np.ndarray) -> int:
+def _count_nan(values: np.ndarray) -> int:
     return int(np.isnan(values).sum())
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: null says the same."""
+    """Replaces NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {name: _without_nan(item) for name, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

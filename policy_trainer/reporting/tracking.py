@@ -12,16 +12,16 @@ from typing import Any, Protocol
 from policy_trainer.config import TrainConfig
 from shared.errors import UserError
 
-# Of a run in trackio and W&B, unless the environment has TRACKIO_PROJECT or WANDB_PROJECT.
+# The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
 _PROJECT = "tandem"
-# What nobody else needs to know: addresses, keys, and what is no property of the run.
+# Settings that trackers are not sent: addresses, keys, and those that do not describe the run.
 _PRIVATE = {"config", "resume", "server", "token_file", "tls_ca"}
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
 
 class Tracker(Protocol):
     def write(self, record: Mapping[str, Any]) -> None:
-        """A step, an evaluation or a warning; docs/metrics.md has every name."""
+        """Takes a record of metrics.jsonl; docs/metrics.md explains every name."""
         ...
 
     def close(self) -> None: ...
@@ -29,7 +29,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """first_step: the step that this life of the run goes on from. settings: without secrets."""
+    """What trackers are told of a run. first_step: the step that it resumes from. settings: without secrets."""
 
     name: str
     directory: Path
@@ -38,12 +38,12 @@ class TrackedRun:
 
 
 class TensorBoard:
-    """Events in RUN_DIR/tensorboard."""
+    """Writes events to RUN_DIR/tensorboard."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # TensorBoard forgets what an abandoned lineage wrote from that step on.
+        # TensorBoard then hides the events that were written after the checkpoint.
         purge = run.first_step + 1 if run.first_step else 0
         self._writer = SummaryWriter(str(run.directory / "tensorboard"), purge_step=purge, flush_secs=10)
 
@@ -56,7 +56,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, one run over all lives. WANDB_MODE=offline keeps it in RUN_DIR/wandb, for `wandb sync`."""
+    """Weights & Biases. A resumed run continues its W&B run. WANDB_MODE=offline writes to RUN_DIR/wandb."""
 
     def __init__(self, run: TrackedRun) -> None:
         wandb: Any = import_module("wandb")
@@ -68,10 +68,10 @@ class Wandb:
             resume="allow",
             dir=run.directory,
             config=dict(run.settings),
-            settings=wandb.Settings(console="off"),  # the terminal is ours
+            settings=wandb.Settings(console="off"),  # W&B would capture the panel's output
         )
         known.write_text(self._run.id)
-        # W&B's own count only grows, and a resumed run writes some steps again.
+        # W&B's own step only grows, but a resumed run writes some steps again.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Wandb:
 
 
 class Trackio:
-    """trackio, which keeps runs on this machine unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say otherwise."""
+    """trackio. It keeps runs on this machine unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set."""
 
     def __init__(self, run: TrackedRun) -> None:
         trackio: Any = import_module("trackio")
@@ -103,7 +103,7 @@ class Trackio:
         self._run.finish()
 
 
-# By the name in `track`, which is that of the package too.
+# By their names in `report_to`, which are also the names of the packages.
 TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoard,
     "trackio": Trackio,
@@ -111,8 +111,8 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
 }
 
 
-class Harmless:
-    """A tracker whose failures end no training: the first is told, all are passed over."""
+class SafeTracker:
+    """A tracker whose failures do not end training. The first failure is reported."""
 
     def __init__(self, name: str, tracker: Tracker, note: Callable[[str], None]) -> None:
         self._name = name
@@ -129,14 +129,14 @@ class Harmless:
     def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # of somebody else's library and network: metrics.jsonl has every record
+        except Exception as error:  # a library or network failed; metrics.jsonl has every record
             if not self._failed:
-                self._note(f"{self._name} fails, the run goes on without it: {error}")
+                self._note(f"{self._name} failed; the run continues without it: {error}")
             self._failed = True
 
 
 class Trackers:
-    """Several as one, told in order."""
+    """Forwards each record to several trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
@@ -154,29 +154,29 @@ def refuse_missing(names: Sequence[str]) -> None:
     """Raises UserError for a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"track: {name} is not installed: pip install {name}")
+            raise UserError(f"report_to: {name} is not installed: pip install {name}")
 
 
 def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], None]) -> list[Tracker]:
-    """Those of `track`, each of which may fail without harm once it has started.
+    """The trackers in `report_to`. Once started, a tracker that fails does not end the run.
 
-    Raises UserError for one that a new run cannot start; a run that goes on goes on without it.
+    Raises UserError when a new run cannot start one; a resumed run continues without it.
     """
     settings = config.model_dump(mode="json", exclude=_PRIVATE, exclude_none=True)
     run = TrackedRun(config.run, config.run_dir, first_step, settings)
     started: list[Tracker] = []
     for name in dict.fromkeys(config.report_to):
         try:
-            started.append(Harmless(name, TRACKERS[name](run), note))
+            started.append(SafeTracker(name, TRACKERS[name](run), note))
         except Exception as error:
             if not first_step:
-                raise UserError(f"track: {name} cannot start: {error}") from error
-            note(f"{name} cannot start, the run goes on without it: {error}")
+                raise UserError(f"report_to: {name} cannot start: {error}") from error
+            note(f"{name} cannot start; the run continues without it: {error}")
     return started
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step or an evaluation by name, as `train/kl` and `evaluation/rewards/tags`."""
+    """The numbers of a step or an evaluation, by names such as `train/kl` and `evaluation/rewards/tags`."""
     group = _GROUPS.get(record["kind"])
     return {} if group is None else _flat(group, {name: v for name, v in record.items() if name != "step"})
 

@@ -1,4 +1,4 @@
-"""Uploading while sampling: a worker's batches go out on threads of their own, a few at a time."""
+"""Uploads a worker's batches on threads of its own while the worker samples."""
 
 import queue
 import threading
@@ -16,24 +16,24 @@ from shared.client import RefServerClient, RefServerError
 
 log = structlog.get_logger()
 
-# Conflict, too large, invalid: the next batch may fare better.
-_OF_THE_BATCH = (409, 413, 422)
+# Conflict, too large, invalid: the fault is this batch's, and the next may be accepted.
+_FAULTS_OF_A_BATCH = (409, 413, 422)
 _MAX_REFUSED_IN_A_ROW = 10
-# Uploads under way together: they share a flush of the server's disk, and it can score them in one forward.
+# Uploads made at once: they share a flush of the server's disk, and it can score them in one forward.
 _AT_ONCE = 8
 
 
 class Delivery:
-    """Uploads the batches of an outbox. At most `ahead` wait here: then sampling waits too.
+    """Uploads the batches of an outbox. When `ahead` batches wait here, `send` waits too.
 
-    What stops an upload for good is raised by `send`, in the thread that samples.
+    `send` raises the error of an upload that cannot succeed, in the thread that samples.
     """
 
     def __init__(self, client: RefServerClient, outbox: Outbox, *, ahead: int) -> None:
         self._client = client
         self._outbox = outbox
         self._waiting: queue.Queue[tuple[Path, bytes]] = queue.Queue(maxsize=ahead)
-        # By an earlier life; taken before this one adds to it.
+        # Of an earlier process; listed before this one adds to the outbox.
         self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
         self._failure: Exception | None = None
         self._refused_in_a_row = 0
@@ -41,7 +41,7 @@ class Delivery:
         threading.Thread(target=self._work, name="delivery", daemon=True).start()
 
     def send(self, index: int, body: bytes) -> None:
-        """Keeps a batch in the outbox, to be uploaded soon. Waits while too many wait already."""
+        """Writes a batch to the outbox and queues it for upload. Waits while `ahead` batches are queued."""
         self._raise_failure()
         path = self._outbox.add(index, body)
         began = time.monotonic()
@@ -68,7 +68,7 @@ class Delivery:
             self._failure = error
 
     def _next(self) -> list[tuple[Path, bytes]]:
-        """The next batch, once there is one, and what waits behind it."""
+        """Waits for a batch; returns it and those queued behind it, at most _AT_ONCE."""
         batches = [self._waiting.get()]
         with suppress(queue.Empty):
             while len(batches) < _AT_ONCE:
@@ -76,13 +76,13 @@ class Delivery:
         return batches
 
     def _deliver(self, batches: list[tuple[Path, bytes]]) -> None:
-        """Uploads batches at once, and takes note of what became of them in their order, as the outbox wants it."""
+        """Uploads batches at once, and records the results in the batches' order, as the outbox's cursor needs."""
         uploads = [self._upload(body) for _, body in batches]
         for (path, _), upload in zip(batches, uploads, strict=True):
-            self._note(path, upload.exception())
+            self._record(path, upload.exception())
 
     def _upload(self, body: bytes) -> "Future[None]":
-        """Under way on a thread that the end of the process does not wait for, as an executor's would be."""
+        """Uploads on a daemon thread: the end of the process waits for an executor's threads, but not for these."""
         answer: Future[None] = Future()
 
         def work() -> None:
@@ -96,8 +96,8 @@ class Delivery:
         threading.Thread(target=work, name="upload", daemon=True).start()
         return answer
 
-    def _note(self, path: Path, error: BaseException | None) -> None:
-        """One that the server does not take is set aside; when it takes none, that is a fault."""
+    def _record(self, path: Path, error: BaseException | None) -> None:
+        """Sets a refused batch aside. Raises the error if it is not the batch's fault, or many in a row are refused."""
         if error is None:
             self._refused_in_a_row = 0
             self._outbox.delivered(path)
@@ -105,14 +105,14 @@ class Delivery:
         if not isinstance(error, RefServerError):
             raise error
         self._refused_in_a_row += 1
-        if error.status not in _OF_THE_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
+        if error.status not in _FAULTS_OF_A_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
             raise error
         log.warning("the server refused a batch: it is set aside", file=str(path), error=str(error))
         self._outbox.refused(path)
 
 
 def _is_whole(path: Path, body: bytes) -> bool:
-    """Whether a batch can be read. Only a power cut leaves one that cannot: it is dropped, and its problem skipped."""
+    """Whether a batch can be read. A power cut may leave one that cannot; it is removed and its problem is skipped."""
     try:
         wire.decode(body)
     except BatchError as error:

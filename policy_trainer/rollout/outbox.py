@@ -1,7 +1,7 @@
-"""A worker's memory on disk: where it stands among the problems, and what it sampled and has not delivered.
+"""A worker's outbox on disk: the index of its next problem, and the batches that it has not uploaded yet.
 
-Batches are written here before they are uploaded, so that a worker killed in between uploads the very same batch again,
-under the same id. A restart neither skips a problem nor samples one twice.
+A batch is written here before it is uploaded, so that a worker killed in between uploads the same batch again, under
+the same id. A restart neither skips a problem nor samples one twice.
 """
 
 import fcntl
@@ -13,21 +13,21 @@ from typing import IO
 from policy_trainer.run_files.atomic_files import write_json
 from shared.errors import UserError
 
-# A worker whose trainer was killed takes a moment to end.
+# A worker whose trainer was killed takes a moment to end and release its lock.
 _LOCK_SECONDS = 5.0
 
 
 class Outbox:
-    """The outbox of one worker. indexes: the problems of worker k of n are those that are k modulo n."""
+    """The outbox of one worker. Worker k of n takes the problems whose indexes are k modulo n."""
 
     def __init__(self, directory: Path, *, worker: int, workers: int, start: int) -> None:
-        """start: the first index to consider when the worker has no memory here."""
+        """start: the lowest index that the worker may take, when the directory has no cursor."""
         self._directory = directory
         self._worker = worker
         self._workers = workers
         directory.mkdir(parents=True, exist_ok=True)
         self._cursor = directory / "cursor.json"
-        if not self._cursor.exists():  # kept at once: by the next restart the trainer may be elsewhere
+        if not self._cursor.exists():  # written now: after a restart `start` may be another
             write_json(self._cursor, {"next_index": start})
         known = json.loads(self._cursor.read_text())["next_index"]
         newest = max((self._index(path) for path in self._pending()), default=-1)
@@ -44,22 +44,22 @@ class Outbox:
         return index
 
     def add(self, index: int, body: bytes) -> Path:
-        """Keeps an encoded batch until it is delivered; where it is kept."""
+        """Writes an encoded batch; returns its file."""
         temporary = self._directory / f".{index}.tmp"
         temporary.write_bytes(body)
         return temporary.replace(self._directory / f"{index:012d}.safetensors")
 
     def undelivered(self) -> list[tuple[Path, bytes]]:
-        """What is here, in the order in which it was drawn."""
+        """All files and their batches, in the order in which their problems were drawn."""
         return [(path, path.read_bytes()) for path in sorted(self._pending())]
 
     def delivered(self, path: Path) -> None:
-        """The server has admitted it: the cursor moves past it, then the copy goes."""
+        """The server has the batch: moves the cursor past it, then removes the file."""
         self._move_past(path)
         path.unlink()
 
     def refused(self, path: Path) -> None:
-        """The server will never take it: the cursor moves past it, and the copy stays for a person to look at."""
+        """The server refused the batch: moves the cursor past it, and keeps the file for a person to look at."""
         self._move_past(path)
         path.rename(path.with_suffix(".refused"))
 
@@ -79,14 +79,14 @@ class Outbox:
 
 
 def count_refused(workers: Path) -> int:
-    """Batches that the server refused, in all outboxes below a directory."""
+    """How many batches the server refused, in all outboxes below a directory."""
     return sum(1 for _ in workers.glob("*/*.refused"))
 
 
 def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
-    """Locks an outbox until the file that is returned is closed, since two workers would draw the same problems.
+    """Locks an outbox until the returned file is closed: two workers would draw the same problems.
 
-    Raises UserError when another process has held it for some seconds.
+    Raises UserError when another process still holds the lock after _LOCK_SECONDS.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = (directory / "lock").open("wb")

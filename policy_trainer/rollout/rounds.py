@@ -1,7 +1,7 @@
-"""One round of a worker: problems are drawn, sampled together, and judged.
+"""One round of a worker: it draws problems, samples them together, and judges the completions.
 
-Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all equal teaches nothing, and is given up for
-another problem's, a bounded number of times.
+Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all equal teaches nothing. It is replaced by
+the group of another problem, at most sampling.max_resamples times.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
 from policy_trainer.objective.advantages import JudgedGroup, has_variance, padded
-from policy_trainer.reporting.wasted import WastedSamples
+from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from shared.batch import StepRewards
 from shared.errors import UserError
 
-# So many prompts in a row that are too long mean that no prompt will ever do.
+# After this many prompts in a row that are too long, none is expected to fit.
 _MAX_DROPPED_IN_A_ROW = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A problem that is about to be sampled, and its prompt's tokens."""
+    """A problem that will be sampled, its index and the token ids of its prompt."""
 
     index: int
     problem: Problem
@@ -35,8 +35,8 @@ class Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """A problem's completions and what they earned."""
+class SampledGroup:
+    """The completions of one problem and their rewards."""
 
     drawn: Drawn
     completions: list[Completion]
@@ -45,7 +45,7 @@ class Judged:
 
     @property
     def signal(self) -> np.ndarray:
-        """What it teaches by, as the learner sees it: rewards of steps where these are judged, else of completions."""
+        """The rewards that the learner compares: those of steps where steps are judged, else those of completions."""
         lengths = np.array([len(completion.ids) for completion in self.completions])
         return JudgedGroup(self.judgement.rewards, lengths, steps=self.steps).signal
 
@@ -56,23 +56,23 @@ class Judged:
 
 @dataclass
 class Round:
-    """The groups of a round, in the order of their problems."""
+    """The groups of a round, in the order in which their problems were drawn, and what was wasted for them."""
 
-    groups: list[Judged]
+    groups: list[SampledGroup]
     wasted: WastedSamples = field(default_factory=WastedSamples)
 
-    def give_up_without_variance(self) -> int:
-        """How many groups were."""
+    def drop_without_variance(self) -> int:
+        """Drops the groups whose rewards are all equal; returns how many there were."""
         varies = has_variance(padded([group.signal for group in self.groups])).tolist()
-        given_up = [group for group, own in zip(self.groups, varies, strict=True) if not own]
-        self.groups = [group for group in self.groups if group not in given_up]
-        self.wasted.resampled_groups += len(given_up)
-        self.wasted.resampled_tokens += sum(group.tokens for group in given_up)
-        return len(given_up)
+        dropped = [group for group, own in zip(self.groups, varies, strict=True) if not own]
+        self.groups = [group for group in self.groups if group not in dropped]
+        self.wasted.resampled_groups += len(dropped)
+        self.wasted.resampled_tokens += sum(group.tokens for group in dropped)
+        return len(dropped)
 
 
 class Rounds:
-    """Makes rounds."""
+    """Makes one round after another."""
 
     def __init__(
         self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
@@ -85,26 +85,27 @@ class Rounds:
         self._params = sampling_params(config.sampling)
 
     def next(self, draw: Callable[[], int]) -> Round:
-        """Groups of prompts_per_round problems. draw: the index of this worker's next problem.
+        """The groups of prompts_per_round problems. draw: returns the index of this worker's next problem.
 
         Raises UserError for data that cannot be used.
         """
         made = Round([])
-        self._extend(made, self._config.sampling.prompts_per_round, draw)
+        self._sample(made, self._config.sampling.prompts_per_round, draw)
         for _ in range(self._config.sampling.max_resamples):
-            lacking = made.give_up_without_variance()
-            if not lacking:
+            dropped = made.drop_without_variance()
+            if not dropped:
                 break
-            self._extend(made, lacking, draw)
+            self._sample(made, dropped, draw)
         return made
 
-    def _extend(self, made: Round, count: int, draw: Callable[[], int]) -> None:
+    def _sample(self, made: Round, count: int, draw: Callable[[], int]) -> None:
+        """Adds the groups of `count` problems to a round."""
         drawn = self._draw(draw, count, made)
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         for item, completions in zip(drawn, sampled, strict=True):
             judgement = self._judge.judge(item.problem, completions)
-            made.groups.append(Judged(item, completions, judgement, self._steps(item.problem, completions)))
+            made.groups.append(SampledGroup(item, completions, judgement, self._steps(item.problem, completions)))
 
     def _steps(self, problem: Problem, completions: Sequence[Completion]) -> StepRewards | None:
         if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):
@@ -113,7 +114,7 @@ class Rounds:
         return step_rewards(rows, [completion.ids for completion in completions], self._judge.decode)
 
     def _draw(self, draw: Callable[[], int], count: int, made: Round) -> list[Drawn]:
-        """The next `count` problems that fit."""
+        """The next `count` problems whose prompts are not too long."""
         drawn: list[Drawn] = []
         dropped_in_a_row = 0
         while len(drawn) < count:
@@ -124,7 +125,7 @@ class Rounds:
                 dropped_in_a_row = 0
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
-                    raise UserError(f"problem {index}: {error}; raise it, or drop such prompts") from None
+                    raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
                 made.wasted.dropped_prompts += 1
                 dropped_in_a_row += 1
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
@@ -133,5 +134,5 @@ class Rounds:
 
 
 def _sampling_seed(seed: int, index: int) -> int:
-    """A seed for the problems that begin with this index, unlike that of any other."""
+    """The seed of the sampling that begins with the problem of this index; another index gives another seed."""
     return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])

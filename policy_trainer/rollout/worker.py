@@ -1,4 +1,4 @@
-"""The rollout worker: follow the published weights, sample, judge, upload; wait when the queue is full."""
+"""The rollout worker: it loads the published weights, samples, judges and uploads, and waits when the queue is full."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from policy_trainer.queue_client.server import batches_by_state, connect
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, hold
-from policy_trainer.rollout.rounds import Judged, Rounds
+from policy_trainer.rollout.rounds import Rounds, SampledGroup
 from policy_trainer.run_files.publish import Publication, latest
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
@@ -42,7 +42,7 @@ class RunFinished(Exception):
 
 
 class Waiting:
-    """What a worker does while it waits: it tells of it, and goes when the run is finished."""
+    """Called while a worker waits: logs long waits, and raises RunFinished once the run is finished."""
 
     def __init__(self, weights: Path) -> None:
         self._weights = weights
@@ -57,7 +57,7 @@ class Waiting:
 
 
 class RolloutWorker:
-    """One worker. Everything it needs is handed in, so that a test can hand in fakes."""
+    """One worker. Its parts are arguments, so that a test can pass fakes."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class RolloutWorker:
                 self._sample_round(outbox, self._follow(), delivery, waited)
 
     def _wait_for_room(self) -> float:
-        """Waits, for the seconds it returns, while so much of the run waits to be trained that more would grow old."""
+        """Waits while max_waiting groups of the run wait to be trained on; returns the seconds waited."""
         began = time.monotonic()
         while True:
             bound = self._follow().max_waiting
@@ -103,11 +103,11 @@ class RolloutWorker:
             seconds = time.monotonic() - began
             if waiting < bound:
                 return seconds
-            self._wait(f"the trainer to use up {waiting} groups that wait for it", seconds)
+            self._wait(f"the trainer to train on {waiting} groups that wait for it", seconds)
             time.sleep(_ROOM_SECONDS)
 
     def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery, waited: float) -> None:
-        """Sends the next prompts_per_round groups on their way. Each batch says what it cost, in seconds."""
+        """Samples prompts_per_round groups and hands them to the delivery. Each batch has its share of the seconds."""
         began = time.monotonic()
         blocked = delivery.blocked_seconds
         made = self._rounds.next(outbox.draw)
@@ -120,11 +120,11 @@ class RolloutWorker:
         for group in made.groups:
             sample = json.dumps({"index": group.drawn.index, **cost, **wasted})
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
-            wasted = {}  # the round's first batch alone tells of it
+            wasted = {}  # only the round's first batch carries the counts
         self._blocked = delivery.blocked_seconds - blocked
 
     def _follow(self) -> Publication:
-        """The newest published weights, taken up; waits for the first."""
+        """Loads the newest published weights into the sampler; waits until there are any."""
         started = time.monotonic()
         while (publication := latest(self._weights)) is None:
             self._wait(f"the trainer has not published weights in {self._weights} yet", time.monotonic() - started)
@@ -139,11 +139,11 @@ class RolloutWorker:
             except OSError:
                 if latest(self._weights) == publication:
                     raise
-                return self._follow()  # it was replaced twice while we were reading
+                return self._follow()  # the file was replaced and removed while we were reading it
             self._loaded = publication
         return publication
 
-    def _batch(self, publication: Publication, group: Judged, sample: str) -> RolloutBatch:
+    def _batch(self, publication: Publication, group: SampledGroup, sample: str) -> RolloutBatch:
         tokens, logps, finished = group_tokens(group.drawn.ids, group.completions)
         return RolloutBatch(
             id=str(uuid7()),

@@ -147,7 +147,8 @@ class SftRun:
 
 def _not_finite(what: str) -> RunFailed:
     return RunFailed(
-        f"the {what} is not finite. Try a lower optimizer.learning_rate, or float32; --resume goes on from the newest checkpoint"
+        f"the {what} is not finite: lower optimizer.learning_rate, or set dtype = float32; --resume continues from the "
+        "newest checkpoint"
     )
 
 

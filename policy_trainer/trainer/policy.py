@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.cautions import cautions
-from policy_trainer.evaluation.evaluation import Evaluator, make_evaluator
+from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import PURE_BFLOAT16

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.evaluation.evaluation import Evaluator
+from policy_trainer.evaluation.evaluator import Evaluator
 from policy_trainer.learner.learner import Learner, StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.queue_client.leases import LeaseFeed

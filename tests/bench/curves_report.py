@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policy_trainer.evaluation.evaluation import wilson_interval
+from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.presets import PRESETS
 from tests.bench.curves_recipes import COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
 from tests.bench.curves_result import Result

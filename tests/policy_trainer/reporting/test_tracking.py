@@ -16,7 +16,7 @@ import pytest
 from policy_trainer.config import TrainConfig
 from policy_trainer.reporting.tracking import (
     TRACKERS,
-    Harmless,
+    SafeTracker,
     TrackedRun,
     Trackers,
     Wandb,
@@ -193,17 +193,17 @@ class TestFailures:
         notes: list[str] = []
         kept: list[Any] = []
         keeping: Any = SimpleNamespace(write=kept.append, close=lambda: kept.append("closed"))
-        trackers = Trackers([Harmless("wandb", Failing(), notes.append), keeping])
+        trackers = Trackers([SafeTracker("wandb", Failing(), notes.append), keeping])
         trackers.write(STEP)
         trackers.write(EVALUATION)
         trackers.close()
         assert kept == [STEP, EVALUATION, "closed"]
-        assert notes == ["wandb fails, the run goes on without it: nobody answers"]
+        assert notes == ["wandb failed; the run continues without it: nobody answers"]
 
     def test_a_package_that_is_missing_is_refused_with_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         refuse_missing(["tensorboard"])
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(UserError, match=r"track: trackio is not installed: pip install trackio"):
+        with pytest.raises(UserError, match=r"report_to: trackio is not installed: pip install trackio"):
             refuse_missing(["trackio"])
 
     def test_a_new_run_does_not_begin_without_what_it_asked_for(
@@ -215,10 +215,10 @@ class TestFailures:
         monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
         config = from_values(TrainConfig, model="m", run_dir=tmp_path, report_to=["trackio", "wandb"])
         notes: list[str] = []
-        with pytest.raises(UserError, match="track: wandb cannot start: nobody answers"):
+        with pytest.raises(UserError, match="report_to: wandb cannot start: nobody answers"):
             start_trackers(config, 0, notes.append)
         assert len(start_trackers(config, 5, notes.append)) == 1  # and one that goes on does so without
-        assert notes == ["wandb cannot start, the run goes on without it: nobody answers"]
+        assert notes == ["wandb cannot start; the run continues without it: nobody answers"]
 
 
 def test_settings_leave_without_secrets(tmp_path: Path, fakes: list[FakeRun]) -> None:

@@ -13,11 +13,11 @@ from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, Samp
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.reporting.wasted import WastedSamples
+from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correct import ByAnswer
 from policy_trainer.rewards.judging import Judge, Judgement
-from policy_trainer.rollout.rounds import Drawn, Judged, Round, Rounds
+from policy_trainer.rollout.rounds import Drawn, Round, Rounds, SampledGroup
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.batch import StepRewards
@@ -83,7 +83,7 @@ def test_without_resampling_a_group_without_variance_is_sent(made: Any) -> None:
 
 def test_others_take_the_place_of_groups_without_variance(made: Any) -> None:
     result, sampler = made({1, 5, 6}, draw=iter(range(100)), max_resamples=9)
-    # 0 and 2 are given up for 3 and 4, these for 5 and 6.
+    # 0 and 2 are replaced by 3 and 4, and these by 5 and 6.
     assert indexes(result) == [1, 5, 6]
     assert result.wasted.resampled_groups == 4
     assert result.wasted.resampled_tokens == 4 * 2 * len(sampler.answer(0).ids)
@@ -158,5 +158,5 @@ def test_variance_is_that_of_steps_where_they_are_judged(
             rewards=np.array(steps, np.float32), ends=np.arange(len(steps)) % 2, counts=np.full(2, len(steps) // 2)
         )
     judgement = Judgement(np.array(rewards, np.float32), {})
-    made = Round([Judged(Drawn(0, Problem("1"), [1]), completions, judgement, judged)])
-    assert (made.give_up_without_variance(), len(made.groups)) == ((0, 1) if kept else (1, 0))
+    made = Round([SampledGroup(Drawn(0, Problem("1"), [1]), completions, judgement, judged)])
+    assert (made.drop_without_variance(), len(made.groups)) == ((0, 1) if kept else (1, 0))

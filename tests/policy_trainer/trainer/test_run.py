@@ -7,7 +7,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig, TrainConfig
-from policy_trainer.evaluation.eval import evaluate_model
+from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rollout.worker import run_worker
 from policy_trainer.trainer.run import train
 from shared.errors import UserError

@@ -29,10 +29,12 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """accuracy: share of right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part
-    over the completions that it could judge, NaN where there are none.
+    """The result of an evaluation.
 
-    problems: how many were answered; left_out: those whose prompt was too long or whose gold answer cannot be judged.
+    decoding: greedy, or sampled at a temperature. problems: problems that were answered and judged. accuracy: share of
+    right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part over the answers that it could
+    judge, NaN where there are none. finished: share of answers that ended by themselves. mean_tokens: mean length of
+    the answers. left_out: problems whose prompt was too long or whose gold answer cannot be judged.
     """
 
     decoding: str
@@ -47,13 +49,13 @@ class Evaluation:
     transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
 
     def summary(self) -> dict[str, Any]:
-        """For JSON, which has no NaN: null says the same."""
+        """The same for JSON, without transcripts and with None for NaN."""
         rewards = {name: None if math.isnan(mean) else mean for name, mean in self.rewards.items()}
         return {**{name: value for name, value in asdict(self).items() if name != "transcripts"}, "rewards": rewards}
 
 
 class Evaluator:
-    """Asks a sampler held-out problems, one answer each."""
+    """Has a sampler answer held-out problems, and judges the answers."""
 
     def __init__(
         self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int, refuse_too_long: bool = False
@@ -73,7 +75,10 @@ class Evaluator:
         seed: int = 0,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Evaluation:
-        """The first `problems` held-out problems, with params.num_generations 1."""
+        """Evaluates on the first `problems` held-out problems. params.num_generations must be 1.
+
+        on_progress: called with the numbers of answered and of all problems.
+        """
         asked = self._encode(self._task.held_out()[:problems])
         answered: list[_Answered] = []
         on_progress(0, len(asked))
@@ -114,7 +119,7 @@ def make_evaluator(
     *,
     batch_size: int,
 ) -> Evaluator:
-    """Of the configuration's held-out problems, for prompts that the model has room for."""
+    """An evaluator whose prompts are at most as long as the configuration and the model's context allow."""
     encoder = PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config))
     return Evaluator(encoder, judge, task, batch_size=batch_size, refuse_too_long=config.data.too_long == "refuse")
 
@@ -163,9 +168,9 @@ def _transcript(item: _Answered) -> Transcript:
 
 
 def wilson_interval(successes: float, count: int) -> tuple[float, float]:
-    """95% interval of a share; unlike the normal one it stays within [0, 1] (Wilson 1927)."""
+    """95% confidence interval of a share. Unlike the normal interval it stays within [0, 1] (Wilson 1927)."""
     share, z2 = successes / count, _Z * _Z
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     spread = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    # At 0 and 1 rounding would put the share itself outside.
+    # Where the share is 0 or 1, rounding could put it outside the interval.
     return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))

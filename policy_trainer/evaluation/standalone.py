@@ -1,4 +1,4 @@
-"""Accuracy of a model on held-out problems, greedy and sampled."""
+"""Evaluation of a saved model, outside of a run: accuracy on held-out problems, greedy and sampled."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from policy_trainer.config import EvalConfig
-from policy_trainer.evaluation.evaluation import Evaluation, make_evaluator
+from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import sampling_params
@@ -16,8 +16,11 @@ from shared.models import load_model, load_tokenizer, use_threads
 
 
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
-    """Greedy, then sampled at sampling.temperature, one answer a problem each. Raises UserError for data or rewards that
-    cannot be used, before the model is loaded."""
+    """Evaluates greedily, then sampled at sampling.temperature, with one answer a problem each.
+
+    on_progress: called with the decoding, and the numbers of answered and of all problems. Raises UserError for data or
+    rewards that cannot be used; data of the wrong form is found before the model is loaded.
+    """
     use_threads(config.threads)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
@@ -40,7 +43,7 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
 
 
 def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> list[Evaluation]:
-    """The same behind a progress bar."""
+    """Does the same and shows a progress bar."""
     with Progress(console=console, transient=True) as progress:
         bars = {name: progress.add_task(f"{label}, {name}", total=None) for name in ("greedy", "sampled")}
         return evaluate_model(
@@ -49,7 +52,7 @@ def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> 
 
 
 def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
-    # Parts of one recipe begin alike, so that a name cut short would not tell them apart.
+    # Folded, not cut: the parts of one recipe differ at the end of their names.
     rewards = (Column(name, overflow="fold") for name in evaluations[0].rewards)
     table = Table("decoding", "accuracy", "95% interval", *rewards, "tokens", "finished", title=title)
     for item in evaluations:
