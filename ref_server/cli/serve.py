@@ -7,7 +7,7 @@ import structlog
 
 from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import readable_by_all
-from ref_server.cli.client.options import Environment
+from ref_server.cli.connection import Environment
 from ref_server.cli.stores import describe_store, open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
@@ -25,7 +25,7 @@ from shared.settings import load_settings
 log = structlog.get_logger()
 
 
-def serve(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()
@@ -36,7 +36,7 @@ def serve(arguments: list[str]) -> int:
         return 1
     try:
         opening = time.monotonic()
-        with closing(open_queue(config)) as store:  # before the model: one that cannot be used is told at once
+        with closing(open_queue(config)) as store:  # before the model, which takes long to load
             log.info("queue open", store=describe_store(config), seconds=round(time.monotonic() - opening, 3))
             return _listen(Service(_open_reference(config), store, config), config)
     except (StorageBroken, StorageFull) as error:
@@ -70,7 +70,7 @@ def _can_listen(config: ServeConfig) -> bool:
 def _open_reference(config: ServeConfig) -> Reference:
     if config.no_model:
         return NoReference(config.max_batch_tokens)
-    # PyTorch takes seconds, and memory, which neither a queue nor its tools need.
+    # PyTorch takes seconds and memory; a queue without a model needs neither.
     from ref_server.scoring import frozen_model
 
     return frozen_model.load(config)

@@ -9,7 +9,7 @@ from ref_server.queue.sqlite import SqliteQueue
 
 
 def open_queue(config: ServeConfig) -> Queue:
-    """Raises StorageBroken when the store cannot be reached, is damaged, or is somebody else's."""
+    """Raises StorageBroken when the store cannot be reached, is damaged, or belongs to another program."""
     bounds = {"limits": config.queue.limits, "retention_seconds": config.queue.retention_days * 86_400}
     if config.store == "sqlite":
         return SqliteQueue(config.data_dir / "queue.sqlite", **bounds)
@@ -17,7 +17,7 @@ def open_queue(config: ServeConfig) -> Queue:
 
 
 def describe_store(config: ServeConfig) -> str:
-    """Where the queue is, for people: without a password."""
+    """Where the queue is, for people. It leaves passwords out."""
     if config.store == "sqlite":
         return f"sqlite in {config.data_dir}"
     parts = conninfo_to_dict(config.store)

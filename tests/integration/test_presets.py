@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from policy_trainer.__main__ import read_settings
+from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.presets import PRESETS
 from policy_trainer.rollout.worker import run_worker

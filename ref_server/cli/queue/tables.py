@@ -1,4 +1,4 @@
-"""What people see of the queue."""
+"""The queue as tables for people."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ref_server.cli.client.terminal import printable, table
+from ref_server.cli.terminal import printable, table
 from shared.api import (
     BatchDetails,
     BatchSummary,
@@ -27,14 +27,14 @@ from shared.api import (
 _WAITING = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
 _IN_FLIGHT = (State.LEASED,)
 
-# Limits of all runs together and of each run: their names on the server, what they count, and what they are called.
+# Limits of all runs together and of each run: the server's name, what is counted, in which states, the name to print.
 _LIMITS = (
     ("max_batches", "batches", _WAITING, "batches"),
     ("max_bytes", "bytes", _WAITING, "MiB"),
     ("max_in_flight", "batches", _IN_FLIGHT, "leased batches"),
 )
 
-# Columns to the right, and those that give way when the terminal is narrow.
+# Columns aligned to the right, and columns that shrink when the terminal is narrow.
 _NUMBERS = ("epoch", "version", "age", "after", "tokens", "deliveries", "batches", "MiB", "used", "of", "%")
 _LONG = ("run", "consumer", "reason", "detail", "limit")
 
@@ -42,7 +42,7 @@ _LONG_AGO = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def mib(size: int) -> str:
-    """Bytes as MiB; what is not nothing does not look like it."""
+    """Bytes as MiB; a little is `<0.1`, not `0.0`."""
     return "<0.1" if 0 < size < 0.1 * 2**20 else f"{size / 2**20:,.1f}"
 
 
@@ -74,7 +74,7 @@ def batch_table(batches: Iterable[BatchSummary]) -> Table:
 
 
 def batch_sheet(batch: BatchDetails) -> Group:
-    """All of one batch: what it is, where it stands, how it came there."""
+    """One batch: its facts, its state and its history."""
     facts = Table.grid(padding=(0, 2))
     shape = f"{batch.completions} completions, {batch.completion_tokens} tokens; prompt {batch.prompt_tokens}"
     for fact, value in {
@@ -170,7 +170,7 @@ def _cut(name: object) -> Text:
 
 
 def _text(tokens: PromptView | RowView) -> Padding:
-    """A server without a model knows the ids only."""
+    """The text, or the ids from a server that has no tokenizer."""
     text = " ".join(map(str, tokens.ids)) if tokens.text is None else tokens.text
     return Padding(Text(printable(text, keep="\n")), (0, 0, 0, 4), expand=False)
 

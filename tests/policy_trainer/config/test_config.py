@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic_settings import BaseSettings
 
-from policy_trainer.__main__ import FileSchema
+from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import (
     CheckpointConfig,
     ColumnsConfig,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.__main__ import FileSchema
+from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, SourceConfig
 from policy_trainer.config.data import DataConfig
 from policy_trainer.config.task_settings import LOOKED_AT, SOURCE_SETTINGS

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.__main__ import FileSchema, read_settings
-from policy_trainer.cli.presets_cli import COLUMNS, presets, setting
+from policy_trainer.cli.presets import COLUMNS, setting
+from policy_trainer.cli.presets import run as presets
+from policy_trainer.cli.settings import FileSchema, read_settings
 from policy_trainer.config import EvalConfig, LossConfig, RolloutConfig, TrainConfig
 from policy_trainer.objective.loss import SURROGATES
 from policy_trainer.presets import PRESETS, Preset

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.__main__ import FileSchema
+from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import SftConfig
 from policy_trainer.demo.base_model import make_model
 from policy_trainer.lifecycle.endings import RunFailed

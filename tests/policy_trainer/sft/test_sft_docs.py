@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.__main__ import FileSchema
+from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, SftConfig, TrainConfig
 from policy_trainer.sft.demonstrations import read_demonstrations
 from shared.settings import load_settings

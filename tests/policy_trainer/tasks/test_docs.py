@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.__main__ import FileSchema
+from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig
 from policy_trainer.config.data import TASK_NAMES
 from policy_trainer.data.problem import Problem, Task

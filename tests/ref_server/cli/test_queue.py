@@ -16,10 +16,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ref_server.__main__ import serve
-from ref_server.cli.queue import command as queue_module
-from ref_server.cli.queue.command import VERBS, queue_command
-from ref_server.cli.queue.options import Ls
+from ref_server.cli import queue, serve
+from ref_server.cli.queue import ls
 from ref_server.config import QueueConfig
 from ref_server.queue.interface import State
 from ref_server.service.service import Service
@@ -56,7 +54,7 @@ def command(http: httpx.Client, capsys: pytest.CaptureFixture[str], monkeypatch:
     def command(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         try:
-            status = queue_command(list(arguments))
+            status = queue.run(list(arguments))
         except SystemExit as exited:
             status = int(exited.code or 0)
         output = capsys.readouterr()
@@ -157,7 +155,7 @@ def test_ls_over_many_pages(
     command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [ready(http, rollout(run=run)) for _ in range(5)]
-    monkeypatch.setattr(queue_module, "PAGE", 2)
+    monkeypatch.setattr(ls, "PAGE", 2)
 
     def listed(*arguments: str) -> tuple[list[str], str, Any]:
         _, out, err = command("ls", "--run", run, *arguments)
@@ -238,7 +236,7 @@ def test_requeue_all_of_a_state(
     other = dead(http, rollout(run=f"{run}-other"))
     dropped = ready(http, rollout(run=run))
     http.delete(f"/v1/batches/{dropped}").raise_for_status()
-    monkeypatch.setattr(queue_module, "PAGE", 2)
+    monkeypatch.setattr(ls, "PAGE", 2)
     status, out, _ = command("requeue", "--state", "dead", "--run", run, "--json")
     assert status == 0
     assert json.loads(out) == {"requeued": [{"id": id, "state": "ready"} for id in ids], "failed": []}
@@ -261,7 +259,7 @@ def test_many_refusals_are_told_in_brief(command: Command) -> None:
     status, _, err = command("requeue", *(f"nobody-{number}" for number in range(25)))
     assert status == 1
     assert err.count("is known here") == 20
-    assert err.endswith("and 5 more; --json tells all\n")
+    assert err.endswith("and 5 more; --json lists all\n")
 
 
 # Dropping
@@ -312,7 +310,7 @@ def test_purge_by_age(
     arguments = ["purge", "--state", "ready", "--run", run, "--older-than-days", "1", "--yes"]
     assert command(*arguments)[1] == "0 batches purged, 0.0 MiB\n"
     admitted = http.get(f"/v1/batches/{id}").json()["admitted_at"]
-    monkeypatch.setattr("ref_server.cli.queue.command.time.time", lambda: admitted + 86_401)
+    monkeypatch.setattr("ref_server.cli.queue.several.time.time", lambda: admitted + 86_401)
     assert command(*arguments)[1] == "1 batch purged, <0.1 MiB\n"
     assert state(http, id) == "expired"
 
@@ -401,7 +399,7 @@ def test_what_the_server_refuses_is_told_in_its_words(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("fly", "there is no command 'fly'"),
+        ("fly", "invalid choice: 'fly' (choose from"),
         ("show", "required: ID"),
         ("requeue", "name batches, or choose them by --state"),
         ("requeue a --state dead", "one of the two"),
@@ -436,7 +434,7 @@ def test_the_url_in_the_environment_does_the_server_no_harm(
 ) -> None:
     monkeypatch.setenv("REF_SERVER_URL", "http://127.0.0.1:1")
     with pytest.raises(SystemExit):
-        serve(["--model", "m", "--port", "0"])
+        serve.run(["--model", "m", "--port", "0"])
     err = capsys.readouterr().err
     assert "port: " in err
     assert "URL" not in err
@@ -445,9 +443,9 @@ def test_the_url_in_the_environment_does_the_server_no_harm(
 def test_help(command: Command) -> None:
     status, out, _ = command("--help")
     assert status == 0
-    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert all(f"\n    {verb} " in out for verb in queue.COMMANDS)
     assert command()[0] == 2
-    for verb in VERBS:
+    for verb in queue.COMMANDS:
         status, out, _ = command(verb, "--help")
         assert status == 0
         assert out.startswith(f"usage: ref-server queue {verb} ")
@@ -456,7 +454,7 @@ def test_help(command: Command) -> None:
 
 
 def test_every_state_can_be_listed() -> None:
-    choices, _ = get_args(Ls.model_fields["state"].annotation)
+    choices, _ = get_args(ls.Ls.model_fields["state"].annotation)
     assert set(get_args(choices)) == set(State)
 
 
@@ -472,7 +470,7 @@ def test_a_process(http: httpx.Client, rollout: Rollout, run: str) -> None:
 
 
 def test_a_reader_that_has_seen_enough(http: httpx.Client) -> None:
-    code = "import sys; from ref_server.cli.queue.command import queue_command; sys.exit(queue_command(sys.argv[1:]))"
+    code = "import sys; from ref_server.cli import queue; sys.exit(queue.run(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "stats", "--json", "--url", str(http.base_url)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ref_server.__main__ import serve
+from ref_server.cli.serve import run as serve
 from ref_server.config import ServeConfig
 from shared import wire
 from shared.batch import RolloutBatch

@@ -17,7 +17,8 @@ import structlog
 import torch
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
-from ref_server.__main__ import main, serve
+from ref_server.__main__ import main
+from ref_server.cli.serve import run as serve
 from ref_server.queue.interface import Limits
 from ref_server.queue.sqlite import SqliteQueue
 from shared import wire
@@ -237,4 +238,5 @@ def test_the_command_itself(
     with pytest.raises(SystemExit) as exited:
         main()
     assert exited.value.code == status
-    assert "usage: ref-server serve" in "".join(capsys.readouterr())
+    told = "".join(capsys.readouterr())
+    assert "usage: ref-server [-h] COMMAND" in told and "serve" in told

@@ -9,35 +9,34 @@ from http import HTTPStatus
 from pydantic import Field
 from pydantic_settings import CliToggleFlag
 
-from ref_server.cli.client.options import Command, Environment, complain, explained
-from ref_server.cli.client.terminal import printable
+from ref_server.cli.connection import ClientOptions, complain, explained, load_options
+from ref_server.cli.terminal import printable
 from shared.api import ModelInfo
 from shared.client import ClientError, RefServerClient, RefServerError
-from shared.settings import load_settings
 
-# Between two looks at a server that is not ready.
+# Pause between two checks of a server that is not ready.
 _PAUSE_SECONDS = 0.2
 
 
-class Ping(Command):
+class Ping(ClientOptions):
     """Says whether the server would score a batch now, and with which model; the exit status is 0 when it would, 1 when
     it would not or does not answer, 2 when the command was not understood. For scripts and health checks:
 
       ref-server ping --quiet
       ref-server ping --wait 120 && policy-trainer train …
 
-    Readiness is told without a token; the model only to those who have one where the server wants it.
+    Readiness needs no token. The model is told only to those who have a token, where the server wants one.
     """
 
     wait: float = Field(default=0, ge=0)
-    """Wait up to so many seconds for the server to be ready."""
+    """Wait up to this many seconds for the server to be ready."""
     quiet: CliToggleFlag[bool] = False
     """Print nothing but errors."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """What came of one look. reason: why it is not ready. milliseconds: from the question to the answer."""
+    """The result of one check. reason: why it is not ready. milliseconds: from the request to the answer."""
 
     url: str
     ready: bool
@@ -45,12 +44,11 @@ class Health:
     milliseconds: float
     model: ModelInfo | None = None
     withheld: str | None = None
-    """Why the model is not told."""
+    """Why the server does not tell its model."""
 
 
-def ping_command(arguments: list[str]) -> int:
-    """The exit status."""
-    options = load_settings(Ping, arguments, prog="ref-server ping", schema=Environment)
+def run(arguments: list[str]) -> int:
+    options = load_options(Ping, arguments, "ping")
     try:
         with options.connect() as client:
             health = _wait(client, options.wait)
@@ -66,16 +64,16 @@ def ping_command(arguments: list[str]) -> int:
 
 
 def _wait(client: RefServerClient, seconds: float) -> Health:
-    """The last look, which is the first that finds the server ready."""
+    """Checks until the server is ready or the time is up; the last result."""
     deadline = time.monotonic() + seconds
     while True:
-        health = _look(client)
+        health = _check(client)
         if health.ready or time.monotonic() >= deadline:
             return health
         time.sleep(_PAUSE_SECONDS)
 
 
-def _look(client: RefServerClient) -> Health:
+def _check(client: RefServerClient) -> Health:
     began = time.perf_counter()
     reason = client.not_ready_reason()
     milliseconds = round(1000 * (time.perf_counter() - began), 1)

@@ -1,4 +1,4 @@
-"""The command `policy-trainer presets`: what there are, and every number of one."""
+"""The command `policy-trainer presets`: the list of presets, and every number of one."""
 
 import json
 from argparse import SUPPRESS, ArgumentParser
@@ -18,8 +18,8 @@ from shared.settings import from_values
 COLUMNS = 120
 
 
-def presets(arguments: list[str]) -> int:
-    """Prints to standard output. Raises UserError for a preset that there is not."""
+def run(arguments: list[str]) -> int:
+    """Raises UserError when there is no such preset."""
     options = _parser().parse_args(arguments)
     console = Console(width=COLUMNS, highlight=False)
     if options.what == "show":

@@ -1,8 +1,8 @@
-"""Where the server is and how to get in: what every command that speaks to a running server can be told."""
+"""Options of every command that speaks to a running server: its address, a token, a certificate."""
 
 import sys
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag, SettingsConfigDict
@@ -11,7 +11,7 @@ from ref_server.config import ServeConfig
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.client.connection import OnWait, silent
 from shared.client.credentials import choose_token, remedy, trust
-from shared.settings import settings_config
+from shared.settings import load_settings, settings_config
 
 ENV_PREFIX = "REF_SERVER_"
 
@@ -44,8 +44,8 @@ class Connection(BaseSettings):
         return RefServerClient(self.url, token=token, ca=self.tls_ca, patience=patience, on_wait=on_wait)
 
 
-class Command(Connection):
-    # A field called json would hide a method of pydantic's.
+class ClientOptions(Connection):
+    # A field named json would hide a method of pydantic's.
     model_config = SettingsConfigDict(cli_shortcuts={"as-json": "json"})
 
     as_json: CliToggleFlag[bool] = False
@@ -53,16 +53,24 @@ class Command(Connection):
 
 
 class Environment(ServeConfig, Connection):
-    """What the environment may hold, whichever command is started there."""
+    """What the environment may hold: the settings of every command."""
+
+
+Options = TypeVar("Options", bound=ClientOptions)
+
+
+def load_options(cls: type[Options], arguments: list[str], command: str) -> Options:
+    """Exits with status 2 and a reason when they are not options of the command."""
+    return load_settings(cls, arguments, prog=f"ref-server {command}", schema=Environment)
 
 
 def complain(command: str, error: ClientError) -> int:
-    """Says on standard error why there is no good answer; the exit status."""
+    """Prints on standard error why there is no good answer; the exit status."""
     print(f"ref-server {command}: {explained(error)}", file=sys.stderr)
     return 1
 
 
 def explained(error: ClientError) -> str:
-    """The server's own words, or those of whatever else went wrong, and what may help."""
+    """The server's own message, or the client's when no server answered, and what may help."""
     words = error.message if isinstance(error, RefServerError) and error.code else str(error)
     return words + remedy(error, ENV_PREFIX)

@@ -1,12 +1,17 @@
-"""How commands print: tables that fit a terminal, whole lines into a pipe, and nothing that steers the terminal."""
+"""How commands print: tables that fit a terminal, whole lines into a pipe, and no control characters."""
 
+import json
+import sys
 from collections.abc import Collection
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-# A terminal with fewer columns folds lines by itself, where a squeezed table would lose its ids.
+from shared.api import Answer
+
+# A narrower terminal folds the lines by itself: a table squeezed into it would lose its ids.
 _NARROWEST = 120
 
 
@@ -23,8 +28,16 @@ def show(*sheets: RenderableType) -> None:
     print("\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")))
 
 
+def print_json(answer: Answer, **more: Any) -> None:
+    print(json.dumps(answer.model_dump(mode="json") | more, indent=2))
+
+
+def print_error(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def table(*headers: str, numbers: Collection[str], long: Collection[str] = ()) -> Table:
-    """numbers: columns to the right. long: columns that give way when the terminal is narrow."""
+    """numbers: columns aligned to the right. long: columns that shrink when the terminal is narrow."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in headers:
         made.add_column(
@@ -37,5 +50,5 @@ def table(*headers: str, numbers: Collection[str], long: Collection[str] = ()) -
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Clients choose names and models write texts: none of them is to steer the terminal."""
+    """Escapes control characters: clients choose names and models write texts, and neither may steer the terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

@@ -1,18 +1,18 @@
-"""What people see of scores."""
+"""Log-probs as tables for people."""
 
 import math
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ref_server.cli.client.terminal import printable, table
+from ref_server.cli.terminal import printable, table
 from shared.api import Logprobs
 
 _NUMBERS = ("log-prob", "probability")
 
 
 def logprob_sheet(answer: Logprobs) -> Group:
-    """Each completion's tokens with their log-probs, and what they come to."""
+    """Each completion's tokens with their log-probs, and the sum, the mean and the perplexity."""
     parts: list[RenderableType] = []
     for number, (logps, texts) in enumerate(zip(answer.logprobs, answer.tokens, strict=True)):
         rows = table("token", *_NUMBERS, numbers=_NUMBERS)
@@ -31,5 +31,5 @@ def _summary(logps: list[float]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """Blanks are seen."""
+    """In quotes, so that blanks are visible."""
     return "?" if text is None else f"'{printable(text)}'"

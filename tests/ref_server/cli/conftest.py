@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ref_server.__main__ import COMMANDS
+from ref_server.__main__ import COMMANDS, DESCRIPTION
+from shared.commands import choose_command
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -13,10 +14,10 @@ Command = Callable[..., tuple[int, str, str]]
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs `ref-server` with these arguments in this process."""
 
-    def command(name: str, *arguments: str) -> tuple[int, str, str]:
+    def command(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         try:
-            status = COMMANDS[name](list(arguments))
+            status = choose_command("ref-server", DESCRIPTION, COMMANDS, "ref_server.cli", list(arguments))[1]()
         except SystemExit as exited:
             status = int(exited.code or 0)
         output = capsys.readouterr()

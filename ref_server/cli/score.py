@@ -11,20 +11,19 @@ from pydantic_settings import NoDecode
 from rich.console import Console
 from rich.progress import track
 
-from ref_server.cli.client.options import Command, Environment, complain, explained
-from ref_server.cli.client.sheets import logprob_sheet
-from ref_server.cli.client.terminal import show
+from ref_server.cli.connection import ClientOptions, complain, explained, load_options
+from ref_server.cli.logprob_tables import logprob_sheet
+from ref_server.cli.terminal import print_error, show
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
 from shared.batch import BatchError, RolloutBatch, ScoredBatch
 from shared.client import ClientError, RefServerClient, RefServerError
-from shared.settings import load_settings
 
-# A busy server is asked again for so long; one that does not answer at the beginning is not waited for.
+# A busy server is asked again for this long. A server that does not answer the first request is not waited for.
 _PATIENCE_SECONDS = 120.0
 
 
-class Score(Command):
+class Score(ClientOptions):
     """Scores completions with the server's reference model; nothing is queued and nothing is kept.
 
     One of three:
@@ -33,10 +32,10 @@ class Score(Command):
       ref-server score --file prompts.jsonl > scores.jsonl
       ref-server score --file batch.safetensors --output scored.safetensors
 
-    Of JSONL each line is {"prompt": "…", "completions": ["…", …]} or {"prompt_ids": […], "completions": [[…], …]}, with
+    Each line of JSONL is {"prompt": "…", "completions": ["…", …]} or {"prompt_ids": […], "completions": [[…], …]}, with
     an optional "temperature"; each gives one line of JSON, {"error": …} where the server refuses it. --file - reads
-    standard input. Texts are tokenised apart and no special tokens are added. The exit status is 0, 1 when the server
-    refused something or does not answer, 2 when the command was not understood.
+    standard input. Prompt and completions are tokenised separately, without special tokens. The exit status is 0, 1
+    when the server refused something or does not answer, 2 when the command was not understood.
     """
 
     prompt: str | None = None
@@ -44,11 +43,11 @@ class Score(Command):
     completion: Annotated[list[str], NoDecode] = Field(default=[])
     """A text to be scored; may be repeated. It is taken as it stands."""
     temperature: float = Field(default=1.0, gt=0)
-    """What the logits are divided by; a file says it itself."""
+    """Logits are divided by it. A file holds its own."""
     file: Path | None = None
     """A batch (.safetensors), or JSONL; - is standard input."""
     output: Path | None = None
-    """With a batch: where the scored batch goes. Without it its log-probs are shown."""
+    """With a batch: the file to write the scored batch to. Without it the log-probs are printed."""
 
     @model_validator(mode="after")
     def _texts_or_a_file(self) -> Self:
@@ -65,25 +64,24 @@ class Score(Command):
         return self.file is not None and self.file.suffix == ".safetensors"
 
 
-def score_command(arguments: list[str]) -> int:
-    """The exit status."""
-    options = load_settings(Score, arguments, prog="ref-server score", schema=Environment)
+def run(arguments: list[str]) -> int:
+    options = load_options(Score, arguments, "score")
     try:
         with options.connect() as client:
-            client.model()  # a server that is not there is told at once
-        with options.connect(patience=_PATIENCE_SECONDS, on_wait=_say_why) as client:
+            client.model()  # fails at once where no server answers
+        with options.connect(patience=_PATIENCE_SECONDS, on_wait=_print_wait) as client:
             return _score(client, options)
     except ClientError as error:
         return complain("score", error)
     except (BatchError, OSError, UnicodeDecodeError) as error:
-        print(f"ref-server score: {error}", file=sys.stderr)
+        _print_reason(str(error))
         return 1
 
 
 def _score(client: RefServerClient, options: Score) -> int:
     if options.prompt is not None:
         answer = client.logprobs(options.prompt, options.completion, temperature=options.temperature)
-        return _tell(answer, options)
+        return _print_logprobs(answer, options)
     assert options.file is not None, "checked with the options"
     if not options.is_batch:
         return _score_lines(client, options.file)
@@ -91,7 +89,7 @@ def _score(client: RefServerClient, options: Score) -> int:
     rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
     if options.output is not None:
         return _write(client.score(rollout), options)
-    return _tell(_logprobs(client, rollout), options)
+    return _print_logprobs(_logprobs(client, rollout), options)
 
 
 def _logprobs(client: RefServerClient, batch: RolloutBatch) -> Logprobs:
@@ -117,7 +115,7 @@ def _write(scored: ScoredBatch, options: Score) -> int:
     return 0
 
 
-def _tell(answer: Logprobs, options: Score) -> int:
+def _print_logprobs(answer: Logprobs, options: Score) -> int:
     if options.as_json:
         print(answer.model_dump_json(indent=2))
     else:
@@ -126,16 +124,16 @@ def _tell(answer: Logprobs, options: Score) -> int:
 
 
 def _score_lines(client: RefServerClient, file: Path) -> int:
-    """One line of JSON for each, in order. What is wrong with one says nothing about the others."""
+    """Prints a line of JSON for each line, in order. An error in one does not stop the others."""
     failed = 0
     for number, line in enumerate(_lines(file), start=1):
         try:
             print(_score_line(client, line).model_dump_json(), flush=True)
         except (RefServerError, ValidationError) as error:
             failed += 1
-            words = explained(error) if isinstance(error, RefServerError) else _first_fault(error)
-            print(json.dumps({"error": words}), flush=True)
-            _say(f"line {number}: {words}")
+            reason = explained(error) if isinstance(error, RefServerError) else _first_fault(error)
+            print(json.dumps({"error": reason}), flush=True)
+            _print_reason(f"line {number}: {reason}")
     return 1 if failed else 0
 
 
@@ -148,7 +146,7 @@ def _score_line(client: RefServerClient, line: str) -> Logprobs:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Those that are not empty. Of a file a bar shows on a terminal how far it is."""
+    """Lines that are not empty. While it reads a file, a terminal shows a progress bar."""
     if str(file) == "-":
         yield from _filled(sys.stdin)
         return
@@ -173,9 +171,9 @@ def _first_fault(error: ValidationError) -> str:
     return f"{where}: {message}" if where else message
 
 
-def _say_why(reason: str, seconds: float) -> None:
-    _say(f"waiting, {seconds:.0f} s so far: {reason}")
+def _print_wait(reason: str, seconds: float) -> None:
+    _print_reason(f"waiting, {seconds:.0f} s so far: {reason}")
 
 
-def _say(line: str) -> None:
-    print(f"ref-server score: {line}", file=sys.stderr)
+def _print_reason(line: str) -> None:
+    print_error(f"ref-server score: {line}")

@@ -1,0 +1,21 @@
+"""The command `policy-trainer eval`."""
+
+import json
+
+from rich.console import Console
+
+from policy_trainer.cli.settings import read_settings
+from policy_trainer.config import EvalConfig
+
+
+def run(arguments: list[str]) -> int:
+    """A table for people goes to standard error, JSON to standard output."""
+    config = read_settings(EvalConfig, arguments, "eval")
+    # PyTorch takes seconds: mistakes in the options answer at once.
+    from policy_trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
+
+    console = Console(stderr=True)
+    evaluations = evaluate_with_progress(config, console, "evaluating")
+    console.print(evaluation_table(evaluations, f"{config.model} on {evaluations[0].problems} held-out problems"))
+    print(json.dumps({"model": config.model, "evaluations": [item.summary() for item in evaluations]}, indent=2))
+    return 0

@@ -1,0 +1,15 @@
+"""The command `policy-trainer sft`."""
+
+from rich.console import Console
+
+from policy_trainer.cli.settings import read_settings
+from policy_trainer.cli.status import training_status
+from policy_trainer.config import SftConfig
+
+
+def run(arguments: list[str]) -> int:
+    config = read_settings(SftConfig, arguments, "sft")
+    from policy_trainer.sft.sft import sft  # PyTorch takes seconds: mistakes in the options answer at once
+
+    console = Console(stderr=True)
+    return training_status(sft(config, console), config.run_dir, console)

@@ -1,0 +1,59 @@
+"""How a command ends: its exit status, and the reason on standard error when it fails."""
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from policy_trainer.config import ENV_PREFIX
+from policy_trainer.lifecycle.endings import RunFailed
+from shared.client import ClientError
+from shared.client.credentials import remedy
+from shared.errors import UserError
+from shared.lifetime import end_with_parent
+from shared.logs import configure_logs
+
+
+class Result(Protocol):
+    """How a training run ended. seconds: of training, over all lives of the run."""
+
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def exit_status(command: str, run: Callable[[], int]) -> int:
+    """Runs the command in this process, with logs and the parent's watch set up."""
+    configure_logs()
+    end_with_parent()
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except UserError as error:
+        return _fail(command, str(error), 2)
+    except ClientError as error:
+        return _fail(command, f"{error}{remedy(error, ENV_PREFIX)}", 1)
+    except RunFailed as error:
+        return _fail(command, str(error), 1)
+
+
+def training_status(result: Result, run_dir: Path, console: Console) -> int:
+    """Reports a training run on the console."""
+    if result.finished:
+        console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {run_dir / 'model'}")
+        return 0
+    console.print(f"stopped after {result.steps} steps; add --resume to continue")
+    return 128 + signal.SIGINT
+
+
+def _fail(command: str, reason: str, status: int) -> int:
+    print(f"policy-trainer {command}: {reason}", file=sys.stderr)
+    return status

@@ -1,0 +1,29 @@
+"""Chooses the command of a program: `ref-server queue ls …` runs the module `ref_server.cli.queue.ls`.
+
+argparse finds the command; pydantic-settings, which is built on argparse, then reads its options.
+"""
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+
+
+def choose_command(
+    prog: str, description: str, commands: Mapping[str, str], package: str, arguments: list[str]
+) -> tuple[str, Callable[[], int]]:
+    """The command that the first argument names, and a function that runs it and returns the exit status.
+
+    Exits with status 0 after --help, and with 2 when there is no such command.
+    commands: name -> a line for --help. Command `a-b` is `run(arguments)` in the module `package.a_b`. The module is
+    imported when the command is chosen: --help and health checks must not wait for PyTorch.
+    """
+    parser = ArgumentParser(
+        prog=prog, description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    listed = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for name, summary in commands.items():
+        listed.add_parser(name, help=summary)
+    name = parser.parse_args(arguments[:1]).command
+    module = import_module(f"{package}.{name.replace('-', '_')}")
+    return name, partial(module.run, arguments[1:])

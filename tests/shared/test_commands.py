@@ -1,0 +1,60 @@
+"""Which command runs, what --help lists, and what is not imported for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import policy_trainer.__main__
+import ref_server.__main__
+from shared.commands import choose_command
+
+COMMANDS = {"ping": "say whether it is ready", "demo-setup": "write files"}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        choose_command("prog", "A program.", COMMANDS, "nowhere", list(arguments))
+    return caught.value.code, *capsys.readouterr()
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = refused(capsys, "--help")
+    assert (status, err) == (0, "")
+    assert "A program." in out
+    assert all(f"\n    {name}" in out and summary in out for name, summary in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "required: COMMAND"), (["fly"], "invalid choice: 'fly'"), (["--pin"], "COMMAND"), (["pin"], "'pin'")],
+)
+def test_a_command_that_does_not_exist(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = refused(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [(program, name) for program in (policy_trainer.__main__, ref_server.__main__) for name in program.COMMANDS],
+)
+def test_every_command_has_a_module_and_help(program: object, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    package = f"{program.__name__.partition('.')[0]}.cli"  # type: ignore[attr-defined]
+    chosen, run = choose_command("prog", "", {name: ""}, package, [name, "--help"])
+    assert chosen == name
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize("module", ["policy_trainer", "ref_server"])
+def test_help_of_a_program_imports_nothing_heavy(module: str) -> None:
+    code = (
+        f"import sys; from {module}.__main__ import main; sys.argv[1:] = ['--help']\n"
+        "try: main()\n"
+        "except SystemExit: sys.exit(sorted({'torch', 'numpy', 'fastapi', 'pydantic'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
