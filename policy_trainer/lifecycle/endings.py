@@ -1,6 +1,6 @@
-"""How a run ends before its last step: somebody asks it to stop, or it cannot go on.
+"""How a run ends before its last step: a user stops it, or it fails.
 
-Ctrl-C ends cleanly: the first asks the training loop to stop between steps, a second stops at once.
+The first Ctrl-C asks the training loop to stop between steps; a second stops the process at once.
 """
 
 import os
@@ -12,11 +12,11 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """Somebody asked this process to stop while it was waiting."""
+    """A user asked this process to stop while it was waiting."""
 
 
 class RunFailed(Exception):
-    """The run cannot go on; the message says why and what to try. The code is not at fault."""
+    """The run cannot continue for a reason outside the code. The message says why and what to try."""
 
 
 class StopRequest:
@@ -42,7 +42,7 @@ class StopRequest:
         self._event.set()
 
     def check(self) -> None:
-        """Raises Stopped once a stop was asked for. For places that wait."""
+        """Raises Stopped once a stop was requested. Called by code that waits."""
         if self._event.is_set():
             raise Stopped
 
@@ -50,5 +50,5 @@ class StopRequest:
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
-        # Straight to the descriptor: a handler may interrupt a print.
-        os.write(sys.stderr.fileno(), b"\nstopping; once more stops at once\n")
+        # Not by print, which the signal may have interrupted.
+        os.write(sys.stderr.fileno(), b"\nstopping; press Ctrl-C again to stop at once\n")

@@ -1,4 +1,4 @@
-"""Processes that a trainer starts for itself, with their last words."""
+"""Child processes of the trainer and of the demo."""
 
 import subprocess
 import sys
@@ -8,20 +8,20 @@ from pathlib import Path
 from shared.lifetime import child_environment
 
 _LAST_LINES = 12
-# Longer than a reference server takes to end in order.
+# Longer than a reference server takes to shut down.
 _STOP_SECONDS = 35.0
 
 
 class Child:
-    """A Python module run as a process of its own, its output in a log file. It ends with this process.
+    """Runs a Python module as a child process, with its output in a log file. It ends when this process ends.
 
-    It gets a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.
+    It has its own session, so that Ctrl-C reaches only this process, which then stops it.
     """
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log: Path, secrets: Mapping[str, str] | None = None
     ) -> None:
-        """secrets: what its environment holds besides ours."""
+        """secrets: environment variables that the child gets in addition."""
         self.name = name
         self._command = [sys.executable, "-m", module, *arguments]
         self._log = log
@@ -52,12 +52,12 @@ class Child:
         return self._process.poll() if self._process else None
 
     def last_words(self) -> str:
-        """The end of the output of its latest life."""
+        """The last lines of its output since it was last started."""
         lines = self._log.read_bytes()[self._start :].decode(errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:])
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not end within _STOP_SECONDS."""
+        """Sends SIGTERM, and SIGKILL if the child has not ended after _STOP_SECONDS."""
         if self._process is None:
             return
         self._process.terminate()
@@ -69,6 +69,6 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Without settings: a child is told everything by its arguments, and the environment would overrule its file."""
+    """Our environment without settings: they would overrule the configuration file that the child is given."""
     prefixes = ("POLICY_TRAINER_", "REF_SERVER_")
     return {name: value for name, value in child_environment().items() if not name.startswith(prefixes)}

@@ -1,18 +1,18 @@
-"""Telling of a wait without repeating oneself."""
+"""When to report a wait."""
 
-# A wait shorter than this is not worth a word.
+# Shorter waits are not reported.
 _QUIET_SECONDS = 3.0
 
 
 class Patience:
-    """Says when a wait is worth a word: after some seconds, and then whenever it has lasted twice as long."""
+    """Decides when to report a wait: after _QUIET_SECONDS, and then each time it has become twice as long."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._next = _QUIET_SECONDS
 
     def is_over(self, seconds: float) -> bool:
-        """seconds: how long the wait has lasted. Fewer than last time means that another wait has begun."""
+        """Whether to report the wait now. seconds: how long it has lasted; fewer than last time means a new wait."""
         if seconds < self._seconds:
             self._next = _QUIET_SECONDS
         self._seconds = seconds
