@@ -1,1 +1,4 @@
-"""Numbers for whoever watches the server."""
+"""What the server counts: Prometheus counters and histograms, one file for each part of it that counts.
+
+Each object has a registry of its own, so that several servers can live in one process.
+"""

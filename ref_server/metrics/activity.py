@@ -1,14 +1,15 @@
-"""What a queue has done since this process opened it, for those who watch.
+"""What a queue has done since this process opened it.
 
-Only what was committed counts. In a store that several servers share, each tells what it did itself.
+Only what was committed counts. In a store that several servers share, each counts what it did itself.
 """
 
-import threading
-from collections import Counter
+import collections
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ref_server.metrics.histogram import Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from ref_server.metrics.counters import SECONDS, SINCE_START, value
 
 _GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -35,31 +36,40 @@ class Count(StrEnum):
 
 @dataclass(frozen=True)
 class Tally:
-    """What one transaction does, as long as it is not committed. ready_after: seconds from admission to scored."""
+    """What one transaction does, until it is committed. ready_after: seconds from admission to scored."""
 
-    counts: Counter[Count] = field(default_factory=Counter)
+    counts: collections.Counter[Count] = field(default_factory=collections.Counter)
     ready_after: list[float] = field(default_factory=list)
 
 
 class Activity:
     """Counts and times since it was made.
 
-    ready_after: seconds from a batch's admission to its scores. Of durable commits alone, commit_seconds: what they
-    took, flush included, and commit_sizes: operations that shared one.
+    ready_after: seconds from a batch's admission to its scores. commit_seconds: what each durable commit took, flush
+    included. commit_sizes: operations that shared one.
     """
 
     def __init__(self) -> None:
-        self._counts = dict.fromkeys(Count, 0)
-        self._lock = threading.Lock()
-        self.ready_after = Histogram()
-        self.commit_seconds = Histogram()
-        self.commit_sizes = Histogram(_GROUP_SIZES)
+        self.registry = CollectorRegistry()
+        self._counters: dict[Count, Counter] = {}
+        self._count_uploads_and_leases()
+        self._count_ends_of_batches()
+        self.ready_after = self._histogram(
+            "admission_to_ready_seconds", "From a batch's admission until its scores were stored.", SECONDS
+        )
+        self.commit_seconds = self._histogram(
+            "commit_seconds", "What a durable commit of the store took, its flush to the disk included.", SECONDS
+        )
+        self.commit_sizes = self._histogram(
+            "commit_operations",
+            "Operations that shared one durable commit; on PostgreSQL each has its own.",
+            _GROUP_SIZES,
+        )
 
     def add(self, tally: Tally) -> None:
         """Counts what a transaction did. Call it once that is committed."""
-        with self._lock:
-            for count, times in tally.counts.items():
-                self._counts[count] += times
+        for count, times in tally.counts.items():
+            self._counters[count].inc(times)
         for seconds in tally.ready_after:
             self.ready_after.observe(seconds)
 
@@ -69,5 +79,45 @@ class Activity:
         self.commit_sizes.observe(operations)
 
     def counts(self) -> dict[Count, int]:
-        with self._lock:
-            return self._counts.copy()
+        return {count: int(value(self._counters[count])) for count in Count}
+
+    def _count_uploads_and_leases(self) -> None:
+        self._count_by(
+            "uploads", "Uploads taken; a duplicate is, or was, there already", "outcome",
+            admitted=Count.ADMITTED, duplicate=Count.DUPLICATE,
+        )  # fmt: skip
+        self._count("leases", "Leases granted", Count.LEASED)
+        self._count("redeliveries", "Leases granted of a batch that came back from another", Count.REDELIVERED)
+        self._count_by(
+            "lease_ends",
+            "Leases that ended: acked; given back; not extended in time; or their consumer came again as another life",
+            "how", acked=Count.ACKED, released=Count.RELEASED, expired=Count.LEASE_EXPIRED,
+            superseded=Count.LEASE_SUPERSEDED,
+        )  # fmt: skip
+
+    def _count_ends_of_batches(self) -> None:
+        self._count_by(
+            "expired_batches",
+            "Batches that expired: too old; of weights that a resumed training left; dropped by an operator; "
+            "or displaced by newer ones of the legacy protocol",
+            "reason", stale=Count.EXPIRED_STALE, abandoned=Count.EXPIRED_ABANDONED, dropped=Count.EXPIRED_DROPPED,
+            displaced=Count.EXPIRED_DISPLACED,
+        )  # fmt: skip
+        self._count_by(
+            "dead_batches",
+            "Batches set aside: they could not be scored; broke what trained on them; or servers ended scoring them",
+            "reason", scoring=Count.DEAD_SCORING, training=Count.DEAD_TRAINING, interrupted=Count.DEAD_INTERRUPTED,
+        )  # fmt: skip
+        self._count("requeued_batches", "Dead or expired batches brought back by an operator", Count.REQUEUED)
+        self._count("legacy_deliveries", "Batches delivered by the legacy protocol's /get", Count.DELIVERED)
+
+    def _count(self, name: str, help: str, count: Count) -> None:
+        self._counters[count] = Counter(f"tandem_{name}", f"{help}, {SINCE_START}", registry=self.registry)
+
+    def _count_by(self, name: str, help: str, label: str, **counts: Count) -> None:
+        """One counter of several counts: each under a value of the label."""
+        counter = Counter(f"tandem_{name}", f"{help}, {SINCE_START}", [label], registry=self.registry)
+        self._counters |= {count: counter.labels(value) for value, count in counts.items()}
+
+    def _histogram(self, name: str, help: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"tandem_{name}", help, buckets=bounds, registry=self.registry)

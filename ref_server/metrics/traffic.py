@@ -1,28 +1,40 @@
-"""What came over HTTP and how it was answered, in numbers. The labels are ours: no client can make new ones."""
+"""HTTP requests and how they were answered. No client can make new labels."""
 
-from collections import Counter, defaultdict
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ref_server.metrics.histogram import Histogram
+from ref_server.metrics.counters import SECONDS
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class Traffic:
-    """Written by one event loop, read from any thread.
-
-    requests: by route, method and status. seconds: by route and method. errors: by status and code.
-    """
+    """active: requests that are being answered."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, str, str]] = Counter()
-        self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
-        self.errors: Counter[tuple[str, str]] = Counter()
-        self.active = 0
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "tandem_http_requests", "Requests answered, by route, method and status; 499: the client went away first.",
+            ["route", "method", "status"], registry=self.registry,
+        )  # fmt: skip
+        self._errors = Counter(
+            "tandem_http_errors",
+            "Errors answered, by status and the `code` in the answer: 429 is queue_full, in_flight_full or busy.",
+            ["status", "code"], registry=self.registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "tandem_http_request_seconds",
+            "From a request's headers to its last answered byte; leases include what they waited for a batch.",
+            ["route", "method"], buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.active = Gauge(
+            "tandem_http_requests_active", "Requests that are being answered, waiting leases too.",
+            registry=self.registry,
+        )  # fmt: skip
 
     def add(self, route: str, method: str, status: int, code: str | None, seconds: float) -> None:
         """code: of the error that was answered, if any."""
         method = method if method in _METHODS else "other"
-        self.requests[route, method, str(status)] += 1
-        self.seconds[route, method].observe(seconds)
+        self._requests.labels(route, method, status).inc()
+        self._seconds.labels(route, method).observe(seconds)
         if code is not None:
-            self.errors[str(status), code] += 1
+            self._errors.labels(status, code).inc()

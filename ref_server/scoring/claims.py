@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import structlog
 
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Claim, Queue, StorageBroken, StorageFull, WrongState
 from ref_server.scoring.payloads import Payload, read_payload
-from ref_server.scoring.reference import Scores, ScoringTotals
+from ref_server.scoring.reference import Scores
 from shared.batch import TokenGroup
 
 T = TypeVar("T")
@@ -88,13 +89,13 @@ class Claims:
         self._ask_store(self._save)
 
     def complete(self, job: Queued, body: bytes) -> None:
-        self._totals.batches += 1
-        self._totals.tokens += sum(group.tokens for group in job.groups)
+        self._totals.batches.inc()
+        self._totals.tokens.inc(sum(group.tokens for group in job.groups))
         tell = partial(self._queue.complete, job.claim.id, body)
         self._unsaved.append(_Verdict(job.claim.id, tell, partial(self._note_saved, job.claimed_at)))
 
     def set_aside(self, claim: Claim, error: Exception) -> None:
-        self._totals.errors += 1
+        self._totals.errors.inc()
         log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
         reason = f"{type(error).__name__}: {error}"[:1000]
         self._unsaved.append(_Verdict(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))

@@ -9,7 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from ref_server.scoring.reference import Busy, NotReady, Reference, Scores, ScoringTotals
+from ref_server.metrics.totals import ScoringTotals
+from ref_server.scoring.reference import Busy, NotReady, Reference, Scores
 from shared.batch import BatchError, TokenGroup
 
 
@@ -39,7 +40,7 @@ class Direct:
         self.answer.set_exception(error)  # belongs to whoever asked
 
     def _tell(self, scores: Scores) -> None:
-        self.totals.direct_tokens += self.group.tokens
+        self.totals.direct_tokens.inc(self.group.tokens)
         self.answer.set_result(scores)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from ref_server.scoring.reference import DeviceLost, Reference, Scores, ScoringTotals
+from ref_server.metrics.totals import ScoringTotals
+from ref_server.scoring.reference import DeviceLost, Reference, Scores
 from shared.batch import TokenGroup
 
 # After a forward that did not fit, the budget grows back by this part of the whole at a time: what took the memory may
@@ -101,7 +102,7 @@ class Forwards:
             scores = reference.score(groups, temperatures)
         finally:
             seconds = time.monotonic() - started
-            self._totals.working_seconds += seconds
+            self._totals.working_seconds.inc(seconds)
             self._totals.forward_seconds.observe(seconds)
-        self._totals.splits += scores.splits
+        self._totals.splits.inc(scores.splits)
         return scores

@@ -8,11 +8,12 @@ from concurrent.futures import Future
 
 import structlog
 
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
 from ref_server.scoring.claims import Claims, Queued
 from ref_server.scoring.direct import Direct, Line, Replacement
 from ref_server.scoring.forwards import Budget, Forwards, Job, tokens_of
-from ref_server.scoring.reference import Reference, Scores, ScoringTotals
+from ref_server.scoring.reference import Reference, Scores
 from shared.batch import TokenGroup
 
 log = structlog.get_logger()
@@ -95,7 +96,7 @@ class ScoringLoop:
                 if not self._step():
                     started = time.monotonic()
                     self._work.wait(IDLE_SECONDS)
-                    self.totals.waiting_seconds += time.monotonic() - started
+                    self.totals.waiting_seconds.inc(time.monotonic() - started)
             while self._step():
                 pass
         except BaseException:  # whatever it is, this thread has nobody else to tell

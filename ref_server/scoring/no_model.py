@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 import structlog
 
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue, State
-from ref_server.scoring.reference import ModelInfo, NoModel, Reference, Scores, ScoringTotals, check_ids, check_size
+from ref_server.scoring.reference import ModelInfo, NoModel, Reference, Scores, check_ids, check_size
 from shared.batch import TokenGroup
 
 log = structlog.get_logger()

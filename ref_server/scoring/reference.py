@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ref_server.metrics.histogram import Histogram
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
 from shared.batch import BatchError, TokenGroup
 
@@ -79,26 +79,6 @@ class Scores:
     logps: list[np.ndarray]
     reference_version: int
     splits: int = 0
-
-
-@dataclass
-class ScoringTotals:
-    """What has been scored since the server started; seconds of working and of waiting for work.
-
-    batches, tokens: of the queue. direct_tokens: of those who waited for their scores. errors: scoring attempts that
-    failed. splits: forwards that memory did not suffice for, and that were halved. batch_seconds: from the claim of
-    each batch until its scores were saved.
-    """
-
-    batches: int = 0
-    tokens: int = 0
-    direct_tokens: int = 0
-    errors: int = 0
-    splits: int = 0
-    working_seconds: float = 0.0
-    waiting_seconds: float = 0.0
-    forward_seconds: Histogram = field(default_factory=Histogram)
-    batch_seconds: Histogram = field(default_factory=Histogram)
 
 
 class Scoring(Protocol):

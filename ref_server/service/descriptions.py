@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ref_server.metrics.activity import Count
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Limits, State, Stats
-from ref_server.scoring.reference import Reference, ScoringTotals
+from ref_server.scoring.reference import Reference
 from shared.batch import RolloutBatch, ScoredBatch
 
 
@@ -36,9 +37,9 @@ def describe_queue(stats: Stats, counts: Mapping[Count, int], totals: ScoringTot
 
 def _scoring(totals: ScoringTotals) -> dict[str, float]:
     """Histograms are for machines: `/metrics` has them."""
-    numbers = {name: value for name, value in vars(totals).items() if isinstance(value, int | float)}
-    scored = totals.tokens + totals.direct_tokens
-    return {**numbers, "tokens_per_second": scored / totals.working_seconds if totals.working_seconds else 0.0}
+    counts = totals.counts()
+    scored, seconds = counts["tokens"] + counts["direct_tokens"], counts["working_seconds"]
+    return {**counts, "tokens_per_second": scored / seconds if seconds else 0.0}
 
 
 def describe_tokens(batch: RolloutBatch | ScoredBatch, reference: Reference) -> dict[str, Any]:

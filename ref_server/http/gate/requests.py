@@ -39,14 +39,14 @@ class Requests:
         # A request has a task of its own, so that nobody else sees this; uvicorn's last words on it do.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         seen = _Seen(dict(scope), receive, send, request_id)  # routing changes it
-        self._traffic.active += 1
+        self._traffic.active.inc()
         try:
             await self._app(scope, seen.receive, seen.send)
         except Exception:
             seen.status, scope["state"]["error_code"] = 500, "internal"  # Starlette answers so, around us
             raise
         finally:
-            self._traffic.active -= 1
+            self._traffic.active.dec()
             self._tell(scope, seen)
 
     def _tell(self, scope: Scope, seen: "_Seen") -> None:

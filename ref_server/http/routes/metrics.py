@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric
 from starlette.concurrency import run_in_threadpool
 
@@ -55,6 +55,7 @@ class Metrics:
         self._store = Question(lambda: _look(service.queue))
         self._process = ProcessCollector(registry=None)
         self._version = _version()
+        disable_created_metrics()  # of the whole process: else each counter is told twice, with the time it was made
 
     async def text(self) -> bytes:
         try:
@@ -71,9 +72,8 @@ class Metrics:
         if store.stats:
             yield from gauges.depths(store.stats)
         yield from gauges.limits(service.config.queue.limits)
-        yield from gauges.activity(service.queue.activity)
-        yield from gauges.scoring(service.scoring.totals)
-        yield from gauges.http(self._traffic)
+        for part in (service.queue.activity, service.scoring.totals, self._traffic):
+            yield from part.registry.collect()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.scoring.direct import Direct, Line, Replacement
 from ref_server.scoring.no_model import NoReference
-from ref_server.scoring.reference import Busy, NotReady, ScoringTotals
+from ref_server.scoring.reference import Busy, NotReady
 from shared.batch import TokenGroup
 
 

@@ -139,9 +139,12 @@ def test_direct_and_queued_are_scored_together_and_as_if_alone(
     assert recorded.forwards == [[int(each.group.prompt_ids[0]) for each in (*asked, *batches)]]
     tokens = sum(each.group.tokens for each in asked)
     totals = loop.totals
-    assert (totals.direct_tokens, totals.tokens, totals.batches, totals.errors) == (tokens, tokens, 4, 0)
-    (_, count), seconds = totals.forward_seconds.read()[0][-1], totals.forward_seconds.read()[1]
-    assert (count, seconds) == (1, totals.working_seconds)
+    counts = totals.counts()
+    expected = {"direct_tokens": tokens, "tokens": tokens, "batches": 4, "errors": 0}
+    assert {name: counts[name] for name in expected} == expected
+    samples = totals.registry.get_sample_value
+    assert samples("tandem_forward_seconds_count") == 1
+    assert samples("tandem_forward_seconds_sum") == counts["working_seconds"]
 
 
 def test_direct_requests_that_never_cease_do_not_starve_the_queue(
@@ -239,8 +242,8 @@ def test_only_those_at_fault_fail(
     dead = settled(queue, batches[1], State.DEAD)
     assert dead.scoring_attempts == 3 and "RuntimeError: no kernel takes this" in str(dead.reason)
     assert {settled(queue, batches[n]).scoring_attempts for n in (0, 2)} == {0}
-    assert (loop.totals.errors, loop.totals.batches) == (3, 2)
-    assert loop.totals.direct_tokens == 40
+    counts = loop.totals.counts()
+    assert (counts["errors"], counts["batches"], counts["direct_tokens"]) == (3, 2, 40)
     assert [forward for forward in recorded.forwards if POISON not in forward] == [[1, 2], [3], [4, 5], [6]]
 
 

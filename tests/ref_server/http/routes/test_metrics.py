@@ -9,7 +9,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ref_server.metrics.histogram import Histogram
 from ref_server.queue.interface import Depth, Queue, Stats, StorageBroken, StorageFull
 from ref_server.service import gauges as metric_families
 from ref_server.service.service import Service
@@ -206,8 +205,10 @@ def test_odd_run_names_come_through(http: httpx.Client, rollout: Rollout, run: s
     assert any(dict(values).get("run") == run for _, values in scrape(http))
 
 
-def test_a_histogram_counts_what_lies_at_or_below_each_bound() -> None:
-    histogram = Histogram((1.0, 2.5))
-    for value in (0.5, 1.0, 2.0, 9.0):
-        histogram.observe(value)
-    assert histogram.read() == ([("1.0", 2), ("2.5", 3), ("+Inf", 4)], 12.5)
+def test_two_servers_of_one_process_count_apart(make_service: Callable[..., Service], serve: Serve) -> None:
+    with serve(make_service()) as one, serve(make_service()) as other:
+        for _ in range(3):
+            one.get("/livez")
+        key = ("tandem_http_requests_total", labels(route="/livez", method="GET", status="200"))
+        assert scrape(one)[key] == 3
+        assert key not in scrape(other)
