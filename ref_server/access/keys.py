@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, the roles they stand for, and the role that each route wants."""
+"""Who may do what: bearer tokens and the roles they stand for."""
 
 import hmac
 import re
@@ -37,44 +37,6 @@ class Role(IntEnum):
     """Also lease batches, settle leases, look at batches."""
     ADMIN = 3
     """Everything."""
-
-
-# The role that each route wants once there are tokens. What is not here wants Role.ADMIN.
-ACCESS: dict[tuple[str, str], Role] = {
-    ("GET", "/"): Role.OPEN,
-    ("GET", "/livez"): Role.OPEN,
-    ("GET", "/readyz"): Role.OPEN,
-    ("GET", "/metrics"): Role.UPLOAD,
-    ("GET", "/openapi.json"): Role.UPLOAD,
-    ("GET", "/v1/model"): Role.UPLOAD,
-    ("GET", "/v1/queue"): Role.UPLOAD,
-    ("POST", "/v1/logprobs"): Role.UPLOAD,
-    ("POST", "/v1/batches"): Role.UPLOAD,
-    ("GET", "/v1/batches"): Role.TRAIN,
-    ("GET", "/v1/batches/{id}"): Role.TRAIN,
-    ("GET", "/v1/batches/{id}/tokens"): Role.TRAIN,
-    ("POST", "/v1/batches/lease"): Role.TRAIN,
-    ("POST", "/v1/leases/ack"): Role.TRAIN,
-    ("POST", "/v1/leases/extend"): Role.TRAIN,
-    ("POST", "/v1/leases/release"): Role.TRAIN,
-    ("POST", "/v1/batches/{id}/requeue"): Role.ADMIN,
-    ("DELETE", "/v1/batches/{id}"): Role.ADMIN,
-    ("PUT", "/v1/reference"): Role.ADMIN,
-    ("POST", "/upload"): Role.UPLOAD,
-    ("GET", "/get"): Role.TRAIN,
-}
-_PATTERNS = [
-    (method, re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))), role)
-    for (method, path), role in ACCESS.items()
-]
-
-
-def role_wanted(method: str, path: str) -> Role:
-    """path: as the router sees it, percent-decoded."""
-    asked = "GET" if method == "HEAD" else method
-    return max(
-        (role for known, pattern, role in _PATTERNS if known == asked and pattern.fullmatch(path)), default=Role.ADMIN
-    )
 
 
 @dataclass(frozen=True)

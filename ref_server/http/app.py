@@ -10,6 +10,7 @@ from ref_server.http.errors import add_error_handlers
 from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.gate.requests import Requests
+from ref_server.http.route_table import RouteTable
 from ref_server.http.routes import batches, documents, health, leases, metrics, reference, scoring
 from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
@@ -26,7 +27,7 @@ def create_app(service: Service) -> FastAPI:
         await run_in_threadpool(service.close)
 
     app = FastAPI(
-        title="Tandem reference server", version="1", lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="Tandem reference server", version="1", lifespan=lifespan, openapi_url=None,
         description="Scores per-token log-probs with a frozen reference model, and queues generated batches durably.",
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
@@ -40,9 +41,9 @@ def create_app(service: Service) -> FastAPI:
     reference.add(app, service)
     if not service.config.no_model:
         _add_legacy(app, service)
-    documents.describe(app, open_paths=("/livez", "/readyz"))
+    documents.add(app)
     app.add_middleware(ShedUploads, shedder=shedder)
-    app.add_middleware(Guard, config=service.config)
+    app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
     app.add_middleware(Requests, traffic=traffic)
     return app
 

@@ -7,23 +7,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.access.hosts import Hosts, is_loopback
-from ref_server.access.keys import Denied, Role, role_wanted
+from ref_server.access.keys import Denied, Role
+from ref_server.access.requirements import JSON
 from ref_server.config import ServeConfig
 from ref_server.http.gate.bodies import Budget, Held, discard, read_body, replay, too_large
 from ref_server.http.problem import Problem, denied
-from shared.wire import CONTENT_TYPE
+from ref_server.http.route_table import RouteTable
 
-_JSON = "application/json"
-# What the body of each route may be.
-CONTENT_TYPES: dict[str, tuple[str, ...]] = {
-    "/v1/batches": (CONTENT_TYPE,),
-    "/v1/logprobs": (_JSON, CONTENT_TYPE),
-    "/v1/batches/lease": (_JSON,),
-    "/v1/leases/ack": (_JSON,),
-    "/v1/leases/extend": (_JSON,),
-    "/v1/leases/release": (_JSON,),
-    "/v1/reference": (_JSON,),
-}
 # Parsed, JSON takes up to forty times its length, and time during which nothing else is answered. Ten thousand leases
 # fit, and the token ids of a batch of 131,072; a larger one can be sent as safetensors.
 MAX_JSON_BYTES = 2**20
@@ -44,8 +34,9 @@ class Guard:
     It reads the whole body itself, within limits of size, time and memory, so that no route waits for a slow client.
     """
 
-    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServeConfig, routes: RouteTable) -> None:
         self._app = app
+        self._routes = routes
         self._config = config
         self._hosts = Hosts(config.host, config.allowed_hosts)
         self._max_body_bytes = config.max_body_mib * 2**20
@@ -57,7 +48,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        budget = self._json_budget if media_type(headers) == _JSON else self._budget
+        budget = self._json_budget if media_type(headers) == JSON else self._budget
         with budget.hold() as held:
             taken = await self._take(scope, headers, receive, held)
             if isinstance(taken, bytes):
@@ -82,7 +73,7 @@ class Guard:
         self._hosts.check(headers.get("host", ""), headers.get("origin"))
         role = self._config.keys.admit(headers.get("authorization"), self._role_wanted(scope, headers))
         scope["state"]["role"] = role and role.name.lower()
-        _check_media_type(scope, headers)
+        _check_media_type(scope, headers, self._routes.media_types(scope["path"]))
         length = headers.get("content-length", "0")
         # Twenty digits are more than any body has, and int() would refuse some thousand.
         if not re.fullmatch("[0-9]{1,20}", length) or int(length) > self._most_bytes(headers):
@@ -92,10 +83,10 @@ class Guard:
         legacy = self._config.legacy_insecure and scope["path"] in _LEGACY_PATHS
         if legacy and _comes_from_this_machine(scope, headers):
             return Role.OPEN
-        return role_wanted(scope["method"], scope["path"])
+        return self._routes.role(scope["method"], scope["path"])
 
     def _most_bytes(self, headers: Headers) -> int:
-        if media_type(headers) == _JSON:
+        if media_type(headers) == JSON:
             return min(MAX_JSON_BYTES, self._max_body_bytes)
         return self._max_body_bytes
 
@@ -119,12 +110,11 @@ def _check_head(scope: Scope, headers: Headers) -> None:
         raise Problem(404, "not_found", "Not Found")
 
 
-def _check_media_type(scope: Scope, headers: Headers) -> None:
+def _check_media_type(scope: Scope, headers: Headers, allowed: tuple[str, ...]) -> None:
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         message = f"a body must come as it is, got {encoding[:80]!r}"
         raise Problem(415, "unsupported_media_type", message, "Content-Encoding")
-    allowed = CONTENT_TYPES.get(scope["path"])
     if allowed and scope["method"] in ("POST", "PUT") and media_type(headers) not in allowed:
         message = f"must be {' or '.join(allowed)}, got {media_type(headers)[:80]!r}"
         raise Problem(415, "unsupported_media_type", message, "Content-Type")

@@ -7,12 +7,15 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import requires
 from ref_server.http.gate.load_shedder import LoadShedder
 from ref_server.http.problem import Problem
-from ref_server.http.routes.documents import UPLOAD_BODY, errors
+from ref_server.http.routes.documents import errors
 from ref_server.http.threads import BodyThreads
 from ref_server.queue.interface import CURSOR, NoRoom, State
 from ref_server.service.service import Service
+from shared import wire
 from shared.api import Admitted, BatchDetails, BatchPage, QueueView, TokensView
 
 T = TypeVar("T")
@@ -28,9 +31,10 @@ def add(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedd
 
 def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
     @app.post(
-        "/v1/batches", status_code=201, response_model=Admitted, openapi_extra=UPLOAD_BODY,
-        responses={200: {"model": Admitted, "description": "it is, or was, there"}, **errors(409, 415, 503, 507)},
+        "/v1/batches", status_code=201, response_model=Admitted,
+        responses={200: {"model": Admitted, "description": "it is, or was, there"}, **errors(409, 503, 507)},
     )  # fmt: skip
+    @requires(Role.UPLOAD, wire.CONTENT_TYPE)
     async def upload(request: Request) -> Response:
         """Admits a rollout batch. 201 once it is durable; 200 when the same batch is, or was, there.
 
@@ -53,6 +57,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
 
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/v1/queue", response_model=QueueView, responses=errors(503, 507))
+    @requires(Role.UPLOAD)
     def queue() -> dict[str, Any]:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
 
@@ -63,6 +68,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return service.describe_queue()
 
     @app.get("/v1/batches", response_model=BatchPage, responses=errors(503, 507))
+    @requires(Role.TRAIN)
     def list_batches(
         state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
@@ -78,6 +84,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return service.queue.list(state, run, limit, cursor)
 
     @app.get("/v1/batches/{id}", response_model=BatchDetails, responses=errors(404, 503, 507))
+    @requires(Role.TRAIN)
     def show(id: Id) -> Any:
         """State, history and shape of one batch.
 
@@ -88,6 +95,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return _found(service.queue.get(id), id)
 
     @app.get("/v1/batches/{id}/tokens", response_model=TokensView, responses=errors(404, 503, 507))
+    @requires(Role.TRAIN)
     def tokens(id: Id) -> dict[str, Any]:
         """For looking: each token with its text and log-probs, each row with its rewards.
 
@@ -100,6 +108,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.post("/v1/batches/{id}/requeue", responses=errors(404, 409, 503, 507))
+    @requires(Role.ADMIN)
     def requeue(id: Id) -> Admitted:
         """Brings a dead or expired batch back.
 
@@ -113,6 +122,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         return Admitted(id=id, state=state)
 
     @app.delete("/v1/batches/{id}", status_code=204, responses=errors(404, 409, 503, 507))
+    @requires(Role.ADMIN)
     def drop(id: Id) -> None:
         """Drops a batch; its id stays known.
 

@@ -1,15 +1,18 @@
-"""What the routes tell of themselves in OpenAPI."""
+"""The OpenAPI page."""
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import Requirement, requirement_of, requires
 from shared import wire
 from shared.api import Error
 
 SAFETENSORS = {wire.CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}
-UPLOAD_BODY = {"requestBody": {"required": True, "content": SAFETENSORS}}
 
 _REASONS = {
     400: "the body broke off, or the request is not HTTP",
@@ -36,23 +39,39 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Error, "description": _REASONS[status]} for status in statuses}
 
 
-def describe(app: FastAPI, *, open_paths: tuple[str, ...]) -> None:
-    """Builds the page at the first request for it. open_paths want no token."""
+def add(app: FastAPI) -> None:
+    """Adds the page, which is built at the first request for it."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             page["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             page["security"] = [{"token": []}]
-            for path, operations in page["paths"].items():
-                for operation in operations.values():
-                    if path in open_paths:
-                        operation["security"] = []
-                    _say_that_errors_are_json(operation["responses"])
+            for route in app.routes:
+                if isinstance(route, APIRoute):
+                    for method in route.methods:
+                        _describe(page["paths"][route.path][method.lower()], requirement_of(route))
             app.openapi_schema = page
         return app.openapi_schema
 
+    @requires(Role.UPLOAD)
+    async def show(_: Request) -> JSONResponse:
+        return JSONResponse(app.openapi())
+
     app.openapi = openapi
+    app.add_route("/openapi.json", show, include_in_schema=False)
+
+
+def _describe(operation: dict[str, Any], required: Requirement) -> None:
+    """Adds to one operation what follows from its requirement."""
+    if required.role is Role.OPEN:
+        operation["security"] = []
+    if required.media_types:
+        operation["responses"]["415"] = {"description": _REASONS[415]}
+    if wire.CONTENT_TYPE in required.media_types:
+        body = operation.setdefault("requestBody", {"required": True, "content": {}})
+        body["content"].update(SAFETENSORS)
+    _say_that_errors_are_json(operation["responses"])
 
 
 def _say_that_errors_are_json(responses: dict[str, dict[str, Any]]) -> None:

@@ -3,6 +3,8 @@
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import requires
 from ref_server.http.patience import Question
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
@@ -16,6 +18,7 @@ def add(app: FastAPI, service: Service) -> None:
     readiness = Question(service.not_ready_reason)
 
     @app.get("/livez", response_class=PlainTextResponse)
+    @requires(Role.OPEN)
     async def livez() -> str:
         """The process is up. Wants no token.
 
@@ -26,6 +29,7 @@ def add(app: FastAPI, service: Service) -> None:
         return "ok"
 
     @app.get("/readyz", response_class=PlainTextResponse, responses=errors(503))
+    @requires(Role.OPEN)
     async def readyz() -> str:
         """A batch would be scored now, or queued where there is no model; 503 tells why not. Wants no token.
 

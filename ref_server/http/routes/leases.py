@@ -9,6 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import JSON, requires
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Outcome, TooManyInFlight
@@ -39,8 +41,9 @@ def add(app: FastAPI, service: Service) -> None:
 def _add_lease(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/batches/lease", response_class=Response,
-        responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(409, 415, 503, 507)},
+        responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(409, 503, 507)},
     )  # fmt: skip
+    @requires(Role.TRAIN, JSON)
     async def lease(body: LeaseBody, request: Request) -> Response:
         """Leases one scored batch; waits up to wait_seconds for one.
 
@@ -63,7 +66,8 @@ def _add_lease(app: FastAPI, service: Service) -> None:
 
 
 def _add_settlements(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/leases/ack", responses=errors(415, 503, 507))
+    @app.post("/v1/leases/ack", responses=errors(503, 507))
+    @requires(Role.TRAIN, JSON)
     async def ack(body: AckBody) -> Results:
         """Settles batches, after the checkpoint that contains their effect is durable.
 
@@ -76,7 +80,8 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         service.bell.ring()  # fewer are in flight now
         return results
 
-    @app.post("/v1/leases/extend", responses=errors(415, 503, 507))
+    @app.post("/v1/leases/extend", responses=errors(503, 507))
+    @requires(Role.TRAIN, JSON)
     async def extend(body: ExtendBody) -> Results:
         """Heartbeat: gives leases lease_seconds from now.
 
@@ -87,7 +92,8 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         """
         return await _settle(body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started))
 
-    @app.post("/v1/leases/release", responses=errors(415, 503, 507))
+    @app.post("/v1/leases/release", responses=errors(503, 507))
+    @requires(Role.TRAIN, JSON)
     async def release(body: ReleaseBody) -> Results:
         """Gives batches back now.
 

@@ -14,6 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, disable_cre
 from prometheus_client.core import Metric
 from starlette.concurrency import run_in_threadpool
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import requires
 from ref_server.http.patience import Question
 from ref_server.metrics.traffic import Traffic
 from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
@@ -28,6 +30,7 @@ def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
     metrics = Metrics(service, traffic)
 
     @app.get("/metrics", response_class=PlainTextResponse)
+    @requires(Role.UPLOAD)
     async def prometheus() -> Response:
         """Prometheus text. Counters count since the start of this process; without a store it is told without depths.
 

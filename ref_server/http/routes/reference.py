@@ -2,6 +2,8 @@
 
 from fastapi import FastAPI
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import JSON, requires
 from ref_server.http.routes.documents import errors
 from ref_server.service.service import Service
 from shared.api import Error, ModelInfo, ReferenceBody, ReferenceVersion
@@ -11,6 +13,7 @@ _NO_SNAPSHOT = {404: {"model": Error, "description": "no such snapshot"}}
 
 def add(app: FastAPI, service: Service) -> None:
     @app.get("/v1/model", response_model=ModelInfo)
+    @requires(Role.UPLOAD)
     async def model() -> dict[str, object]:
         """The reference model: what a client's own model must match.
 
@@ -20,7 +23,8 @@ def add(app: FastAPI, service: Service) -> None:
         """
         return service.model
 
-    @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 415, 503)})
+    @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 503)})
+    @requires(Role.ADMIN, JSON)
     def replace(body: ReferenceBody) -> ReferenceVersion:
         """Replaces the reference's weights by a snapshot below `--snapshot-root`, of the same architecture.
 

@@ -9,6 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import JSON, requires
 from ref_server.http.gate.guard import media_type
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.http.threads import BodyThreads
@@ -20,7 +22,7 @@ from shared.batch import ScoredBatch, TokenGroup
 _BODY = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": LogprobsRequest.model_json_schema()}, **SAFETENSORS},
+        "content": {JSON: {"schema": LogprobsRequest.model_json_schema()}},
     }
 }
 
@@ -28,8 +30,9 @@ _BODY = {
 def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     @app.post(
         "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
-        responses={200: {"content": SAFETENSORS}, **errors(409, 415, 503)},
+        responses={200: {"content": SAFETENSORS}, **errors(409, 503)},
     )  # fmt: skip
+    @requires(Role.UPLOAD, JSON, wire.CONTENT_TYPE)
     async def logprobs(request: Request) -> Any:
         """Scores now, ahead of the queue; nothing is kept. A safetensors batch is answered with the scored batch.
 
@@ -67,7 +70,7 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
                 "reference_version": version,
             }
         )
-        return Response(answer.model_dump_json(), media_type="application/json")
+        return Response(answer.model_dump_json(), media_type=JSON)
 
     async def _score(group: TokenGroup, temperature: float) -> tuple[np.ndarray, int]:
         """(C,) log-probs, and the version of the weights that computed them."""

@@ -9,6 +9,7 @@ import pytest
 
 from ref_server.config import ServeConfig
 from ref_server.http.gate.guard import MAX_JSON_BYTES, Guard
+from ref_server.http.route_table import RouteTable
 from shared import wire
 from tests.ref_server.sockets import answer, connected, head
 
@@ -82,7 +83,7 @@ def test_hostile_lengths_behind_another_server(length: str) -> None:
     headers = [(b"host", b"localhost"), (b"content-length", length.encode("latin-1"))]
     state = {"request_id": "1"}
     scope = {"type": "http", "method": "GET", "path": "/livez", "headers": headers, "state": state}
-    asyncio.run(Guard(app, ServeConfig(no_model=True, max_body_mib=1))(scope, receive, send))
+    asyncio.run(Guard(app, ServeConfig(no_model=True, max_body_mib=1), RouteTable([]))(scope, receive, send))
     assert sent[0]["status"] == 413
 
 

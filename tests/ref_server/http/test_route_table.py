@@ -1,0 +1,158 @@
+"""Who gets through to which route: every route declares a role, and the guard asks for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from ref_server.access.keys import Role
+from ref_server.access.requirements import UNDECLARED, requirement_of
+from ref_server.http.app import create_app
+from ref_server.http.route_table import RouteTable
+from ref_server.service.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+SECRET = "s3cret-" * 4
+TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
+FILE = "".join(f"{role.name.lower()} {token}\n" for role, token in TOKENS.items())
+ROLES = [
+    ("GET", "/", Role.OPEN),
+    ("GET", "/livez", Role.OPEN),
+    ("GET", "/readyz", Role.OPEN),
+    ("GET", "/metrics", Role.UPLOAD),
+    ("GET", "/openapi.json", Role.UPLOAD),
+    ("GET", "/v1/model", Role.UPLOAD),
+    ("GET", "/v1/queue", Role.UPLOAD),
+    ("POST", "/v1/logprobs", Role.UPLOAD),
+    ("POST", "/v1/batches", Role.UPLOAD),
+    ("GET", "/v1/batches", Role.TRAIN),
+    ("GET", "/v1/batches/3f", Role.TRAIN),
+    ("GET", "/v1/batches/3f/tokens", Role.TRAIN),
+    ("POST", "/v1/batches/lease", Role.TRAIN),
+    ("POST", "/v1/leases/ack", Role.TRAIN),
+    ("POST", "/v1/leases/extend", Role.TRAIN),
+    ("POST", "/v1/leases/release", Role.TRAIN),
+    ("POST", "/v1/batches/3f/requeue", Role.ADMIN),
+    ("DELETE", "/v1/batches/3f", Role.ADMIN),
+    ("PUT", "/v1/reference", Role.ADMIN),
+    ("GET", "/surprise", Role.ADMIN),
+]
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def table(make_service: Callable[..., Service]) -> RouteTable:
+    """Of an application with all routes that there are."""
+    service = make_service(legacy=True)
+    app = create_app(service)
+    for route in app.routes:
+        assert isinstance(route, Route), route
+        assert requirement_of(route) is not UNDECLARED, f"{route.path} wants @requires(Role.…)"
+    service.close()
+    return RouteTable(app.routes)
+
+
+@pytest.mark.parametrize(("method", "path", "role"), ROLES)
+def test_every_route_has_its_role(table: RouteTable, method: str, path: str, role: Role) -> None:
+    assert table.role(method, path) is role
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role"),
+    [
+        ("POST", "/upload", Role.UPLOAD),
+        ("GET", "/get", Role.TRAIN),
+        ("HEAD", "/livez", Role.OPEN),
+        ("GET", "/v1/batches/lease", Role.TRAIN),
+        ("GET", "/v1/batches/", Role.ADMIN),
+        ("GET", "/v1/batches/a/b", Role.ADMIN),
+        ("GET", "/livez\n", Role.ADMIN),
+        ("GET", "//livez", Role.ADMIN),
+        ("OPTIONS", "/v1/batches", Role.ADMIN),
+        ("DELETE", "/livez", Role.ADMIN),
+    ],
+)
+def test_what_is_no_route_is_for_admins(table: RouteTable, method: str, path: str, role: Role) -> None:
+    assert table.role(method, path) is role
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    make_service: Callable[..., Service], serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A server that wants tokens."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens"
+    file.write_text(FILE)
+    service = make_service(token_file=file, token="the-environment-s-token", host="0.0.0.0")
+    with serve(service) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path", "wanted"), ROLES)
+def test_who_gets_through(guarded: httpx.Client, method: str, path: str, wanted: Role) -> None:
+    nobody = guarded.request(method, path)
+    if wanted is Role.OPEN:
+        assert nobody.status_code in (200, 404)
+        return
+    assert nobody.status_code == 401
+    assert nobody.headers["WWW-Authenticate"] == "Bearer"
+    assert nobody.json()["error"]["code"] == "unauthorized"
+    for role, token in TOKENS.items():
+        answer = guarded.request(method, path, headers=bearer(token))
+        assert answer.status_code != 401
+        if role >= wanted:
+            assert answer.status_code != 403
+        else:
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (403, "forbidden")
+            assert f"role {wanted.name.lower()};" in error["message"]
+
+
+def test_a_worker_uploads_and_a_trainer_leases(guarded: httpx.Client, rollout: Callable[..., RolloutBatch]) -> None:
+    body, content_type = wire.encode(rollout()), {"Content-Type": wire.CONTENT_TYPE}
+    upload = guarded.post("/v1/batches", content=body, headers=bearer(TOKENS[Role.UPLOAD]) | content_type)
+    assert upload.status_code == 201
+    lease = guarded.post("/v1/batches/lease", json={"consumer": "c"}, headers=bearer(TOKENS[Role.TRAIN]))
+    assert lease.headers["Batch-Id"] == upload.json()["id"]
+    assert guarded.get("/v1/queue", headers=bearer("the-environment-s-token")).status_code == 200
+
+
+def test_a_token_is_asked_for_before_a_body_is_looked_at(guarded: httpx.Client) -> None:
+    answer = guarded.post("/v1/batches", content=b"x" * 2**20, headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 401
+    wrong_host = guarded.get("/v1/queue", headers={"Host": "evil.example"})
+    assert (wrong_host.status_code, wrong_host.json()["error"]["field"]) == (403, "Host")
+
+
+def test_two_tokens_in_a_request_are_none(guarded: httpx.Client) -> None:
+    twice = [("Authorization", f"Bearer {TOKENS[Role.ADMIN]}"), ("Authorization", "Bearer nonsense")]
+    assert guarded.get("/v1/queue", headers=twice).status_code == 400
+
+
+# Clients of Simple-GRPO, which send none
+
+
+@pytest.mark.parametrize(
+    ("legacy_insecure", "headers", "through"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"X-Forwarded-For": "10.0.0.1"}, False),
+        (True, {"Forwarded": "for=10.0.0.1"}, False),
+    ],
+)
+def test_simple_grpo_needs_no_token_where_that_is_asked_for(
+    make_service: Callable[..., Service], serve: Serve, legacy_insecure: bool, headers: dict[str, str], through: bool
+) -> None:
+    with serve(make_service(token=SECRET, legacy=legacy_insecure, legacy_insecure=legacy_insecure)) as http:
+        assert (http.get("/get", headers=headers).status_code != 401) is through
+        assert (http.post("/upload", headers=headers).status_code != 401) is through
+        assert http.get("/v1/queue", headers=headers).status_code == 401
+        assert http.get("/upload/other", headers=headers).status_code == 401
