@@ -25,5 +25,5 @@ def check_pair(certificate: Path, key: Path) -> None:
 
 
 def _no_password() -> str:
-    """Else OpenSSL asks for one on the terminal."""
+    """An empty password, or OpenSSL would ask for one on the terminal."""
     return ""

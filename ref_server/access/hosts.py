@@ -1,7 +1,7 @@
-"""Under which names the server expects to be asked, so that a web page cannot drive it.
+"""Checks `Host` and `Origin`, so that a web page cannot drive the server.
 
-A page may send requests to any address, and its own name may be made to resolve to ours; but it cannot choose what a
-browser writes into `Host` and `Origin`. A literal IP address is a name that nobody else can own.
+A page can send requests to any address, and its own name can be made to resolve to ours (DNS rebinding). But it cannot
+choose what a browser writes into `Host` and `Origin`. A literal IP address is safe: nobody else can own it as a name.
 """
 
 import socket
@@ -22,15 +22,15 @@ def is_loopback(host: str) -> bool:
 
 
 class Hosts:
-    """What is expected in `Host` by a server that listens on `listening`: loopback names, and `allowed`.
+    """The names that a server at `listening` accepts in `Host`: loopback names, and `allowed`.
 
-    One that listens beyond loopback is also asked by any IP address and by the machine's own name.
+    A server that listens beyond loopback also accepts any IP address and the machine's own name.
     """
 
     def __init__(self, listening: str, allowed: Iterable[str]) -> None:
         self._beyond = not is_loopback(listening)
         own = {socket.gethostname().lower(), listening.lower()} if self._beyond else set()
-        # No name is not a name, whatever the machine's is.
+        # An empty Host is never accepted, even where the machine has no name.
         self._names = ({name.lower() for name in allowed} | own) - {""}
 
     def check(self, host: str, origin: str | None) -> None:
@@ -48,7 +48,7 @@ class Hosts:
 
 
 def _name(host: str) -> str:
-    """The name in a `Host` header, without its port; IPv6 addresses stand in brackets."""
+    """The name in a `Host` header, without its port. IPv6 addresses are in brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

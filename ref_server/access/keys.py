@@ -10,7 +10,7 @@ from stat import S_IROTH
 from typing import Self
 
 MIN_TOKEN_CHARACTERS = 16
-# What a bearer token may be made of (RFC 6750).
+# The characters of a bearer token (RFC 6750).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
@@ -30,7 +30,7 @@ class Role(IntEnum):
     """Each may do what those before it may."""
 
     OPEN = 0
-    """Whoever reaches the server, without a token."""
+    """Anyone who reaches the server, without a token."""
     UPLOAD = 1
     """Upload batches, score, look at the server."""
     TRAIN = 2
@@ -41,7 +41,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Keys:
-    """The tokens that are known, as digests alone: nothing that prints this shows a token."""
+    """The known tokens. Only digests are kept, so that printing this shows no token."""
 
     roles: dict[bytes, Role] = field(default_factory=dict, repr=False)
 
@@ -52,7 +52,7 @@ class Keys:
         """The role of an `Authorization` header's token. Raises Unauthenticated where it is missing or not known."""
         scheme, _, token = (authorization or "").partition(" ")
         given = sha256(token.strip().encode("latin-1", "replace")).digest()
-        # All are compared, each in constant time: how long it takes tells nothing about a token.
+        # Compare with all tokens, each in constant time, so that the time taken says nothing about a token.
         found = [role for digest, role in self.roles.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() == "bearer" and found:
             return max(found)
@@ -83,7 +83,7 @@ def one_admin(token: str) -> Keys:
 
 
 def read_keys(file: Path) -> Keys:
-    """Lines of `ROLE TOKEN`, or of a token alone, which is an admin's; `#` begins a comment.
+    """Reads lines of `ROLE TOKEN`, or of a token alone, which is an admin's. `#` begins a comment.
 
     Raises ValueError, which names the line and does not repeat it, and OSError.
     """
@@ -95,7 +95,7 @@ def read_keys(file: Path) -> Keys:
         try:
             role, digest = _read_line(words)
             if digest in roles:
-                raise ValueError("this token stands in a line above")
+                raise ValueError("this token is in a line above")
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: {error}") from None
         roles[digest] = role

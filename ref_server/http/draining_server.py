@@ -20,12 +20,12 @@ log = structlog.get_logger()
 
 
 class DrainingServer(uvicorn.Server):
-    """Says when it serves. A signal drains it, and so does the end of the scoring loop.
+    """Drains on a signal, or when the scoring loop ends; then stops.
 
-    While it drains it still listens, so that trainers can settle their leases and those who bring work hear that they
-    are to come again; uvicorn alone would close its door at once. It ends when what was being scored is saved, or after
-    drain_seconds with whatever is not. A second signal ends the process where it stands: what was acknowledged is on
-    disk, and the next start takes back what was claimed.
+    While it drains it still listens: trainers can settle their leases, and uploads are told to try again. uvicorn alone
+    would stop listening at once. It stops when the batches being scored are saved, or after drain_seconds at the
+    latest. A second signal ends the process at once: what was acknowledged is on disk, and the next start queues the
+    claimed batches again.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -48,7 +48,7 @@ class DrainingServer(uvicorn.Server):
         log.info("serving", url=f"{'https' if self.config.is_ssl else 'http'}://{host}:{self.config.port}")
 
     async def _listen_also(self, port: int) -> None:
-        """Serves the same application on another port. Ends the process where that one is taken, as uvicorn does."""
+        """Serves the same application on another port. Ends the process if that port is taken, as uvicorn does."""
         make: Any = self.config.http_protocol_class
         protocol = partial(make, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         try:
@@ -63,12 +63,12 @@ class DrainingServer(uvicorn.Server):
         log.info("serving Simple-GRPO's clients", port=port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Sets a flag and no more: whatever lock the event loop's thread holds, a handler must not want it."""
+        """Only sets a flag: a signal handler must not wait for a lock that the interrupted thread may hold."""
         if self._signalled:
             os._exit(128 + sig)
         self._signalled = True
         if sig == signal.SIGINT:
-            self._captured_signals.append(sig)  # raised again at the end: whoever pressed Ctrl-C stops, too
+            self._captured_signals.append(sig)  # raised again at the end, so that the shell sees Ctrl-C, too
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -80,7 +80,7 @@ class DrainingServer(uvicorn.Server):
         left = self._deadline - time.monotonic()
         if scoring.alive and left > 0:
             return False
-        # Half of what is left is for requests that are still answered, the rest for closing the store.
+        # Half of the time left is for open requests, the rest for closing the store.
         self.config.timeout_graceful_shutdown = max(0.0, left / 2)  # type: ignore[assignment]
         return True
 
@@ -91,7 +91,7 @@ class DrainingServer(uvicorn.Server):
         self._service.drain()
 
     def _end_late(self) -> None:
-        """Ends the process at the deadline, whatever hangs: a forward, a thread, the interpreter's own end."""
+        """Ends the process at the deadline, even if a forward, a thread or the interpreter's shutdown hangs."""
         time.sleep(self._drain_seconds)
         if self._service.closed:
             os._exit(self.status)

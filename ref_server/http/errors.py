@@ -1,4 +1,4 @@
-"""What went wrong, as HTTP says it."""
+"""Which exception becomes which HTTP error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,8 +41,8 @@ def add_error_handlers(app: FastAPI) -> None:
         return problem.answer(request.scope)
 
     def answer_bug(request: Request, _: Exception) -> JSONResponse:
-        # Starlette answers these outside of the guard, which names the request on all other answers, and raises the
-        # error again, whereupon uvicorn closes the connection.
+        # Starlette answers these outside of all middleware, so the request's id is added here. It then raises the error
+        # again, and uvicorn closes the connection.
         headers = {"X-Request-Id": request.state.request_id, "Connection": "close"}
         message = "a bug of the server; its log has the traceback"
         return answer(request, Problem(500, "internal", message, headers=headers))
@@ -88,7 +88,7 @@ def _http_problem(request: Request, error: Any) -> Problem:
 
 
 def _methods(request: Request) -> list[str]:
-    """All that a path takes. Starlette names those of one route only, and a path may have several."""
+    """All methods of a path. Starlette names those of one route only, and a path may have several."""
     path = request.url.path
     routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
     literal = [route for route in routes if route.path == path]  # /v1/batches/lease is no id
@@ -96,9 +96,9 @@ def _methods(request: Request) -> list[str]:
 
 
 def _invalid(errors: Any) -> Problem:
-    """The first thing that pydantic found wrong."""
+    """The first error that pydantic found."""
     first = errors[0]
-    # Only what the client named: not where FastAPI found it, nor which type of a union pydantic tried.
+    # Keep the names that the client wrote: drop FastAPI's "body" and "query", and the types of a union.
     names = [str(part) for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
     where = ".".join(names) if first["type"] != "json_invalid" else ""
     message = str(first["msg"]).removeprefix("Value error, ")

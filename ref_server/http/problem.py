@@ -1,4 +1,4 @@
-"""An answer that is an error."""
+"""The HTTP error that a request is answered with."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from shared.api import Error, ErrorDetail
 
 
 class Problem(Exception):
-    """`field` names the part of the request that is wrong."""
+    """An error answer. field: the part of the request that is wrong."""
 
     def __init__(
         self, status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
@@ -24,7 +24,7 @@ class Problem(Exception):
         self.headers = headers or {}
 
     def answer(self, scope: Scope) -> JSONResponse:
-        """The answer to a request, in whose state it leaves the code, for the log and the metrics."""
+        """The answer to a request. Leaves the code in the request's state, for the log and the metrics."""
         scope["state"]["error_code"] = self.code
         return JSONResponse(self.body(scope["state"]["request_id"]), self.status, headers=self.headers)
 
@@ -41,5 +41,5 @@ def denied(error: Denied) -> Problem:
 
 
 def no_room(code: str, error: QueueFull) -> Problem:
-    """429, and when to come again."""
+    """429, with the seconds after which to try again."""
     return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})

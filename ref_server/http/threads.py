@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BodyThreads:
-    """At most `threads` calls run at once; the others wait for them, `most` in all."""
+    """Runs at most `threads` calls at once. Others wait, up to `most` calls in all."""
 
     def __init__(self, *, threads: int, most: int) -> None:
         self._limiter = CapacityLimiter(threads)
@@ -19,7 +19,7 @@ class BodyThreads:
         self._calls = 0
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Raises Busy."""
+        """What the call returns or raises. Raises Busy when `most` calls run or wait already."""
         if self._calls >= self._most:
             raise Busy(f"{self._most} bodies are being worked on already")
         self._calls += 1

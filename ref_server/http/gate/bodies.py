@@ -1,4 +1,4 @@
-"""Request bodies on their way into memory: how large, how slow, and how many at once."""
+"""Reads request bodies within limits of size, time and memory."""
 
 import asyncio
 from types import TracebackType
@@ -8,17 +8,17 @@ from starlette.types import Message, Receive
 
 from ref_server.http.problem import Problem
 
-# A body may take so long, and its length at this pace besides: 17 minutes for 64 MiB.
+# A body may take FIRST_SECONDS, plus its length at this pace: 17 minutes for 64 MiB.
 FIRST_SECONDS = 10.0
 BYTES_PER_SECOND = 64 * 1024
-# After a refusal the rest of a body is still taken, and thrown away, for so long: a client reads no answer whose
-# connection is closed while it still sends.
+# After a refusal the rest of the body is read and thrown away for this long: a client that still sends when the
+# connection closes never reads the answer.
 LINGER_SECONDS = 10.0
 LINGER_IDLE_SECONDS = 1.0
 
 
 class Budget:
-    """Bytes of all bodies that are held at once, counted as they arrive: what is merely claimed locks out nobody."""
+    """Bytes of all bodies in memory, counted as they arrive: a large Content-Length alone locks out nobody."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -29,7 +29,7 @@ class Budget:
 
 
 class Held:
-    """What one request holds of a budget, until its block is left."""
+    """One request's part of a budget, given back when the block ends."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -42,7 +42,7 @@ class Held:
         self._budget.held -= self._bytes
 
     def take(self, size: int) -> None:
-        """Raises Problem 429 when there is not so much left."""
+        """Raises Problem 429 when less than `size` bytes are left."""
         if self._budget.held + size > self._budget.most:
             message = f"requests hold all of the {self._budget.most} bytes that bodies may take at once"
             raise Problem(429, "busy", message, headers={"Retry-After": "1"})
@@ -78,7 +78,7 @@ def too_large(most: int) -> Problem:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole body as one message. It is then held by whoever took it, not here."""
+    """A `receive` that gives the whole body as one message, and keeps no copy of it."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -88,7 +88,7 @@ def replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def discard(receive: Receive) -> None:
-    """Takes what still comes of a body that was refused."""
+    """Reads the rest of a refused body, and throws it away."""
     try:
         async with asyncio.timeout(LINGER_SECONDS):
             message: Message = {"more_body": True}

@@ -1,4 +1,4 @@
-"""Connections that nobody can keep by doing nothing, and whose errors are answered as all others are."""
+"""HTTP connections with deadlines for idle clients, and errors in our JSON form."""
 
 import asyncio
 import sys
@@ -11,14 +11,14 @@ from shared.api import Error, ErrorDetail
 
 # From a connection's first byte, or its opening, to the end of the request's head.
 HEAD_SECONDS = 10.0
-# A reader that takes nothing of its answer for so long is cut off.
+# A client that reads nothing of its answer for this long is cut off.
 STALLED_SECONDS = 30.0
-# What may come behind a complete request before that is answered.
+# Bytes that may arrive behind a complete request before it is answered.
 MAX_AHEAD_BYTES = 256 * 1024
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 with deadlines: it has one between requests, but none for a head or a reader that stalls."""
+    """uvicorn's HTTP/1.1 with two more deadlines: for a request's head, and for a client that stops reading."""
 
     _head: asyncio.TimerHandle | None = None
     _reader: asyncio.TimerHandle | None = None
@@ -49,8 +49,8 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP, or has too long a head. h11 tells which in the error at hand."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it is answered already, or being so
+        """Answers a request that is not HTTP, or whose head is too long. h11's current error tells which."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer was begun already
             self.transport.close()
             return
         hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
@@ -75,7 +75,7 @@ class Connection(H11Protocol):
         self._stop_watching_the_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():  # or closing would wait for a reader that takes nothing
+        if self.transport.get_write_buffer_size():  # else closing would wait for a client that does not read
             self.transport.abort()
         super().timeout_keep_alive_handler()
 

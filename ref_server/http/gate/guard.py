@@ -1,4 +1,4 @@
-"""What is refused before a route sees it: foreign pages, unknown callers, unexpected bodies, and too much of them."""
+"""Refuses requests before a route sees them: foreign pages, unknown callers, wrong or too large bodies."""
 
 import re
 
@@ -14,24 +14,24 @@ from ref_server.http.gate.bodies import Budget, Held, discard, read_body, replay
 from ref_server.http.problem import Problem, denied
 from ref_server.http.route_table import RouteTable
 
-# Parsed, JSON takes up to forty times its length, and time during which nothing else is answered. Ten thousand leases
-# fit, and the token ids of a batch of 131,072; a larger one can be sent as safetensors.
+# Parsed JSON takes up to forty times its length in memory, and parsing blocks all other requests. 1 MiB holds ten
+# thousand leases, or 131,072 token ids; a larger batch can be sent as safetensors.
 MAX_JSON_BYTES = 2**20
-# Of JSON bodies together, besides those of batches: many uploads at once keep no trainer from holding its leases.
+# JSON bodies have a budget of their own, so that many uploads cannot keep a trainer from extending its leases.
 MAX_JSON_BODIES_BYTES = 64 * MAX_JSON_BYTES
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
-# Two of one of these would mean two things to two readers.
+# Headers that may occur once: a proxy and this server could each trust another one of two.
 _ONCE = ("host", "origin", "authorization", "content-type", "content-encoding", "content-length")
 # Routes of the Simple-GRPO protocol, whose clients send no token.
 _LEGACY_PATHS = ("/upload", "/get")
 
 
 class Guard:
-    """ASGI middleware, inside of `requests.py`, which has named the request.
+    """ASGI middleware, inside of `Requests`, which gives each request its id.
 
-    It reads the whole body itself, within limits of size, time and memory, so that no route waits for a slow client.
+    It reads the whole body itself, so that no route waits for a slow client.
     """
 
     def __init__(self, app: ASGIApp, config: ServeConfig, routes: RouteTable) -> None:
@@ -52,9 +52,9 @@ class Guard:
         with budget.hold() as held:
             taken = await self._take(scope, headers, receive, held)
             if isinstance(taken, bytes):
-                receive, taken = replay(taken, receive), None  # the route's copy is the only one
+                receive, taken = replay(taken, receive), None  # so that only the route holds the body
                 await self._app(scope, receive, send)
-        if taken is not None:  # what a refused body held is free by now: its client may be slow to leave
+        if taken is not None:  # outside of the budget: the client may be slow to leave
             await _refuse(taken, scope, headers, receive, send)
 
     async def _take(self, scope: Scope, headers: Headers, receive: Receive, held: Held) -> bytes | JSONResponse | None:
@@ -75,7 +75,7 @@ class Guard:
         scope["state"]["role"] = role and role.name.lower()
         _check_media_type(scope, headers, self._routes.media_types(scope["path"]))
         length = headers.get("content-length", "0")
-        # Twenty digits are more than any body has, and int() would refuse some thousand.
+        # int() raises for thousands of digits; twenty are more than any body needs.
         if not re.fullmatch("[0-9]{1,20}", length) or int(length) > self._most_bytes(headers):
             raise too_large(self._most_bytes(headers))
 
@@ -92,7 +92,7 @@ class Guard:
 
 
 def media_type(headers: Headers) -> str:
-    """What the body is said to be, without parameters, in lower case."""
+    """The Content-Type without its parameters, in lower case."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -104,8 +104,8 @@ def _check_head(scope: Scope, headers: Headers) -> None:
         raise Problem(431, "too_large", limits)
     for name in _ONCE:
         if len(headers.getlist(name)) > 1:
-            raise Problem(400, "invalid_request", f"{name} must stand once", name)
-    # The router's patterns let one pass behind a path, and what is told here by the path would not hold for its route.
+            raise Problem(400, "invalid_request", f"{name} must occur once", name)
+    # The router's patterns accept a line break behind a path; the guard's do not, and would ask for another role.
     if scope["path"].endswith("\n"):
         raise Problem(404, "not_found", "Not Found")
 
@@ -121,7 +121,7 @@ def _check_media_type(scope: Scope, headers: Headers, allowed: tuple[str, ...]) 
 
 
 def _comes_from_this_machine(scope: Scope, headers: Headers) -> bool:
-    """Not so when a proxy on this machine passes on what comes from elsewhere."""
+    """False for a request that a proxy on this machine forwards: it may come from elsewhere."""
     proxied = "forwarded" in headers or "x-forwarded-for" in headers
     return not proxied and is_loopback((scope.get("client") or ("",))[0])
 
@@ -130,7 +130,7 @@ async def _refuse(answer: JSONResponse, scope: Scope, headers: Headers, receive:
     if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
         await answer(scope, receive, send)
         return
-    answer.headers["Connection"] = "close"  # where the next request would begin is not known before its body has come
+    answer.headers["Connection"] = "close"  # the next request begins behind a body that was not read
     await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": True})
     await discard(receive)

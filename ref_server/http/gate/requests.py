@@ -1,4 +1,4 @@
-"""Every request from outside: its id, its numbers, its line in the log."""
+"""Gives every request an id, counts it, and logs it."""
 
 import time
 from typing import Any
@@ -13,18 +13,18 @@ from ref_server.metrics.traffic import Traffic
 
 log = structlog.get_logger()
 
-# What nginx says of a client that went away before it was answered.
+# nginx's status for a client that went away before it was answered.
 CLIENT_CLOSED = 499
-# Those that a healthy client meets, too: an id that is gone, a batch that came twice, a queue that is full.
+# Errors that a healthy client meets, too: an id that is gone, a batch that came twice, a full queue.
 _USUAL = (404, 409, 429)
 
 
 class Requests:
-    """ASGI middleware, around all others: it sees what they refuse.
+    """ASGI middleware around all others, so that it also sees requests which they refuse.
 
-    Gives every request an id, the client's own if it is fit to print, which errors, the `X-Request-Id` header and all
-    that is logged in the request carry. The log gets a line of each: routes, not paths, since anything can stand in
-    those, and neither queries nor bodies nor headers.
+    A request keeps the client's own id if that is printable, else it gets a new one. Errors, the `X-Request-Id` header
+    and all log lines carry it. The line of a request names its route, never the path, the query, the body or headers,
+    since a client can write anything there.
     """
 
     def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
@@ -36,27 +36,27 @@ class Requests:
             await self._app(scope, receive, send)
             return
         request_id = scope.setdefault("state", {})["request_id"] = _request_id(scope)
-        # A request has a task of its own, so that nobody else sees this; uvicorn's last words on it do.
+        # Each request runs in a task of its own, so this binds the id for no other request.
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        seen = _Seen(dict(scope), receive, send, request_id)  # routing changes it
+        seen = _Seen(dict(scope), receive, send, request_id)  # a copy: routing changes the scope
         self._traffic.active.inc()
         try:
             await self._app(scope, seen.receive, seen.send)
         except Exception:
-            seen.status, scope["state"]["error_code"] = 500, "internal"  # Starlette answers so, around us
+            seen.status, scope["state"]["error_code"] = 500, "internal"  # Starlette's answer, sent outside of this
             raise
         finally:
             self._traffic.active.dec()
-            self._tell(scope, seen)
+            self._record(scope, seen)
 
-    def _tell(self, scope: Scope, seen: "_Seen") -> None:
+    def _record(self, scope: Scope, seen: "_Seen") -> None:
         seconds = time.perf_counter() - seen.began
         route, code = _template(scope.get("route") or _find(seen.scope)), scope["state"].get("error_code")
         self._traffic.add(route, scope["method"], seen.status, code, seconds)
         client = scope.get("client")
         details = {"code": code, "role": scope["state"].get("role"), "peer": client and client[0]}
-        tell = log.error if seen.status >= 500 else log.info if _is_odd(seen.status) else log.debug
-        tell(
+        write = log.error if seen.status >= 500 else log.info if _is_odd(seen.status) else log.debug
+        write(
             "request",
             method=scope["method"],
             route=route,
@@ -68,7 +68,7 @@ class Requests:
 
 
 class _Seen:
-    """What passes on the way in and out of one request."""
+    """Wraps `receive` and `send` of one request: counts bytes in, notes the status, adds the header."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self.scope = scope
@@ -101,7 +101,7 @@ def _is_odd(status: int) -> bool:
 
 
 def _find(scope: Scope) -> Any:
-    """The route that a request would have met, had it been let through."""
+    """The route of a request that was refused before routing."""
     routes = scope["app"].routes
     fitting = (route for wanted in (Match.FULL, Match.PARTIAL) for route in routes if route.matches(scope)[0] is wanted)
     return next(fitting, None)

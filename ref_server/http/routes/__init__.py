@@ -1,1 +1,1 @@
-"""The routes, one file a noun: HTTP in, calls of the service, HTTP out, and nothing else."""
+"""The routes, one file for each noun. A route turns HTTP into a call of the service, and the result into HTTP."""

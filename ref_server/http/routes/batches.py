@@ -1,4 +1,4 @@
-"""Batches on their way in, and what an operator sees of them and does to them."""
+"""Routes for uploading batches, and for looking at, requeueing and dropping them."""
 
 from collections.abc import Callable
 from functools import partial

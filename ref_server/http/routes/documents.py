@@ -30,7 +30,7 @@ _REASONS = {
     503: "not now: starting, draining, or the store is away",
     507: "the disk is full; nothing was kept",
 }
-# What may come before any route sees a request.
+# Errors that the gate may answer for any route.
 COMMON = (400, 401, 403, 408, 413, 414, 422, 429, 431)
 
 
@@ -75,7 +75,7 @@ def _describe(operation: dict[str, Any], required: Requirement) -> None:
 
 
 def _say_that_errors_are_json(responses: dict[str, dict[str, Any]]) -> None:
-    """FastAPI takes them for what the route answers when all is well: text, say."""
+    """Errors are JSON. FastAPI documents them with the media type of the route's success, text for example."""
     for status, response in responses.items():
         if status >= "400":
             response["content"] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Error.__name__}"}}}

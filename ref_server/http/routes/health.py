@@ -1,21 +1,21 @@
-"""Is it up, and is it ready?"""
+"""Routes that tell whether the server is up, and whether it is ready."""
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
-from ref_server.http.patience import Question
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
+from ref_server.http.shared_call import SharedCall
 from ref_server.service.service import Service
 
-# A store that is silent for so many seconds is not ready.
-_PATIENCE = 5.0
+# Seconds after which a store that does not answer counts as not ready.
+_TIMEOUT = 5.0
 
 
 def add(app: FastAPI, service: Service) -> None:
-    readiness = Question(service.not_ready_reason)
+    readiness = SharedCall(service.not_ready_reason)
 
     @app.get("/livez", response_class=PlainTextResponse)
     @requires(Role.OPEN)
@@ -38,9 +38,9 @@ def add(app: FastAPI, service: Service) -> None:
         ```
         """
         try:
-            reason = await readiness.answer(_PATIENCE)
+            reason = await readiness.result(_TIMEOUT)
         except TimeoutError:
-            reason = f"the queue has not answered for {_PATIENCE:g} s"
+            reason = f"the queue has not answered for {_TIMEOUT:g} s"
         if reason:
             raise Problem(503, "not_ready", reason, headers={"Retry-After": "1"})
         return "ok"

@@ -1,4 +1,4 @@
-"""Leases of scored batches."""
+"""Routes for leasing scored batches, and for extending, acking and releasing leases."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.api import AckBody, ExtendBody, LeaseBody, LeasesBody, ReleaseBody, Result, Results
 
-# A poll looks again this often, in seconds: neither a lease that runs out nor another server rings the bell.
+# A poll looks again this often, in seconds: the bell does not ring for a lease that runs out, or for another server.
 POLL_SECONDS = 0.5
 
 _LEASED = {
@@ -108,7 +108,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
 
 
 async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: float, request: Request) -> Lease | None:
-    """Tries whenever the bell rings, until there is a lease or the time is over. Occupies no thread while waiting."""
+    """Tries whenever the bell rings, until there is a lease or the time is over. Holds no thread while it waits."""
     deadline = time.monotonic() + seconds
     while True:
         bell = service.bell.next()
@@ -132,7 +132,7 @@ async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: fl
 
 
 async def _settle(body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]) -> Results:
-    """Goes to a thread once; FastAPI would go again to check what a route that is no coroutine returns."""
+    """Runs in one thread once. For a route that is no coroutine, FastAPI would use a thread again for the answer."""
 
     def work() -> Results:
         keys = [LeaseKey(key.id, key.token) for key in body.leases]

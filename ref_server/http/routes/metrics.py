@@ -16,14 +16,14 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
-from ref_server.http.patience import Question
+from ref_server.http.shared_call import SharedCall
 from ref_server.metrics.traffic import Traffic
 from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
 from ref_server.service import gauges
 from ref_server.service.service import Service
 
-# A scrape waits so long for the store, in seconds: Prometheus itself gives up after ten.
-PATIENCE = 5.0
+# Seconds that a scrape waits for the store. Prometheus itself gives up after ten.
+TIMEOUT = 5.0
 
 
 def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
@@ -43,7 +43,7 @@ def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
 
 @dataclass(frozen=True)
 class _Store:
-    """What one look at the store gave. up: it could be written. stats: None when it could not be read."""
+    """The store at this scrape. up: it could be written. stats: None when it could not be read."""
 
     up: bool
     stats: Stats | None
@@ -55,14 +55,14 @@ class Metrics:
     def __init__(self, service: Service, traffic: Traffic) -> None:
         self._service = service
         self._traffic = traffic
-        self._store = Question(lambda: _look(service.queue))
+        self._store = SharedCall(lambda: _look(service.queue))
         self._process = ProcessCollector(registry=None)
         self._version = _version()
-        disable_created_metrics()  # of the whole process: else each counter is told twice, with the time it was made
+        disable_created_metrics()  # for the whole process; else each counter gets a second series
 
     async def text(self) -> bytes:
         try:
-            store = await self._store.answer(PATIENCE)
+            store = await self._store.result(TIMEOUT)
         except TimeoutError:
             store = _Store(up=False, stats=None)
         collected: Any = _Collected([*self._families(store), *self._process.collect()])
@@ -81,7 +81,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class _Collected:
-    """What `generate_latest` takes for a registry."""
+    """A registry for `generate_latest`."""
 
     families: list[Metric]
 

@@ -1,4 +1,4 @@
-"""Scores at once, nothing queued."""
+"""The route that scores at once, without the queue."""
 
 import asyncio
 from functools import partial

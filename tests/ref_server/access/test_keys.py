@@ -42,7 +42,7 @@ SECRET = "s3cret-" * 4
         ("s3cret", "line 1: a token has at least 16 characters"),
         (f"admin {SECRET}\u00e4", "line 1: a token is made of letters"),
         (f"admin {SECRET}:{SECRET}", "line 1: a token is made of letters"),
-        (f"admin {SECRET}\nupload {SECRET}", "line 2: this token stands in a line above"),
+        (f"admin {SECRET}\nupload {SECRET}", "line 2: this token is in a line above"),
         (b"admin \xff" + SECRET.encode(), "is not text"),
     ],
 )

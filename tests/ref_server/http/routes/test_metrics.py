@@ -139,7 +139,7 @@ def test_a_store_in_trouble_is_told_not_fatal(
 def test_a_silent_store_holds_up_no_scrape(
     make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.http.routes.metrics.PATIENCE", 0.1)
+    monkeypatch.setattr("ref_server.http.routes.metrics.TIMEOUT", 0.1)
     speak, asked = threading.Event(), []
 
     def check() -> None:
@@ -150,7 +150,7 @@ def test_a_silent_store_holds_up_no_scrape(
         assert [scrape(http)["tandem_store_up", labels()] for _ in range(5)] == [0.0] * 5
         assert len(asked) == 1, "no thread more for each scrape"
         speak.set()
-        monkeypatch.setattr("ref_server.http.routes.metrics.PATIENCE", 20.0)
+        monkeypatch.setattr("ref_server.http.routes.metrics.TIMEOUT", 20.0)
         assert scrape(http)["tandem_store_up", labels()] == 1
 
 
