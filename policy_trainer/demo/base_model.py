@@ -1,7 +1,8 @@
-"""The demo's base model: a tiny Qwen2 and its byte-level tokenizer, warmed up with supervision until it is middling.
+"""The demo's base model: a tiny Qwen2 with a byte-level tokenizer, warmed up by supervised steps.
 
-The warm-up shows it worked examples, `<think>4+8=12,5+5+1=11</think><answer>112</answer>`, then mostly blurted ones,
-`<think></think><answer>112</answer>`: it can then work problems out, but prefers to blurt, which it does badly.
+The warm-up shows it worked examples, `<think>4+8=12,5+5+1=11</think><answer>112</answer>`, and at the end mostly
+examples without work, `<think></think><answer>112</answer>`. So it can work a sum out, but mostly guesses, and is often
+wrong: there is something for GRPO to teach.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ CHAT_TEMPLATE = (
 )
 
 STEPS = 440
-BLURTING_STEPS = 40
+GUESSING_STEPS = 40
 BATCH = 32
 MAX_TOKENS = 64
 RAMP_STEPS = 20
@@ -46,8 +47,8 @@ _RECIPE = (__file__, arithmetic.__file__, supervision.__file__)
 
 
 def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:
-    """The directory of the base model of this seed, made on first use."""
-    # A change of the recipe is a change of these files: an old cache is then not taken.
+    """The directory of this seed's base model, which is made on first use."""
+    # The name holds a hash of the files that make the model, so that a change of them makes another model.
     recipe = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _RECIPE)).hexdigest()[:8]
     target = cache / f"arithmetic-{recipe}-seed-{seed}"
     if not target.exists():
@@ -56,27 +57,27 @@ def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], 
 
 
 def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> None:
-    """Makes the directory `target`, all of it or, when interrupted, nothing."""
+    """Makes and saves a base model; when interrupted, nothing is saved."""
     model, tokenizer = make_model(seed), make_tokenizer()
     warm_up(model, tokenizer, seed, on_progress)
     keep(model, tokenizer, target)
 
 
 def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
-    """Saves a base model as the directory `target`, which appears whole; two processes may do so at once."""
+    """Saves a base model to `target`, which appears whole. Two processes may do so at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
         made = Path(temporary) / "model"
         save_model(model, tokenizer, made)
         try:
             made.rename(target)
-        except OSError:  # another process was quicker; its model is the same
+        except OSError:  # another process has saved the same model
             if not target.exists():
                 raise
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes without merges, five special tokens, and the four tags as ordinary tokens, so that decoding keeps them."""
+    """A byte-level tokenizer without merges. The four tags are ordinary tokens, so that decoding keeps them."""
     vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *sorted(ByteLevel.alphabet())))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -118,7 +119,7 @@ def make_model(seed: int) -> PreTrainedModel:
 def warm_up(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: Callable[[int, int], None]
 ) -> None:
-    """Supervised steps on demonstrations of the training split."""
+    """Trains the model on demonstrations of the training split."""
     learner = SupervisedLearner(
         model, choose_forward(model), optimizer=OPTIMIZER, micro_batch_tokens=BATCH * MAX_TOKENS
     )
@@ -133,22 +134,22 @@ def warm_up(
 
 
 def _lr(step: int) -> float:
-    """A ramp to the peak, then down to a tenth of it."""
+    """Learning rate: linear warm-up to the peak, then linear decay to a tenth of it."""
     decay = 1 - 0.9 * max(0, step - RAMP_STEPS) / (STEPS - RAMP_STEPS)
     return OPTIMIZER.learning_rate * min(1.0, (step + 1) / RAMP_STEPS) * decay
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:
-    """What the warm-up shows, in order: worked examples, then mostly blurted ones."""
+    """The demonstrations of the warm-up in order: worked examples, then mostly ones without work."""
     chance, task = random.Random(seed), Arithmetic(seed)
     for i in range(STEPS * BATCH):
-        worked_share = 1.0 if i < (STEPS - BLURTING_STEPS) * BATCH else WORKED_SHARE_AT_END
+        worked_share = 1.0 if i < (STEPS - GUESSING_STEPS) * BATCH else WORKED_SHARE_AT_END
         problem = task.problem(i)
         yield Demonstration(problem, example(problem, worked=chance.random() < worked_share, chance=chance))
 
 
 def example(problem: Problem, *, worked: bool, chance: random.Random) -> str:
-    """One completion to imitate. Some have a broken tag, so that the format is left to learn as well."""
+    """A completion to imitate. Some lack a tag, so that GRPO can improve the format too."""
     text = f"<think>{','.join(work(problem)) if worked else ''}</think><answer>{problem.answer}</answer>"
     if chance.random() < BROKEN_SHARE:
         text = text.replace(chance.choice(TAGS), "", 1)

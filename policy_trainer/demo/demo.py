@@ -1,4 +1,4 @@
-"""The demo: a tiny model learns to add, through a reference server and a rollout worker of its own on this machine."""
+"""The demo: a tiny model learns to add, with a reference server and a rollout worker on this machine."""
 
 import shutil
 import socket
@@ -44,22 +44,25 @@ SAMPLING = SamplingConfig(num_generations=8, prompts_per_round=16, max_completio
 
 
 def demo(config: DemoConfig, console: Console) -> int:
-    """Runs it all and leaves run_dir/summary.json. Exit status: 0, 1 when the KL check fails, 130 when interrupted."""
+    """Evaluates, trains, evaluates again, and writes RUN_DIR/summary.json.
+
+    Returns the exit status: 0, 1 when the KL check fails, 130 when interrupted.
+    """
     began = time.monotonic()
     directory = RunDirectory(config.run_dir)
     if config.resume:
         _refuse_another_seed(directory, config.seed)
     else:
         _set_aside(directory, console)
-    use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
+    use_threads(1)  # more threads make so small a model slower
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
     with _reference_server(base, directory, console) as (server, client):
         recipe = _recipe(config, base, client.url).model_copy(update={"resume": config.resume})
         result = train(recipe, console, on_outage=lambda: _check(server))
         if not result.finished:
-            going_on = _going_on(config.seed)
-            console.print(f"stopped after {result.steps} steps; continue with: {going_on}", highlight=False)
+            command = _resume_command(config.seed)
+            console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
             return 130
         scored = client.queue().scoring.working_seconds
     after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
@@ -73,11 +76,11 @@ def demo(config: DemoConfig, console: Console) -> int:
 
 
 def set_up(config: DemoSetupConfig) -> Path:
-    """Writes RUN_DIR/base, unless it is there, and RUN_DIR/config.toml, for a trainer and workers to start with."""
+    """Writes RUN_DIR/base, unless it exists, and RUN_DIR/config.toml, which a trainer and workers can start with."""
     directory = RunDirectory(config.run_dir)
     base = config.run_dir / "base"
     if not base.exists():
-        use_threads(1)  # so small a model is no faster with more, and far slower where they wait for each other
+        use_threads(1)  # more threads make so small a model slower
         make_base_model(base, config.seed, lambda done, total: None)
     recipe = _recipe(config, base, config.server).model_copy(update={"rollout": "external"})
     directory.write_config(recipe)
@@ -85,31 +88,31 @@ def set_up(config: DemoSetupConfig) -> Path:
 
 
 def _refuse_another_seed(directory: RunDirectory, seed: int) -> None:
-    """Raises UserError rather than go on with another reference and other problems than the demo there began with."""
+    """Raises UserError if run_dir holds a demo of another seed, which had another reference and other problems."""
     begun = _seed(directory)
     if begun not in (None, seed):
         raise UserError(
             f"--seed: {directory.root} holds a demo of --seed {begun}, not of {seed}; continue it with: "
-            f"{_going_on(begun)}, or begin anew without --resume"
+            f"{_resume_command(begun)}, or begin anew without --resume"
         )
 
 
 def _seed(directory: RunDirectory) -> int | None:
-    """Of the demo that is there, if one got so far."""
+    """The seed of the demo in the directory; None when there is none."""
     return tomllib.loads(directory.config.read_text()).get("seed") if directory.config.exists() else None
 
 
-def _going_on(seed: int) -> str:
+def _resume_command(seed: int) -> str:
     return f"make demo {f'SEED={seed} ' if seed else ''}RESUME=1"
 
 
 def _set_aside(directory: RunDirectory, console: Console) -> None:
-    """An earlier demo is kept until the next but one."""
+    """Renames an earlier demo's directory to NAME.previous, and removes the one before it."""
     run_dir, seed = directory.root, _seed(directory)
     if not run_dir.exists():
         return
     if seed is not None and not (run_dir / "summary.json").exists():
-        console.print(f"{run_dir} holds an interrupted demo; `{_going_on(seed)}` would have continued it")
+        console.print(f"{run_dir} holds an interrupted demo; `{_resume_command(seed)}` would have continued it")
     previous = run_dir.with_name(run_dir.name + ".previous")
     shutil.rmtree(previous, ignore_errors=True)
     run_dir.rename(previous)
@@ -128,7 +131,7 @@ def _base_model(config: DemoConfig, console: Console) -> Path:
 
 @contextmanager
 def _reference_server(base: Path, directory: RunDirectory, console: Console) -> Iterator[tuple[Child, RefServerClient]]:
-    """A reference server as a process of its own, once it serves."""
+    """Starts a reference server and waits until it serves."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     server = Child(
@@ -164,7 +167,7 @@ def _free_port() -> int:
 
 
 def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
-    """Rates of 1e-3 and more collapse."""
+    """The demo's settings. With learning rates of 1e-3 and more the policy collapses."""
     return from_values(
         TrainConfig,
         model=str(base),

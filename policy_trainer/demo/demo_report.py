@@ -1,4 +1,4 @@
-"""What the demo tells of its run: a summary, transcripts, and a table on the terminal."""
+"""Reports on a demo: a summary, transcripts, and a table on the terminal."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 
 TRANSCRIPTS = 20
-# KL of a model to itself, computed by the same code on both sides in float32.
+# The largest KL of a model to itself, computed by the same code on both sides in float32.
 MAX_KL_AT_STEP_0 = 1e-9
 
 
@@ -28,7 +28,10 @@ def summarise(
     scoring_seconds: float,
     seconds_total: float,
 ) -> dict[str, Any]:
-    """seconds: of the training loop alone. seconds_by_stage: working time of each process, waiting left out."""
+    """The content of summary.json.
+
+    seconds: of the training loop alone. seconds_by_stage: working time of each process, without waiting.
+    """
     steps = [record for record in records if record["kind"] == "step"]
     return {
         "seed": config.seed,

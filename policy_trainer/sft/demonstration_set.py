@@ -1,4 +1,4 @@
-"""The demonstrations of one run: which are trained on, in which order, and which are held out."""
+"""The demonstrations of a run: training rows in their order, and held-out rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,20 +16,20 @@ from shared.models import context_length, eos_token_ids
 
 
 class DemonstrationSet:
-    """Passes over the rows in batches, each pass in an order of its own: a pure function of the seed."""
+    """Training rows in batches, shuffled anew in each epoch by a pure function of the seed; and held-out rows."""
 
     def __init__(
-        self, rows: Sequence[TokenGroup], held_out: Sequence[TokenGroup], *, epochs: int, batch_size: int, seed: int
+        self, rows: Sequence[TokenGroup], eval_rows: Sequence[TokenGroup], *, epochs: int, batch_size: int, seed: int
     ) -> None:
         self.rows = rows
-        self.held_out = held_out
+        self.eval_rows = eval_rows
         self._total = epochs * len(rows)
         self._batch_size = batch_size
         self._shuffle = Shuffle(len(rows), seed)
 
     @property
     def steps(self) -> int:
-        """Of all passes; the last may have fewer rows than the others."""
+        """Steps of all epochs. The last step may have fewer rows than the others."""
         return -(-self._total // self._batch_size)
 
     def batch(self, step: int) -> list[TokenGroup]:
@@ -42,7 +42,7 @@ class DemonstrationSet:
 def load_demonstrations(
     config: SftConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, note: Callable[[str], None]
 ) -> DemonstrationSet:
-    """Reads and encodes all of them; `note` is told how many there are. Raises UserError for what cannot be used."""
+    """Reads and encodes the demonstrations, and calls `note` with a summary. Raises UserError for unusable data."""
     data = config.data
     limits = [limit for limit in (config.max_length, context_length(model)) if limit is not None]
     encoder = RowEncoder(
@@ -53,23 +53,23 @@ def load_demonstrations(
     )
     train, held_out = split(data)
     rows, dropped = encode_all(train, encoder, data.too_long)
-    held_out_rows, held_out_dropped = encode_all(held_out, encoder, data.too_long)
+    eval_rows, eval_dropped = encode_all(held_out, encoder, data.too_long)
     note(
         f"demonstrations: {len(rows)} to train on, of {sum(row.tokens for row in rows)} tokens; "
-        f"{len(held_out_rows)} held out; {dropped + held_out_dropped} dropped as too long"
+        f"{len(eval_rows)} held out; {dropped + eval_dropped} dropped as too long"
     )
-    if not rows or not held_out_rows:
+    if not rows or not eval_rows:
         which = "held-out demonstration" if rows else "demonstration"
         raise UserError(
             f"data.path: no {which} is left; those that are too long for max_length or the model are dropped"
         )
     return DemonstrationSet(
-        rows, held_out_rows, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed
+        rows, eval_rows, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed
     )
 
 
 def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]]:
-    """What is trained on, and what is held out: never of one problem both."""
+    """Demonstrations to train on, and held-out ones. No problem is in both."""
     found = read_demonstrations(data.path, "data.path")
     if data.eval_path:
         return found, read_demonstrations(data.eval_path, "data.eval_path")
@@ -82,7 +82,7 @@ def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]
 
 
 def _end_of_completions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's own end where a sampler stops at it, else the first id that a sampler stops at."""
+    """The tokenizer's eos id if samplers stop at it, else the first id that samplers stop at."""
     ends = eos_token_ids(model, tokenizer)
     own = tokenizer.eos_token_id
     return own if own in ends else ends[0]

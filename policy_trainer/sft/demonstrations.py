@@ -1,4 +1,4 @@
-"""Demonstrations: prompts with the completions to imitate, as lines of a file and as token ids."""
+"""Demonstrations: prompts with completions to imitate, read from a file and encoded as token ids."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ _FORMS = (
 
 
 class RowTooLong(UserError):
-    """A prompt and its completion have more tokens than a row may have."""
+    """A prompt and its completion have more tokens than allowed."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A problem, whose answer nobody looks at, and what to say to it. where: its file and line, for errors."""
+    """A problem, whose answer is not used, and the completion to learn. where: file and line, for error messages."""
 
     problem: Problem
     completion: str
@@ -36,19 +36,19 @@ class Demonstration:
 
 
 class RowEncoder:
-    """Demonstration -> a group of one completion, as a sampler would have left it: with the token that ends it."""
+    """Encodes a demonstration as a group of one completion that ends with the eos token, as a sampler would."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompts: PromptEncoder, *, eos: int, limit: int | None
     ) -> None:
-        """eos: id of the token that ends a completion. limit: tokens that a row may have; None for any number."""
+        """eos: id of the token that ends a completion. limit: most tokens of a row; None means any number."""
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._eos = eos
         self._limit = limit
 
     def encode(self, demonstration: Demonstration) -> TokenGroup:
-        """Raises RowTooLong, or UserError for what the model's chat template does not take; both say where."""
+        """Raises RowTooLong, or UserError when the model's chat template refuses the messages; both name the line."""
         try:
             prompt = self._prompts.encode(demonstration.problem)
         except UserError as error:
@@ -68,7 +68,7 @@ class RowEncoder:
 def encode_all(
     demonstrations: Iterable[Demonstration], encoder: RowEncoder, too_long: Literal["drop", "refuse"]
 ) -> tuple[list[TokenGroup], int]:
-    """The rows that are not too long, and how many are. Raises RowTooLong instead where that is refused."""
+    """Encoded rows, and how many were dropped as too long. Raises RowTooLong where too_long is "refuse"."""
     rows, dropped = [], 0
     for demonstration in demonstrations:
         try:
@@ -81,9 +81,9 @@ def encode_all(
 
 
 def read_demonstrations(path: Path, setting: str) -> list[Demonstration]:
-    """All rows of a JSONL file, in order. setting: the field to name in errors.
+    """All lines of a JSONL file, in order. setting: the setting to name in errors.
 
-    Raises UserError, naming file and line, for one that is no demonstration.
+    Raises UserError with file and line for a line that is not a demonstration.
     """
     rows = read_file(path, _COLUMNS, setting)
     return [_demonstration(rows.row(number), rows.where(number)) for number in range(len(rows))]

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: a model learns to say what the completions of a file say, and then has what GRPO needs.
+"""Supervised fine-tuning: trains a model on the completions of a file, before GRPO.
 
-Which rows a step takes and its learning rate are functions of the step, so that a checkpoint of the weights is all that
+The rows and the learning rate of a step are functions of its number, so that a checkpoint of the weights is all that
 resuming needs.
 """
 
@@ -29,7 +29,7 @@ from shared.models import load_model, load_tokenizer, save_model, use_threads
 
 @dataclass(frozen=True)
 class SftResult:
-    """How a run ended. loss: held out, nats a completion token. seconds: of training, over all lives of the run."""
+    """How a run ended. eval_loss: held-out, nats a completion token. seconds: training time of the whole run."""
 
     finished: bool
     steps: int
@@ -38,7 +38,7 @@ class SftResult:
 
 
 def sft(config: SftConfig, console: Console) -> SftResult:
-    """Trains until the last step or a request to stop; RUN_DIR/model or a checkpoint then has the weights.
+    """Trains until the last step or a request to stop. RUN_DIR/model or a checkpoint then has the weights.
 
     Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite.
     """
@@ -48,7 +48,7 @@ def sft(config: SftConfig, console: Console) -> SftResult:
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
     state = read_state(checkpoint) if checkpoint else TrainState()
-    # Without a checkpoint the first measurement is made again.
+    # Without a checkpoint step 0 is evaluated again, and its record is dropped too.
     truncate_metrics(directory.metrics, state.step if checkpoint else -1)
     source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
@@ -76,7 +76,7 @@ def make_learner(config: SftConfig, model: PreTrainedModel) -> SupervisedLearner
 
 @dataclass
 class SftRun:
-    """One life of a run, from wherever its state stands."""
+    """A run from its state at the start of this process to its end."""
 
     config: SftConfig
     directory: RunDirectory
@@ -90,19 +90,19 @@ class SftRun:
     eval_loss: float = math.nan
 
     def run(self, stop: StopRequest) -> SftResult:
-        """All steps are done, or a checkpoint holds those that are."""
+        """Trains the remaining steps and saves the model, or saves a checkpoint when it is stopped."""
         state, steps = self.state, self.data.steps
         task = self.bar.add_task("", total=steps, completed=state.step)
         if state.step == 0:
-            self._measure()
+            self._evaluate()
         while state.step < steps and not stop:
             began = time.monotonic()
             self._step()
             state.training_seconds += time.monotonic() - began
             self.bar.update(task, completed=state.step)
-            # Before a checkpoint, which then holds no weights that are known to be spoilt.
+            # Before the checkpoint, which must not hold weights whose loss is not finite.
             if state.step == steps or (self.config.eval_steps and state.step % self.config.eval_steps == 0):
-                self._measure()
+                self._evaluate()
             if state.step % self.config.checkpoint.save_steps == 0:
                 self._checkpoint()
         finished = state.step >= steps
@@ -124,12 +124,12 @@ class SftRun:
         self.metrics.write({"kind": "step", "step": self.state.step, **asdict(stats)})
         self.bar.update(self.bar.task_ids[0], description=f"loss {stats.loss:.4f}")
 
-    def _measure(self) -> None:
-        self.eval_loss = loss = self.learner.loss(self.data.held_out)
-        perplexity = math.exp(min(loss, 700))  # beyond, a float has no room
+    def _evaluate(self) -> None:
+        self.eval_loss = loss = self.learner.loss(self.data.eval_rows)
+        perplexity = math.exp(min(loss, 700))  # exp of more overflows
         record = {"kind": "evaluation", "step": self.state.step, "eval_loss": loss, "perplexity": perplexity}
         self.metrics.write(record)
-        if not math.isfinite(loss):  # what an update spoilt shows here alone where no other step follows
+        if not math.isfinite(loss):  # the last update may have spoilt the weights, and no step follows it
             raise _not_finite(f"held-out loss after step {self.state.step}")
         self.bar.console.print(
             f"step {self.state.step}/{self.data.steps} · held-out loss {loss:.4f} · perplexity {perplexity:.4g}",
@@ -142,7 +142,7 @@ class SftRun:
     def _save_model(self) -> None:
         with whole_directory(self.directory.model) as temporary:
             save_model(self.learner.model, self.tokenizer, temporary)
-            shutil.rmtree(self.directory.model, ignore_errors=True)  # of a life that had finished
+            shutil.rmtree(self.directory.model, ignore_errors=True)  # from an earlier process that finished
 
 
 def _not_finite(what: str) -> RunFailed:

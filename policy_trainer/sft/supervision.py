@@ -1,4 +1,4 @@
-"""Supervised steps: the negative log-prob of completions that somebody else wrote."""
+"""Supervised steps: minimises the negative log-prob of given completions."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from shared.logprobs import LogprobForward
 
 @dataclass(frozen=True)
 class SupervisedStats:
-    """What one step saw and did.
+    """Statistics of one step.
 
-    loss: nats a completion token, before the update. grad_norm: before the gradients were scaled down. not_finite: loss
-    or gradient was not finite, and there was no update.
+    loss: nats a completion token, before the update. grad_norm: before clipping. not_finite: the loss or the gradient
+    was not finite, and the update was skipped.
     """
 
     loss: float
@@ -31,9 +31,9 @@ class SupervisedStats:
 
 
 class SupervisedLearner:
-    """Trains `model` through `forward` to say what rows say: each is a prompt with one completion.
+    """Trains a model on rows, each a prompt with one completion.
 
-    The model stays in evaluation mode, as in the learner of rollouts: there is no dropout.
+    The model stays in evaluation mode, without dropout, as in the learner of GRPO.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SupervisedLearner:
 
     @torch.no_grad()
     def loss(self, rows: Sequence[TokenGroup]) -> float:
-        """Mean nats a completion token; nothing is trained."""
+        """Mean loss of the rows, nats a completion token, without training."""
         parts = cut([row.tokens for row in rows], self._micro_batch_tokens)
         return sum(float(self._total(rows[part])) for part in parts) / _completion_tokens(rows)
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import SftConfig
-from policy_trainer.demo.base_model import BATCH, BLURTING_STEPS, STEPS, demonstrations
+from policy_trainer.demo.base_model import BATCH, GUESSING_STEPS, STEPS, demonstrations
 from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations, split
 from policy_trainer.sft.demonstrations import RowTooLong, read_demonstrations
 from shared.batch import TokenGroup
@@ -204,9 +204,9 @@ class TestOrder:
         assert self.order(other) != order
 
 
-def test_the_demo_shows_worked_examples_and_then_mostly_blurted_ones() -> None:
+def test_the_demo_shows_worked_examples_and_then_mostly_answers_alone() -> None:
     shown = list(demonstrations(0))
     assert len(shown) == STEPS * BATCH
     worked = [one for one in shown if "=" in one.completion]
-    assert len(shown) - len(worked) == pytest.approx(0.75 * BLURTING_STEPS * BATCH, rel=0.1)
-    assert all("=" in one.completion for one in shown[: (STEPS - BLURTING_STEPS) * BATCH])
+    assert len(shown) - len(worked) == pytest.approx(0.75 * GUESSING_STEPS * BATCH, rel=0.1)
+    assert all("=" in one.completion for one in shown[: (STEPS - GUESSING_STEPS) * BATCH])
