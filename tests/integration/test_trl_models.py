@@ -28,9 +28,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # of what it sets itself
 ]
-# By name: the type checker must not depend on it.
-trl: Any = import_module("trl")
-datasets: Any = import_module("datasets")
 
 ROWS = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(8)]
 ARGUMENTS = {
@@ -49,6 +46,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def train(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """TRL trains, and leaves the trained model in a directory."""
+    # By name, since the type checker must not depend on them; here, since `make test` reads this file, too.
+    trl: Any = import_module("trl")
+    datasets: Any = import_module("datasets")
 
     def train(trainer: str, config: str, model: Any, rows: list[Any], **arguments: Any) -> tuple[Path, list[float]]:
         made = getattr(trl, trainer)(

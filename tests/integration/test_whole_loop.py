@@ -67,6 +67,7 @@ def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, sta
     assert_trained_exactly_once(server, run_dir)
 
 
+@pytest.mark.slow
 def test_model_that_is_not_the_references_is_refused(random_model, tmp_path, start):
     other = tmp_path / "other"
     tokenizer = make_tokenizer()

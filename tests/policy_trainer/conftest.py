@@ -1,7 +1,7 @@
 """Tiny random models, batches written out by hand, crashes on demand, and a server that says what it is told."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,14 @@ __all__ = ["no_backoff", "open_site"]
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_mathematics() -> Iterator[None]:
+    """math-verify's limit is of wall time, which a busy machine uses up. Rewards that are judged apart keep theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("policy_trainer.rewards.mathematics._SECONDS", 20)
+        yield
 
 
 @pytest.fixture(scope="session")

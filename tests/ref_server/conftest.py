@@ -132,7 +132,7 @@ def _serve(service: Service) -> Iterator[httpx.Client]:
             while not server.started:
                 assert thread.is_alive()
                 time.sleep(0.01)
-            with httpx.Client(base_url=url, timeout=20) as client:
+            with httpx.Client(base_url=url, timeout=60) as client:
                 yield client
         finally:
             service.drain()

@@ -14,7 +14,7 @@ import httpx
 
 from tests.ports import free_port
 
-PATIENCE = 80.0
+PATIENCE = 180.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def running(directory: Path, *options: str, tls: SSLContext | None = None, **env
             [*command, *options], stdout=output, stderr=output, env={**os.environ, **environment}
         )
     try:
-        with httpx.Client(base_url=url, timeout=20, verify=tls or True, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, verify=tls or True, trust_env=False) as http:
             deadline = time.monotonic() + PATIENCE
             while not _ready(http):
                 assert process.poll() is None, log.read_text()

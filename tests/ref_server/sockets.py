@@ -11,7 +11,7 @@ import httpx
 @contextmanager
 def connected(http: httpx.Client) -> Iterator[socket.socket]:
     """A connection to the server of `http`."""
-    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=20) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=60) as connection:
         yield connection
 
 

@@ -22,7 +22,7 @@ log_uncaught_errors()
 def logged(code: str, *arguments: str, status: int = 0) -> list[str]:
     """The lines that a program leaves on standard error."""
     process = subprocess.run(
-        [sys.executable, "-c", SETUP + code, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SETUP + code, *arguments], capture_output=True, text=True, timeout=300
     )
     assert process.returncode == status, process.stderr
     assert process.stdout == ""

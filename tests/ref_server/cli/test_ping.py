@@ -156,7 +156,7 @@ def test_a_server_with_tokens_and_tls(tmp_path: Path, command: Command, monkeypa
         status, _, err = command("queue", "ls", *known)
         assert status == 1 and "role train" in err and TRAIN not in err
         process = subprocess.run(
-            [sys.executable, "-m", "ref_server", "ping", *known], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "ref_server", "ping", *known], capture_output=True, text=True, timeout=300
         )
         assert process.returncode == 0 and process.stdout.endswith("; a queue without a model\n")
         assert TRAIN not in server.log.read_text() and UPLOAD not in server.log.read_text()

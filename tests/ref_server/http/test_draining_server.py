@@ -22,7 +22,7 @@ from tests.ports import free_port
 from tests.ref_server.odd_server import POISON
 
 Rollout = Callable[..., RolloutBatch]
-PATIENCE = 60.0
+PATIENCE = 180.0
 DIRECT = {"prompt_ids": [1], "completions": [[2]]}
 
 

@@ -124,7 +124,7 @@ def test_a_second_port_that_is_taken(model_dir: Path, tmp_path: Path) -> None:
         ended = subprocess.run(
             [sys.executable, "-m", "ref_server", "serve", "--model", str(model_dir), "--data-dir", str(tmp_path),
              "--port", str(free_port()), "--legacy", "--legacy-port", port],
-            capture_output=True, text=True, timeout=80,
+            capture_output=True, text=True, timeout=300,
         )  # fmt: skip
     output = ended.stdout + ended.stderr
     assert ended.returncode == 1, output

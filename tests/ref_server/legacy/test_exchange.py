@@ -331,7 +331,7 @@ def test_what_cannot_be_scored_keeps_nobody_waiting(make_service: Make, serve: S
 )
 def test_clients_that_go_away_leave_the_server_well(legacy: httpx.Client, sent: bytes) -> None:
     for _ in range(20):  # more than there are threads for it
-        with socket.create_connection((legacy.base_url.host, legacy.base_url.port or 0), timeout=20) as client:
+        with socket.create_connection((legacy.base_url.host, legacy.base_url.port or 0), timeout=60) as client:
             client.sendall(sent)
     # What goes to one who is gone is lost: that is the protocol's way.
     until(

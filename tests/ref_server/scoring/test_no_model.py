@@ -71,7 +71,7 @@ def test_an_upload_wakes_who_waits(tmp_path: Path, serve: Serve, rollout: Rollou
         time.sleep(2)
         batch = rollout(run="woken")
         upload(http, batch)
-        assert waiting.communicate(timeout=20)[0].strip() == batch.id
+        assert waiting.communicate(timeout=300)[0].strip() == batch.id
 
 
 _LEASE = """

@@ -44,7 +44,7 @@ def test_every_example_is_known() -> None:
 def test_an_example(url: str, example: str, printed: str) -> None:
     assert "http://" in example
     code = example.replace(URL, url)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(printed, done.stdout, re.DOTALL), done.stdout
 

@@ -143,7 +143,7 @@ def serving(app: Callable) -> Iterator[httpx.Client]:
         try:
             while not server.started:
                 time.sleep(0.01)
-            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=20) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
                 yield client
         finally:
             server.should_exit = True
