@@ -1,8 +1,8 @@
-"""What a person gave cannot be used."""
+"""The error for a mistake in what the user gave."""
 
 
 class UserError(ValueError):
     """A setting, a model or data that cannot be used. The message names it and says what would be right.
 
-    Commands print it without a traceback, since the fault is not in the code.
+    Commands print it without a traceback, because the code is not at fault.
     """

@@ -1,4 +1,4 @@
-"""A process that another one started ends with it, even if that one is killed."""
+"""A child process ends with its parent, even when the parent is killed."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ PARENT_VARIABLE = "TANDEM_PARENT"
 
 
 def child_environment() -> dict[str, str]:
-    """The environment in which to start a child that is to end with this process."""
+    """The environment for a child process that must end with this one."""
     return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Sends this process SIGTERM once the process that started it is gone, if that one asked for it."""
-    parent = os.environ.pop(PARENT_VARIABLE, None)  # not for this process's own children
+    """Sends this process SIGTERM once its parent is gone, if the parent used `child_environment`."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)  # this process's own children must not inherit it
     if parent:
         threading.Thread(target=_watch, args=(int(parent),), name="parent-watch", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """Logs on standard error, one event a line: for people, or as JSON for machines.
 
-What libraries log, and Python's warnings, take the same form. No text that came from elsewhere can begin a line of its
-own: for people control characters are escaped and tracebacks indented, and JSON escapes them anyway.
+Libraries' logs and Python's warnings take the same form. Logged text cannot forge a line of its own: the console format
+escapes control characters and indents tracebacks, and JSON escapes them anyway.
 """
 
 import logging
@@ -18,7 +18,7 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _Event = MutableMapping[str, Any]
-# Rendered already, in several lines.
+# Fields that are rendered already, as several lines.
 _TEXTS = ("exception", "stack")
 _OURS = "tandem"
 
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 def configure_logs(format: LogFormat = "console", level: LogLevel = "info") -> None:
-    """Every process calls this once, at start. level: of our own events; libraries are heard from warnings on."""
+    """Every process calls this once, at start. level: of our own events; libraries log from warnings on."""
     ours = logging.getLogger(_OURS)
     ours.setLevel(level.upper())
     before: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.processors.add_log_level]
@@ -48,7 +48,7 @@ def configure_logs(format: LogFormat = "console", level: LogLevel = "info") -> N
 
 
 def log_uncaught_errors() -> None:
-    """Makes an error that ends the process, or a thread, an event as any other. Call it after `configure_logs`."""
+    """Logs an error that ends the process or a thread like any other event. Call it after `configure_logs`."""
 
     def end_process(*error: Any) -> None:
         if issubclass(error[0], KeyboardInterrupt):
@@ -65,7 +65,7 @@ def log_uncaught_errors() -> None:
 
 
 class _Handler(logging.StreamHandler):
-    """Ours, so that it can be told from others."""
+    """A class of our own, so that a second call replaces our handler and leaves others alone."""
 
 
 def _for_people() -> list[Processor]:

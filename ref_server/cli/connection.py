@@ -1,4 +1,4 @@
-"""Options of every command that speaks to a running server: its address, a token, a certificate."""
+"""How a command reaches a running server, and what it prints when it cannot."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ class Connection(BaseSettings):
     token: CliSuppress[SecretStr | None] = None
     """The token itself, from the environment only."""
     tls_ca: Path | None = None
-    """PEM file of the authority that signed the server's certificate, where it is a private one."""
+    """PEM file of the authority that signed the server's certificate, if it is a private authority."""
 
     @model_validator(mode="after")
     def _files_can_be_read(self) -> Self:
@@ -39,12 +39,14 @@ class Connection(BaseSettings):
         return self
 
     def connect(self, *, patience: float = 0, on_wait: OnWait = silent) -> RefServerClient:
-        """A client that asks once, since a person waits for the answer, or for `patience` seconds."""
+        """A client that tries once, since a person waits for the answer, or retries for `patience` seconds."""
         token = choose_token(self.token, self.token_file)
         return RefServerClient(self.url, token=token, ca=self.tls_ca, patience=patience, on_wait=on_wait)
 
 
 class ClientOptions(Connection):
+    """Options of every command that speaks to a running server."""
+
     # A field named json would hide a method of pydantic's.
     model_config = SettingsConfigDict(cli_shortcuts={"as-json": "json"})
 

@@ -19,7 +19,7 @@ _PAUSE_SECONDS = 0.2
 
 
 class Ping(ClientOptions):
-    """Says whether the server would score a batch now, and with which model; the exit status is 0 when it would, 1 when
+    """Says whether the server would score a batch now, and with which model. The exit status is 0 when it would, 1 when
     it would not or does not answer, 2 when the command was not understood. For scripts and health checks:
 
       ref-server ping --quiet

@@ -1,4 +1,4 @@
-"""The command `ref-server score`: log-probs of completions under the reference model, for people and for programs."""
+"""The command `ref-server score`: log-probs of completions under the reference model."""
 
 import json
 import sys

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -39,8 +40,10 @@ def test_a_command_that_does_not_exist(arguments: list[str], message: str, capsy
     ("program", "name"),
     [(program, name) for program in (policy_trainer.__main__, ref_server.__main__) for name in program.COMMANDS],
 )
-def test_every_command_has_a_module_and_help(program: object, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    package = f"{program.__name__.partition('.')[0]}.cli"  # type: ignore[attr-defined]
+def test_every_command_has_a_module_and_help(
+    program: ModuleType, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = f"{program.__name__.partition('.')[0]}.cli"
     chosen, run = choose_command("prog", "", {name: ""}, package, [name, "--help"])
     assert chosen == name
     with pytest.raises(SystemExit) as caught:

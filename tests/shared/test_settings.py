@@ -3,13 +3,13 @@
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, CliVariadicArg
+from pydantic_settings import BaseSettings, CliVariadicArg, NoDecode
 
-from shared.settings import PresetSettings, load_settings, settings_config
+from shared.settings import PresetSettings, from_values, load_settings, settings_config
 
 
 class Section(BaseModel):
@@ -317,6 +317,28 @@ def test_lists_of_numbers_that_are_not_finite(number: str, capsys: pytest.Captur
         load_settings(Drawn, ["--size.width", "3", "--weights", "1", number], prog="draw", schema=Drawn)
     words = capsys.readouterr().err
     assert '"weights"' in words and words.endswith(": numbers must be finite\n")
+
+
+class Quoted(BaseSettings):
+    """Quote things."""
+
+    model_config = settings_config("TANDEM_TEST_")
+
+    text: Annotated[list[str], NoDecode] = Field(default=[])
+
+
+def test_a_list_without_decoding_takes_texts_as_they_stand() -> None:
+    texts = ["a,b", "[1]", '"', "\\", " x ", "--"]
+    arguments = [f"--text={text}" for text in texts]
+    assert load_settings(Quoted, arguments, prog="quote", schema=Quoted).text == texts
+    assert load_settings(Quoted, [], prog="quote", schema=Quoted).text == []
+
+
+def test_values_of_a_program_are_independent_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST_PORT", "2000")
+    monkeypatch.setenv("TANDEM_TEST_LOSS__CLIP", "0.3")
+    settings = from_values(Serve, model="m", loss={"kind": "reinforce"})
+    assert (settings.port, settings.loss) == (8400, Loss(kind="reinforce"))
 
 
 class Told(BaseSettings):
