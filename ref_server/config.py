@@ -1,4 +1,4 @@
-"""What `ref-server serve` can be told, by file, environment (`REF_SERVER_…`) or command line."""
+"""The settings of `ref-server serve`, from a file, the environment (`REF_SERVER_…`) or the command line."""
 
 import re
 from pathlib import Path
@@ -219,7 +219,10 @@ class ServeConfig(BaseSettings):
 
 
 def _is_conninfo(url: str) -> bool:
-    """Also false where a part of a password would be taken for a host, a port or a database, and be named in errors."""
+    """Whether PostgreSQL can parse the URL.
+
+    False, too, if part of a password would be read as a host, port or database, since errors would then print it.
+    """
     try:
         parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.Error:

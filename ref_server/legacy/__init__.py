@@ -1,1 +1,1 @@
-"""The byte protocol of Simple-GRPO, for its generators and trainers as they are: a leaf that can be deleted."""
+"""The byte protocol of Simple-GRPO, for its unchanged generators and trainers. No other room needs this one."""

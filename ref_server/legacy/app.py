@@ -13,7 +13,7 @@ from ref_server.legacy.exchange import Exchange
 from ref_server.legacy.frame import MalformedUpload
 from ref_server.service.service import Service
 
-# Uploads and deliveries at once. Each takes memory for several times its length while it is read.
+# Uploads and deliveries at once. Reading one takes several times its length in memory.
 _THREADS = 8
 
 
@@ -26,7 +26,7 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 def make_bottle(exchange: Exchange) -> Bottle:
-    """Errors other than a malformed upload go on to the server's own handlers."""
+    """The bottle application. The server's own handlers answer all errors but a malformed upload."""
     app = Bottle()
     app.config["catchall"] = False
 
@@ -34,7 +34,7 @@ def make_bottle(exchange: Exchange) -> Bottle:
         """`tensor` once the batch is durable; 400 with the reason in plain text."""
         _refuse_browsers()
         try:
-            # Not request.body: that spills to a file, and undoes a chunked transfer that the server has undone already.
+            # Not request.body: it spills to a file, and decodes a chunked transfer that the server has decoded already.
             exchange.upload(request.environ["wsgi.input"].read())
         except MalformedUpload as error:
             response.status, response.content_type = 400, "text/plain; charset=utf-8"
@@ -54,6 +54,6 @@ def make_bottle(exchange: Exchange) -> Bottle:
 
 
 def _refuse_browsers() -> None:
-    """A page from elsewhere can name /get as an image's address: the batch would be gone. Raises Denied."""
+    """Raises Denied for browsers: a foreign page could use /get as an image's address, and the batch would be gone."""
     if request.get_header("Sec-Fetch-Site") is not None:
-        raise Denied("browsers have nothing to do here: what is read is gone", "Sec-Fetch-Site")
+        raise Denied("browsers may not use this route: a batch that is read is gone", "Sec-Fetch-Site")

@@ -1,4 +1,4 @@
-"""What generators bring and trainers take in the Simple-GRPO protocol, over the server's queue."""
+"""Uploads and deliveries of the Simple-GRPO protocol, over the server's queue."""
 
 from hashlib import sha256
 
@@ -18,16 +18,16 @@ log = structlog.get_logger()
 
 
 class Exchange:
-    """Uploads wait in the queue under a run of their own; what is scored is delivered at most once, newest first."""
+    """Queues uploads under a run of their own, and delivers scored batches at most once, newest first."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def upload(self, body: bytes) -> None:
-        """Checks an upload and queues it, durably; of one in string mode nothing is kept.
+        """Checks an upload and queues it durably. An upload in string mode is not kept.
 
-        Where there is no room the oldest legacy batches go: the protocol's generators do not wait. Raises
-        MalformedUpload, QueueFull when there is none to go, NotReady, StorageFull, StorageBroken.
+        When the queue is full the oldest legacy batches are dropped: the protocol's generators do not wait. Raises
+        MalformedUpload, QueueFull when there is none to drop, NotReady, StorageFull, StorageBroken.
         """
         self._service.check_open()
         upload = read_upload(body)
@@ -42,7 +42,8 @@ class Exchange:
     def get(self) -> bytes | None:
         """The frame of the newest scored batch, which is then gone; None when there is none.
 
-        The protocol's trainers take whatever is not `empty` for a frame, so a failure is logged and means none, too.
+        After a failure it is None, too, and the error is logged: the protocol's trainers read any answer but `empty` as
+        a frame.
         """
         try:
             body = self._service.queue.take(LEGACY_RUN)
@@ -54,7 +55,7 @@ class Exchange:
     def _check(self, upload: LegacyUpload) -> None:
         """Raises MalformedUpload unless the reference takes all tokens."""
         most = self._service.config.max_batch_tokens
-        if upload.tokens > most:  # first: of a bounded number of rows the groups are soon made
+        if upload.tokens > most:  # first, since it bounds the time of making groups
             raise MalformedUpload(f"inputs have {upload.tokens} tokens to score; max_batch_tokens is {most}")
         try:
             for group in upload.groups():

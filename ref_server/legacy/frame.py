@@ -7,7 +7,7 @@ _U32_BYTES = 4
 
 
 class MalformedUpload(ValueError):
-    """What came is not what the byte protocol's clients send; the message says why."""
+    """The upload is not one of the byte protocol; the message says why."""
 
 
 def split_frame(body: bytes) -> list[memoryview]:

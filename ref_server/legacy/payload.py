@@ -1,7 +1,8 @@
-"""Simple-GRPO's batches as the queue stores them: safetensors, so that no pickle lies on the disk.
+"""Simple-GRPO's batches as the queue stores them: as safetensors, so that no pickle is on the disk.
 
-`format` `legacy-batch/1`; the metadata's `base` is the JSON as it came; the tensors `inputs`, `rewards` and, if there,
-`gen_logps` keep their dtypes. Scoring adds `refs`, float32 (B, L-p), and the metadata's `reference_version`.
+`format` `legacy-batch/1`; the metadata's `base` is the JSON as it was uploaded; the tensors `inputs`, `rewards` and,
+if present, `gen_logps` keep their dtypes. Scoring adds `refs`, float32 (B, L-p), and the metadata's
+`reference_version`.
 """
 
 import json
@@ -22,7 +23,7 @@ FORMAT = "legacy-batch/1"
 
 
 class LegacyPayload:
-    """An upload that waits for its scores. Its frame has no temperature: it is scored at 1."""
+    """An upload that waits for its scores, at temperature 1: the frame has none."""
 
     def __init__(self, upload: LegacyUpload) -> None:
         self.upload = upload
@@ -55,7 +56,7 @@ def read_payload(body: bytes) -> LegacyPayload:
 
 
 def scored_frame(body: bytes) -> bytes:
-    """A scored body as the protocol's trainers get it: JSON, inputs, rewards, refs, and gen_logps if it came.
+    """A scored body as the frame for the protocol's trainers: JSON, inputs, rewards, refs, and gen_logps if present.
 
     Raises BatchError when the body is damaged.
     """

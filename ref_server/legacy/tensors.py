@@ -1,9 +1,9 @@
-"""`torch.save` blobs from anywhere, read without trusting them: exactly one dense tensor, or a reason why not.
+"""Reads `torch.save` blobs without trusting them: exactly one dense tensor, or an error.
 
-Such a blob is a zip archive of a small pickle program and the storage's bytes. A program that `weights_only` lets pass
-can still ask for memory without end, and two zip readers can see different things in one file. So the archive's
-directory is bounded before anything parses it, the program must be, opcode by opcode, the one that `torch.save` writes
-for one tensor, and what PyTorch loads is an archive that is written anew of just these checked parts.
+A blob is a zip archive of a small pickle program and the storage's bytes. A program that `weights_only` accepts can
+still allocate without bound, and two zip readers can read one file differently. So the archive's directory is bounded
+before it is parsed; the program must be, opcode by opcode, the one that `torch.save` writes for one tensor; and PyTorch
+loads a new archive, written from the checked parts only.
 """
 
 import io
@@ -31,12 +31,12 @@ INTEGERS: Mapping[str, torch.dtype] = {"LongStorage": torch.int64}
 # torch.save writes up to seven entries, in less than 700 bytes.
 _MAX_DIRECTORY_BYTES = 4096
 _MAX_ENTRIES = 16
-# Of all but the storage.
+# Each entry but the storage.
 _MAX_SMALL_BYTES = 1024
 _END, _END_BYTES = b"PK\x05\x06", 22
 _LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20
 _END64, _END64_BYTES = b"PK\x06\x06", 56
-# What reading an archive raises when its bytes are not what they should be.
+# What zipfile raises for a damaged archive.
 _BAD_ARCHIVE = (
     zipfile.BadZipFile, ValueError, ArithmeticError, LookupError, RuntimeError, EOFError, OSError, struct.error,
 )  # fmt: skip
@@ -58,7 +58,7 @@ _INT_OPCODE = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 
 @dataclass(frozen=True)
 class _Program:
-    """What the pickle program asks for: a view into a storage of so many elements."""
+    """The tensor that the pickle program makes: a view into a storage of `elements` elements."""
 
     storage: str
     key: str
@@ -71,7 +71,7 @@ class _Program:
 def read_tensor(name: str, blob: bytes | memoryview, dtypes: Mapping[str, torch.dtype]) -> Tensor:
     """One tensor of one of the dtypes, on the CPU, contiguous, with a storage of its own. Raises MalformedUpload.
 
-    name: what the part is called in the reason.
+    name: of the part, for the error.
     """
     try:
         archive = _checked(blob, dtypes)
@@ -82,14 +82,14 @@ def read_tensor(name: str, blob: bytes | memoryview, dtypes: Mapping[str, torch.
 
 
 def write_tensor(tensor: Tensor) -> bytes:
-    """The blob that the protocol's clients read with `torch.load`: of this tensor's elements and no others."""
+    """The blob that the protocol's clients read with `torch.load`; it holds this tensor's elements only."""
     buffer = io.BytesIO()
     torch.save(tensor.detach().cpu().clone(memory_format=torch.contiguous_format), buffer)
     return buffer.getvalue()
 
 
 def _checked(blob: bytes | memoryview, dtypes: Mapping[str, torch.dtype]) -> IO[bytes]:
-    """An archive of the blob's parts, once they are checked."""
+    """A new archive of the blob's checked parts."""
     _check_directory_size(blob)
     try:
         with zipfile.ZipFile(io.BytesIO(blob)) as archive:
@@ -113,7 +113,7 @@ def _read_parts(entries: "_Entries", dtypes: Mapping[str, torch.dtype]) -> tuple
 
 
 def _check_directory_size(blob: bytes | memoryview) -> None:
-    """The archive's directory must be small: a large one would cost a thousand times its size to parse."""
+    """Raises unless the archive's directory is small: parsing one costs a thousand times its size."""
     end = bytes(blob[-_END_BYTES:])
     if len(end) < _END_BYTES or not end.startswith(_END) or end[-2:] != b"\0\0":
         raise MalformedUpload("must be what torch.save writes since PyTorch 1.6: a zip archive, with nothing behind it")
@@ -126,7 +126,7 @@ def _check_directory_size(blob: bytes | memoryview) -> None:
 
 
 class _Entries:
-    """What is in an archive: few entries, stored, none twice, no more bytes than there are. Raises MalformedUpload."""
+    """An archive's entries: few, stored, unique, no larger than the blob. Raises MalformedUpload for others."""
 
     def __init__(self, archive: zipfile.ZipFile, blob_bytes: int) -> None:
         entries = archive.infolist()
@@ -145,7 +145,7 @@ class _Entries:
         self._archive = archive
 
     def read(self, name: str, *, most: int | None = _MAX_SMALL_BYTES, default: bytes | None = None) -> bytes:
-        """An entry's bytes, whose checksum is right; at most so many."""
+        """An entry's bytes, at most `most`, with their checksum verified."""
         size = self._sizes.get(self._root + name)
         if size is None and default is not None:
             return default
@@ -158,7 +158,7 @@ class _Entries:
 
 
 def _parse(pickled: bytes, dtypes: Mapping[str, torch.dtype]) -> _Program:
-    """What the program asks for, once it is known to lie within its storage."""
+    """The tensor that the program makes, checked to lie within its storage."""
     found = _PROGRAM.fullmatch(pickled)
     if found is None or any(found[f"{text}_bytes"][0] != len(found[text]) for text in ("key", "device")):
         raise MalformedUpload("its pickle is not what torch.save writes for one plain, dense tensor")
@@ -172,21 +172,21 @@ def _parse(pickled: bytes, dtypes: Mapping[str, torch.dtype]) -> _Program:
     if len(size) != len(stride) or min(offset, *stride, 0) < 0 or min(size, default=1) < 1:
         raise MalformedUpload(f"must be a tensor that is not empty, got size {size} and stride {stride}")
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    # An expanded tensor claims more elements than it has: as many would be allocated for it.
+    # An expanded tensor has more elements than its storage, and copying it would allocate them all.
     if prod(size) > elements or last >= elements:
         raise MalformedUpload(f"size {size} and stride {stride} do not lie within a storage of {elements} elements")
     return _Program(storage, found["key"].decode(), elements, offset, size, stride)
 
 
 def _numbers(opcodes: bytes) -> tuple[int, ...]:
-    """The integers that a matched piece of the program pushes: whatever else is in it stands behind them."""
+    """The integers that a matched piece of the program pushes."""
     return tuple(
         int.from_bytes(b"".join(groups), "little", signed=groups[2] != b"") for groups in _INT_OPCODE.findall(opcodes)
     )
 
 
 def _write_archive(pickled: bytes, key: str, storage: bytes) -> IO[bytes]:
-    """What PyTorch loads: the least that it needs, of parts that are checked."""
+    """The smallest archive that PyTorch loads, of the checked parts."""
     buffer = io.BytesIO()
     entries = {"data.pkl": pickled, "byteorder": b"little", f"data/{key}": storage, "version": b"3\n"}
     with zipfile.ZipFile(buffer, "w") as archive:

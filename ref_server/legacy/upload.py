@@ -1,4 +1,4 @@
-"""What a generator of Simple-GRPO uploads: `{"plen": p}`, padded rows, rewards, perhaps the sampler's log-probs."""
+"""An upload of a Simple-GRPO generator: `{"plen": p}`, padded rows, rewards, optionally the sampler's log-probs."""
 
 import json
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _STRING_MODE_PARTS = 2
 
 @dataclass(frozen=True, eq=False)
 class LegacyUpload:
-    """Rows that were padded to one length, B of them, L tokens each.
+    """B rows, padded to L tokens each.
 
-    base: the JSON object as it came, which says how long the prompt is. plen: p, in [1, L). inputs: int64 (B, L).
+    base: the JSON object as it was uploaded, with the prompt's length. plen: p, in [1, L). inputs: int64 (B, L).
     rewards: (B,) of any float dtype. gen_logps: (B, L-p) of any float dtype. Raises MalformedUpload for other shapes.
     """
 
@@ -43,21 +43,18 @@ class LegacyUpload:
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether all rows begin with the same prompt, so that it is computed once."""
+        """Whether all rows begin with the same prompt; it is then computed once."""
         prompts = self.inputs[:, : self.plen]
         return bool((prompts == prompts[0]).all())
 
     @property
     def tokens(self) -> int:
-        """How many are computed: what `groups` has in all, without building them."""
+        """Tokens that are computed: the sum over `groups`, without building them."""
         rows, length = self.inputs.shape
         return self.plen + rows * (length - self.plen) if self.shares_prompt else rows * length
 
     def groups(self) -> list[TokenGroup]:
-        """One group when all rows share the prompt, otherwise one a row.
-
-        Whatever follows the prompt is a completion, pads included.
-        """
+        """One group when all rows share the prompt, else one for each row. Completions include the pads."""
         rows = self.inputs.numpy()
         prompts, completions = rows[:, : self.plen], rows[:, self.plen :]
         if self.shares_prompt:
@@ -66,9 +63,9 @@ class LegacyUpload:
 
 
 def read_upload(body: bytes) -> LegacyUpload | None:
-    """The body of an upload, checked; None for one in string mode, of which nothing is kept. Raises MalformedUpload.
+    """Checks and reads the body of an upload; None in string mode, which is not kept. Raises MalformedUpload.
 
-    Pure: reads nothing but `body`, and allocates no more than a few times its size.
+    Allocates no more than a few times the body's size.
     """
     parts = split_frame(body)
     if len(parts) == _STRING_MODE_PARTS:

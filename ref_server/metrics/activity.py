@@ -18,19 +18,19 @@ class Count(StrEnum):
     ADMITTED = "admitted"
     DUPLICATE = "duplicate"  # uploads of a batch that is, or was, there
     LEASED = "leased"
-    REDELIVERED = "redelivered"  # those of the leases whose batch had come back from another
+    REDELIVERED = "redelivered"  # leases of a batch that came back from another lease
     ACKED = "acked"
     RELEASED = "released"
     LEASE_EXPIRED = "lease_expired"
-    LEASE_SUPERSEDED = "lease_superseded"  # its consumer came again, in a new incarnation
+    LEASE_SUPERSEDED = "lease_superseded"  # by a new incarnation of its consumer
     REQUEUED = "requeued"
     EXPIRED_STALE = "expired_stale"
     EXPIRED_ABANDONED = "expired_abandoned"
     EXPIRED_DROPPED = "expired_dropped"
-    EXPIRED_DISPLACED = "expired_displaced"  # newer ones of the same run took its place
-    DELIVERED = "delivered"  # without a lease, once and for all
+    EXPIRED_DISPLACED = "expired_displaced"  # by newer batches of the same run
+    DELIVERED = "delivered"  # without a lease; it does not come back
     DEAD_SCORING = "dead_scoring"  # it could not be scored
-    DEAD_TRAINING = "dead_training"  # what leased it broke, time and again
+    DEAD_TRAINING = "dead_training"  # its consumers failed, max_deliveries times
     DEAD_INTERRUPTED = "dead_interrupted"  # servers ended while scoring it
 
 

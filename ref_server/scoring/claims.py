@@ -1,4 +1,4 @@
-"""The queue as the scoring loop uses it: batches to score come out, and what became of them goes back."""
+"""The queue as the scoring loop uses it: it claims batches, and stores their scores or their failure."""
 
 import time
 from collections import deque
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-# A store that cannot be used is left alone for so many seconds, or for as long as it took to say so, if that is longer:
-# direct requests need no store, and do not wait for it all the time.
+# A store that fails is not asked again for this many seconds, or for as long as the failed call took, if that is
+# longer: direct requests need no store, and should not wait for it.
 REST_SECONDS = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Queued:
-    """A `Job` that the queue keeps."""
+    """A `Job` from the queue."""
 
     claim: Claim
     payload: Payload
@@ -43,7 +43,7 @@ class Queued:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a server has ended while it scored this, perhaps by its fault."""
+        """Whether a server ended while it scored this batch; perhaps the batch was the cause."""
         return self.claim.interruptions > 0
 
     def scored(self, scores: Scores) -> Callable[[], None]:
@@ -55,16 +55,16 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class _Verdict:
-    """What became of a claimed batch, how the queue is told, and what follows once it has taken it."""
+class _Result:
+    """A claimed batch that was scored or failed. save: stores that in the queue. saved: called afterwards."""
 
     id: str
-    tell: Callable[[], object]
-    told: Callable[[], object]
+    save: Callable[[], object]
+    saved: Callable[[], object]
 
 
 class Claims:
-    """What a full or broken store does not take is kept and offered again.
+    """Keeps results that a full or broken store does not take, and offers them again.
 
     on_ready: called whenever batches have become ready.
     """
@@ -73,11 +73,11 @@ class Claims:
         self._queue = queue
         self._totals = totals
         self._on_ready = on_ready
-        self._unsaved: deque[_Verdict] = deque()
+        self._unsaved: deque[_Result] = deque()
         self._rests_until = 0.0
 
     def take(self, max_tokens: int) -> list[Queued]:
-        """What `Queue.claim` gives and can be read; nothing while the store cannot be used."""
+        """Claims batches, and leaves out those that cannot be read. Nothing while the store cannot be used."""
         jobs: list[Queued] = []
         while not jobs and (claimed := self._ask_store(partial(self._claim, max_tokens))):
             now = time.monotonic()
@@ -85,20 +85,20 @@ class Claims:
         return jobs
 
     def save(self) -> None:
-        """Tells the queue what became of claimed batches; what it does not take waits."""
+        """Stores the results of claimed batches. Those that the store does not take wait."""
         self._ask_store(self._save)
 
     def complete(self, job: Queued, body: bytes) -> None:
         self._totals.batches.inc()
         self._totals.tokens.inc(sum(group.tokens for group in job.groups))
-        tell = partial(self._queue.complete, job.claim.id, body)
-        self._unsaved.append(_Verdict(job.claim.id, tell, partial(self._note_saved, job.claimed_at)))
+        save = partial(self._queue.complete, job.claim.id, body)
+        self._unsaved.append(_Result(job.claim.id, save, partial(self._note_saved, job.claimed_at)))
 
     def set_aside(self, claim: Claim, error: Exception) -> None:
         self._totals.errors.inc()
         log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
         reason = f"{type(error).__name__}: {error}"[:1000]
-        self._unsaved.append(_Verdict(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))
+        self._unsaved.append(_Result(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))
 
     def _claim(self, max_tokens: int) -> list[Claim]:
         self._save()
@@ -107,12 +107,12 @@ class Claims:
     def _read(self, claim: Claim, claimed_at: float) -> Queued | None:
         try:
             return Queued(claim, read_payload(claim.body), claimed_at, self)
-        except Exception as error:  # a stored body may be damaged in any way
+        except Exception as error:  # a damaged body can raise anything
             self.set_aside(claim, error)
             return None
 
     def _ask_store(self, ask: Callable[[], T]) -> T | None:
-        """None while the store cannot be used, which /readyz tells."""
+        """What the call returns; None while the store cannot be used, as /readyz says."""
         started = time.monotonic()
         if started < self._rests_until:
             return None
@@ -125,7 +125,7 @@ class Claims:
             return None
 
     def _save(self) -> None:
-        """Raises StorageFull, StorageBroken: what is left waits."""
+        """Raises StorageFull, StorageBroken; results that are not saved by then wait."""
         saved = False
         try:
             while self._unsaved:
@@ -136,13 +136,13 @@ class Claims:
             if saved:
                 self._on_ready()
 
-    def _save_one(self, verdict: _Verdict) -> None:
+    def _save_one(self, result: _Result) -> None:
         try:
-            verdict.tell()
-        except (KeyError, WrongState) as error:  # dropped meanwhile, say: not a reason to keep others waiting
-            log.error("the queue does not take back a batch", id=verdict.id, error=repr(error))
+            result.save()
+        except (KeyError, WrongState) as error:  # it was dropped meanwhile, for example; the others go on
+            log.error("the queue does not take back a batch", id=result.id, error=repr(error))
         else:
-            verdict.told()
+            result.saved()
 
     def _note_saved(self, claimed_at: float) -> None:
         self._totals.batch_seconds.observe(time.monotonic() - claimed_at)

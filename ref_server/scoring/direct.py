@@ -1,4 +1,4 @@
-"""Those who wait for their scores, or for other weights: a line in the order in which they came."""
+"""Direct requests for scores, and replacements of the weights, in one waiting line."""
 
 import threading
 from collections import deque
@@ -16,7 +16,7 @@ from shared.batch import BatchError, TokenGroup
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """A `Job` of somebody who waits for it."""
+    """A `Job` whose caller waits for the answer."""
 
     group: TokenGroup
     temperature: float
@@ -37,7 +37,7 @@ class Direct:
         return partial(self._tell, scores)
 
     def fail(self, error: Exception) -> None:
-        self.answer.set_exception(error)  # belongs to whoever asked
+        self.answer.set_exception(error)  # the caller raises it
 
     def _tell(self, scores: Scores) -> None:
         self.totals.direct_tokens.inc(self.group.tokens)
@@ -46,28 +46,28 @@ class Direct:
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """Other weights, for those who come after it. answer: when nobody is scored with the old ones any more."""
+    """Other weights for all later requests. answer: set once the old weights score nothing any more."""
 
     reference: Reference
     answer: "Future[None]" = field(default_factory=Future)
 
 
 class Line:
-    """Joined from any thread, served by one."""
+    """First come, first served. Any thread may join it; one thread serves it."""
 
     def __init__(self) -> None:
         self._waiting: deque[Direct | Replacement] = deque()
         self._served: list[Direct] = []
         self._closed = False
-        self._door = threading.Lock()  # none may slip in once it is closed, or nobody would ever answer it
+        self._joining = threading.Lock()  # nobody may join once it is closed, or would never get an answer
 
     def __len__(self) -> int:
-        """How many wait, besides those who are being served."""
+        """How many wait, without those that are being served."""
         return len(self._waiting)
 
     def join(self, one: Direct | Replacement, *, most: int) -> None:
         """Raises NotReady once it is closed, Busy when `most` wait already."""
-        with self._door:
+        with self._joining:
             if self._closed:
                 raise NotReady("the server is shutting down")
             if len(self) >= most:
@@ -75,19 +75,19 @@ class Line:
             self._waiting.append(one)
 
     def close(self) -> None:
-        """Takes no more. Those who wait are still served."""
-        with self._door:
+        """Lets nobody join any more. Those that wait are still served."""
+        with self._joining:
             self._closed = True
 
     def next_replacement(self) -> Replacement | None:
-        """Other weights, once all who came before them have been taken."""
+        """The replacement at the head of the line, if there is one: all before it have been taken."""
         if self._waiting and isinstance(first := self._waiting[0], Replacement):
             self._waiting.popleft()
             return first
         return None
 
     def take(self, max_tokens: int) -> list[Direct]:
-        """The oldest, as many as fit max_tokens (P + C each) but at least one; none from behind a replacement."""
+        """The oldest requests: as many as fit max_tokens (P + C each), at least one, none behind a replacement."""
         self._served = []
         while self._waiting and isinstance(first := self._waiting[0], Direct):
             if self._served and first.group.tokens > max_tokens:
@@ -99,7 +99,7 @@ class Line:
         return self._served
 
     def refuse_all(self) -> None:
-        """Closes, and tells all who have no answer that none will come: NotReady."""
+        """Closes, and fails all that have no answer yet with NotReady."""
         self.close()
         unanswered = [one for one in self._served if not one.answer.done()]
         for one in (*unanswered, *(one for one in self._waiting if one.answer.set_running_or_notify_cancel())):

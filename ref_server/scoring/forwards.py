@@ -1,4 +1,4 @@
-"""Jobs scored together: what a forward is made of, how large it may be, and what happens when it fails."""
+"""Scores several jobs in one forward, within a budget of tokens, and finds the job at fault when it fails."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,13 +9,13 @@ from ref_server.metrics.totals import ScoringTotals
 from ref_server.scoring.reference import DeviceLost, Reference, Scores
 from shared.batch import TokenGroup
 
-# After a forward that did not fit, the budget grows back by this part of the whole at a time: what took the memory may
-# be gone (another model while the reference was replaced), and too many tokens cost but a forward that is done again.
+# After a forward that did not fit, the budget grows back by this fraction at each forward that fits. The memory may be
+# free again (a second model while the reference was replaced), and a budget too large costs only a repeated forward.
 _REGROWTH = 16
 
 
 class Job(Protocol):
-    """What somebody wants scored, all of it in one forward."""
+    """Groups that are scored together, in one forward."""
 
     @property
     def groups(self) -> Sequence[TokenGroup]: ...
@@ -26,24 +26,24 @@ class Job(Protocol):
         ...
 
     def scored(self, scores: Scores) -> Callable[[], None]:
-        """How to hand on the scores of its groups. Raises BatchError when they are not finite."""
+        """A call that hands on the scores of its groups. Raises BatchError when they are not finite."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Tells that it cannot be scored."""
+        """Says that it cannot be scored."""
         ...
 
 
 def tokens_of(jobs: Sequence[Job]) -> int:
-    """Prompts once and all completions."""
+    """Tokens of all groups, each prompt counted once."""
     return sum(group.tokens for job in jobs for group in job.groups)
 
 
 class Budget:
-    """Tokens of a forward of several jobs: fewer for a while after memory did not suffice.
+    """Most tokens of a forward of several jobs; fewer for a while after memory did not suffice.
 
-    Attention is not counted: groups of so many tokens have no more pairs of them than a single row of that length. What
-    one batch beyond the budget costs is no question of packing, since it goes alone.
+    Attention is not counted: several groups have no more pairs of tokens than one row of the same length. A single
+    batch beyond the budget is scored alone.
     """
 
     def __init__(self, most: int) -> None:
@@ -51,7 +51,7 @@ class Budget:
         self.tokens = most
 
     def learn(self, jobs: int, splits: int) -> None:
-        """From a forward. One that is too large alone says nothing of several."""
+        """Adapts to a forward. A single job that does not fit says nothing about several."""
         if not splits:
             self.tokens = min(self._most, self.tokens + self._most // _REGROWTH + 1)
         elif jobs > 1:
@@ -59,7 +59,7 @@ class Budget:
 
 
 class Forwards:
-    """Scores jobs, and keeps account of it."""
+    """Scores jobs, and counts time and splits."""
 
     def __init__(self, budget: Budget, totals: ScoringTotals) -> None:
         self._budget = budget
@@ -73,13 +73,13 @@ class Forwards:
         if len(jobs) == 1:
             jobs[0].fail(error)
             return
-        del error  # its traceback holds what the forward took
+        del error  # its traceback keeps the forward's memory
         cut = len(jobs) // 2
         self.score(reference, jobs[:cut])
         self.score(reference, jobs[cut:])
 
     def _try(self, reference: Reference, jobs: Sequence[Job]) -> Exception | None:
-        """Nobody is told anything unless the scores of all are good."""
+        """The error of the forward, or None. Hands on scores only if those of all jobs are good."""
         try:
             scores = self._forward(reference, jobs)
             logps = iter(scores.logps)
@@ -87,7 +87,7 @@ class Forwards:
             answers = [job.scored(share) for job, share in zip(jobs, shares, strict=True)]
         except DeviceLost:
             raise
-        except Exception as error:  # whatever it is, it may be the fault of one job
+        except Exception as error:  # one job may be at fault
             return error
         self._budget.learn(len(jobs), scores.splits)
         for answer in answers:

@@ -1,4 +1,4 @@
-"""The scoring loop: batches in, the same batches with their log-probs out, on a thread of its own."""
+"""The scoring loop: takes batches, computes their log-probs and stores them, on a thread of its own."""
 
 import sys
 import threading
@@ -18,23 +18,22 @@ from shared.batch import TokenGroup
 
 log = structlog.get_logger()
 
-# An idle loop looks at the queue this often, in seconds: another server that shares the queue does not ring.
+# An idle loop looks at the queue this often, in seconds: another server on the same queue does not ring.
 IDLE_SECONDS = 0.5
-# This part of a forward is the queue's, however many direct requests there are.
+# The queue's share of each forward, however many direct requests there are.
 _QUEUE_SHARE = 1 / 4
 
 
 class ScoringLoop:
     """Packs direct requests and queued batches together, up to so many tokens a forward.
 
-    Direct requests go first: those that wait fill up to three quarters of the next forward, queued batches the rest. At
-    least one batch goes with each step, in a forward of its own where it does not fit. So neither waits for long: a
-    direct request for the forward in hand and those who asked before, the queue for one forward of direct requests.
+    Direct requests go first: they fill up to three quarters of the next forward, queued batches the rest. At least one
+    batch goes with each step, in a forward of its own if it does not fit. So neither waits long: a direct request waits
+    for the current forward and for earlier requests, the queue for one forward of direct requests.
 
-    What cannot be scored fails by itself: a direct request is told, a batch goes back to the queue, or to the dead. A
-    lost device ends the loop, since every later batch would fail for a fault that is not its own, and so does a bug:
-    what it has claimed stays claimed, and is queued again by the next process. on_ready is called from the loop's
-    thread whenever batches have become ready.
+    A job that cannot be scored fails alone: a direct request gets the error, a batch is queued again or dead. A lost
+    device ends the loop, since every later batch would fail, too; so does a bug. Claimed batches then stay claimed, and
+    the next process queues them again. on_ready is called from the loop's thread whenever batches have become ready.
     """
 
     def __init__(
@@ -99,13 +98,13 @@ class ScoringLoop:
                     self.totals.waiting_seconds.inc(time.monotonic() - started)
             while self._step():
                 pass
-        except BaseException:  # whatever it is, this thread has nobody else to tell
+        except BaseException:  # nobody else would see an error of this thread
             self.failed = True
             log.critical("the scoring loop has ended by an error", exc_info=True)
             self._line.refuse_all()
 
     def _step(self) -> bool:
-        """Does some of what waits; False when nothing is left."""
+        """Scores some of what waits. False when nothing is left."""
         self._replace()
         share = int(self._budget.tokens * _QUEUE_SHARE)
         direct = self._line.take(self._budget.tokens - share)
@@ -124,9 +123,9 @@ class ScoringLoop:
         return [] if self._stopping else self._claims.take(max_tokens)
 
     def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
-        """One forward, or two where one would be too large, or might be the server's last."""
+        """The jobs of one forward, or of two if one would be too large or a batch may end the server."""
         if any(job.interrupted for job in queued):
-            return queued, direct  # in this order: nor shall a direct request end another server with it in hand
+            return queued, direct  # batches first: direct requests must not end with the server
         if tokens_of(direct) + tokens_of(queued) > self._budget.tokens:
             return direct, queued
         return [[*direct, *queued]]

@@ -1,7 +1,6 @@
-"""What the scoring loop scores: the token groups of a stored body, and the body that they become once scored.
+"""A stored body as the scoring loop sees it: token groups to score, and the body with their scores.
 
-The queue holds bodies of several formats. Each says what it wants scored and how its scored form looks, so that the
-loop knows of none of them.
+The queue holds bodies of several formats. Each has a `Payload` of its own, so the loop knows none of the formats.
 """
 
 import json
@@ -20,7 +19,7 @@ class Payload(Protocol):
 
     @property
     def groups(self) -> Sequence[TokenGroup]:
-        """What is scored: at least one group."""
+        """The groups to score, at least one."""
         ...
 
     @property
@@ -75,7 +74,7 @@ _READERS: dict[str, Callable[[bytes], Payload]] = {wire.ROLLOUT_FORMAT: _read_ro
 
 
 def _format(body: bytes) -> str:
-    """What the safetensors metadata says. Whether the rest is sound is the business of the format's own reader."""
+    """The format that the safetensors metadata names. The format's own reader checks the rest."""
     size = int.from_bytes(body[:8], "little")
     try:
         return str(json.loads(body[8 : 8 + size])["__metadata__"]["format"])

@@ -1,4 +1,4 @@
-"""The frozen model's log-probs, whatever memory there is: a forward that does not fit is done in parts."""
+"""Computes the frozen model's log-probs; a forward that does not fit into memory is done in parts."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,17 +9,17 @@ from torch import Tensor
 from ref_server.scoring.reference import DeviceLost, Scores, TooLarge
 from shared.batch import TokenGroup
 
-# How PyTorch says it where it has no type of its own for it: the CPU's allocator, and libraries that allocate by
-# themselves (cuBLAS). Looked for before _LOST, since those begin in the same way.
+# Messages of out-of-memory errors that have no type of their own: from the CPU's allocator, and from libraries that
+# allocate by themselves (cuBLAS). Checked before _LOST, since these messages can begin like those.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-# After one of these the process can never use its device again.
+# After one of these errors the process can never use its device again.
 _LOST = ("CUDA error", "cuDNN error")
 
 _Part = tuple[Sequence[TokenGroup], Sequence[float]]
 
 
 class Scorer:
-    """forward: a `LogprobForward`, whose log-probs are all it needs. reference_version: of the weights behind it."""
+    """forward: a `LogprobForward`, called for its log-probs. reference_version: of its weights."""
 
     def __init__(
         self, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor], reference_version: int
@@ -43,7 +43,7 @@ class Scorer:
                 pieces.append(logps)
                 continue
             splits += 1
-            torch.cuda.empty_cache()  # what is free but in pieces; nothing happens without CUDA
+            torch.cuda.empty_cache()  # joins fragmented memory; does nothing without CUDA
             waiting += reversed(_halves(*part))
         ends = np.cumsum([len(group.completion_ids) for group in groups])[:-1]
         return Scores(np.split(np.concatenate(pieces), ends), self._reference_version, splits)

@@ -51,7 +51,7 @@ def load_like(model: PreTrainedModel, fingerprint: str, directory: Path) -> PreT
     try:
         _check_configuration(model, directory)
         _check_tokenizer(fingerprint, directory)
-        # The reference's own configuration, since that of a snapshot may name a kernel of the hub for its attention.
+        # Use the reference's own configuration: a snapshot's may name an attention kernel of the hub, which is code.
         read: Any = AutoModelForCausalLM.from_pretrained(
             directory, config=deepcopy(model.config), dtype=model.dtype, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, output_loading_info=True,
@@ -63,17 +63,17 @@ def load_like(model: PreTrainedModel, fingerprint: str, directory: Path) -> PreT
         return loaded.to(model.device).eval()
     except ReferenceConflict:
         raise
-    except Exception as error:  # files of others can be wrong in any way
+    except Exception as error:  # damaged files can raise anything
         raise ReferenceConflict("bad_snapshot", f"the snapshot cannot be loaded: {error}") from error
 
 
 def _real(path: Path) -> Path:
-    """Where links lead. Path.resolve would raise for a loop of them."""
+    """The path without links. Path.resolve would raise for a loop of links."""
     return Path(os.path.realpath(path))
 
 
 def _check_files(directory: Path, name: str) -> None:
-    """What makes transformers look elsewhere: an adapter names its base model, an index the files of the weights."""
+    """Refuses files that make transformers read elsewhere: an adapter names its base model, an index names files."""
     if (directory / "adapter_config.json").exists():
         raise ReferenceConflict("unsafe_snapshot", f"{name} is an adapter: merge it into its base model first")
     index = directory / "model.safetensors.index.json"
