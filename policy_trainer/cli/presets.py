@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         print(json.dumps([_line(preset) for preset in PRESETS.values()], indent=2))
     else:
         console.print(_table())
-        console.print("policy-trainer presets show NAME tells every number and where it comes from")
+        console.print("policy-trainer presets show NAME prints every number and its source")
     return 0
 
 
@@ -64,7 +64,7 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="what", metavar="show NAME")
     show = commands.add_parser("show", help="every number of one preset, its source, and every deviation")
     show.add_argument("name", metavar="NAME")
-    # Where it is not given here, what stands before `show` holds.
+    # Without --json here, a --json before `show` counts.
     show.add_argument("--json", action="store_true", default=SUPPRESS, help="for scripts")
     return parser
 
@@ -106,9 +106,9 @@ def _show(preset: Preset, console: Console) -> None:
     console.print(table)
     unpublished = [f"{name} = {_shown(setting(config, name))}" for name in preset.unpublished]
     for title, items in (
-        ("deviations besides", preset.deviations),
-        ("not published, so that the default holds", [", ".join(unpublished)] if unpublished else []),
-        ("wants besides", [f"{name}: {what}" for name, what in preset.wants.items()]),
+        ("other deviations", preset.deviations),
+        ("not published; the default holds", [", ".join(unpublished)] if unpublished else []),
+        ("also required", [f"{name}: {what}" for name, what in preset.wants.items()]),
     ):
         if items:
             console.print("\n".join([f"{title}:", *(f"- {item}" for item in items)]))
