@@ -8,7 +8,7 @@ from policy_trainer.presets.preset import SAMPLES_IN_TURN
 
 PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
 BEGIN, END = "<!-- written by tests/presets_page.py: begin -->\n", "<!-- end -->\n"
-_HEAD = "| preset | data | group, sampling | surrogate; KL; mean; advantage | optimizer, cadence | reference |"
+_HEAD = "| preset | data | group, sampling | surrogate; KL; aggregation; advantage | optimizer, cadence | reference |"
 
 
 def written(page: str) -> str:
@@ -43,7 +43,7 @@ def _row(preset: Preset) -> str:
 def _departures(preset: Preset) -> list[str]:
     single = [f"`{name}`: {setting.deviation}" for name, setting in preset.settings.items() if setting.deviation]
     unpublished = ", ".join(f"`{name}`" for name in preset.unpublished)
-    other = [f"Not published, so that the default holds: {unpublished}."] if unpublished else []
+    other = [f"Not published, so our default is used: {unpublished}."] if unpublished else []
     wants = [f"Wants `{name}`: {what}." for name, what in preset.wants.items()]
     items = [*single, *(line for line in preset.deviations if line != SAMPLES_IN_TURN), *other, *wants]
     return [f"**`{preset.name}`**, {preset.origin}", *(f"- {item}" for item in items), ""]

@@ -14,7 +14,7 @@ from shared.settings import from_values
 # The deviation of every file with `samples_in_turn`.
 SAMPLES_IN_TURN = (
     "The original samples and trains in turn. Here workers sample while a step trains, so that batches are some steps "
-    "old: --max-lag 0 trains on those of the newest weights alone, --max-waiting bounds how many wait."
+    "old: --max-lag 0 trains only on batches of the newest weights, --max-waiting limits how many wait."
 )
 # What a preset that renews the reference wants.
 SNAPSHOT_ROOT = (
@@ -24,7 +24,7 @@ SNAPSHOT_ROOT = (
 
 
 class Setting(NamedTuple):
-    """The value of one setting, where it was published, and how it departs from there, if it does."""
+    """The value of one setting, where it was published, and how ours deviates from that, if it does."""
 
     value: Any
     source: str
@@ -34,9 +34,9 @@ class Setting(NamedTuple):
 class Preset(BaseModel):
     """Settings by their dotted names. What a preset leaves out keeps its default.
 
-    origin: where the recipe was published. data: what it was published with. deviations: those that belong to no single
-    setting. unpublished: settings that the recipe does not tell, so that our default holds. wants: settings that a user
-    must give besides, and what each is.
+    origin: where the recipe was published. data: the data it was published with. deviations: those that belong to no
+    single setting. unpublished: settings that the recipe does not give; they keep our default. wants: settings that the
+    user must give, and what each is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,13 +51,13 @@ class Preset(BaseModel):
     settings: Mapping[str, Setting]
 
     def values(self) -> dict[str, Any]:
-        """The values as nested tables, as a TOML file of a user's would hold them."""
+        """The values as nested tables, as in a user's TOML file."""
         return _nested({name: setting.value for name, setting in self.settings.items()})
 
     def beside(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, to hold where stronger sources say nothing. For a task other than the preset's they have no data.
+        """The values, without those of `data` that say where problems are if the user chose another task.
 
-        said: what stronger sources say, as nested tables.
+        said: the settings from stronger sources, as nested tables.
         """
         values = self.values()
         if said.get("task", values.get("task")) != values.get("task"):
