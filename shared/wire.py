@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,9 +90,65 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
     return body
 
 
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """A safetensors file whose header, names and dtypes are checked; its values are not."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, Array]
+
+    def batch(self) -> RolloutBatch | ScoredBatch:
+        """The checked batch. Raises BatchError naming the first field that breaks the contract."""
+        return _batch(self.metadata, self.tensors)
+
+    def content_hash(self) -> bytes:
+        """SHA-256 of metadata pairs, and each tensor's name, dtype, shape and bytes, in sorted order.
+
+        Two safetensors files of the same content may differ in their bytes, since metadata has no fixed order.
+        """
+        digest = hashlib.sha256(json.dumps(self.metadata, sort_keys=True).encode())
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name]
+            digest.update(json.dumps([name, tensor.dtype.str, tensor.shape]).encode())
+            digest.update(tensor.tobytes())
+        return digest.digest()
+
+
 def decode(body: bytes) -> RolloutBatch | ScoredBatch:
     """Bytes from anywhere -> a checked batch. Raises BatchError naming the first field that breaks the contract."""
-    metadata, tensors = _parse(body)
+    return parse(body).batch()
+
+
+def content_hash(body: bytes) -> bytes:
+    """The content hash of a body. Raises BatchError when it cannot be parsed."""
+    return parse(body).content_hash()
+
+
+def parse(body: bytes) -> Parsed:
+    """Bytes from anywhere -> metadata and tensors. Raises BatchError."""
+    metadata, names = _read_header(body)
+    for name in names:
+        if name not in _TENSORS and not name.startswith(_REWARD_PREFIX):
+            raise BatchError(name[:80], "is not a tensor of a batch")
+    try:
+        parts = safetensors.deserialize(body)
+    except safetensors.SafetensorError as error:
+        raise BatchError("body", f"must be a safetensors file: {error}") from None
+    tensors: dict[str, Array] = {}
+    for name, part in parts:
+        expected = _TENSORS.get(name, "F32")
+        if part["dtype"] != expected:
+            raise BatchError(name, f"must have dtype {expected}, got {part['dtype']}")
+        if len(part["shape"]) != 1:
+            raise BatchError(name, f"must have one dimension, got shape {part['shape'][:8]}")
+        data = bytes(part["data"])
+        if expected == "BOOL" and data.strip(b"\0\1"):
+            raise BatchError(name, "must hold the bytes 0 and 1 only")
+        tensors[name] = np.frombuffer(data, dtype=_DTYPES[expected])
+    return Parsed(metadata, tensors)
+
+
+def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch | ScoredBatch:
     scored = _choose_format(metadata, tensors)
     rollout = RolloutBatch(
         id=_required(metadata, "id"),
@@ -121,44 +178,6 @@ def decode(body: bytes) -> RolloutBatch | ScoredBatch:
     if not scored:
         return rollout
     return ScoredBatch(rollout, _required(tensors, "ref_logps"), _required(metadata, "reference_version"))
-
-
-def content_hash(body: bytes) -> bytes:
-    """SHA-256 of what a body says: metadata pairs, and each tensor's name, dtype, shape and bytes, in sorted order.
-
-    Two safetensors files of the same content may differ in their bytes, since metadata has no fixed order.
-    """
-    metadata, tensors = _parse(body)
-    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(json.dumps([name, tensor.dtype.str, tensor.shape]).encode())
-        digest.update(tensor.tobytes())
-    return digest.digest()
-
-
-def _parse(body: bytes) -> tuple[dict[str, str], dict[str, Array]]:
-    """Metadata and tensors of a safetensors file, or BatchError."""
-    metadata, names = _read_header(body)
-    for name in names:
-        if name not in _TENSORS and not name.startswith(_REWARD_PREFIX):
-            raise BatchError(name[:80], "is not a tensor of a batch")
-    try:
-        parts = safetensors.deserialize(body)
-    except safetensors.SafetensorError as error:
-        raise BatchError("body", f"must be a safetensors file: {error}") from None
-    tensors: dict[str, Array] = {}
-    for name, part in parts:
-        expected = _TENSORS.get(name, "F32")
-        if part["dtype"] != expected:
-            raise BatchError(name, f"must have dtype {expected}, got {part['dtype']}")
-        if len(part["shape"]) != 1:
-            raise BatchError(name, f"must have one dimension, got shape {part['shape'][:8]}")
-        data = bytes(part["data"])
-        if expected == "BOOL" and data.strip(b"\0\1"):
-            raise BatchError(name, "must hold the bytes 0 and 1 only")
-        tensors[name] = np.frombuffer(data, dtype=_DTYPES[expected])
-    return metadata, tensors
 
 
 def _read_header(body: bytes) -> tuple[dict[str, str], list[str]]:

@@ -13,7 +13,7 @@ from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
 from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
 from shared import wire
 from shared.api import LEGACY_RUN
-from shared.batch import BatchError, RolloutBatch, TokenGroup
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
 
 class Bell:
@@ -118,12 +118,13 @@ class Service:
     def admit(self, body: bytes) -> tuple[str, Admission]:
         """Checks and queues one upload, durably: its id and what became of it."""
         self.check_open()
-        batch = self.read_rollout(body)
+        parsed = wire.parse(body)
+        batch = self._check_rollout(parsed.batch())
         if batch.run == LEGACY_RUN:
             raise BatchError("run", f"must be another one: {LEGACY_RUN!r} is that of the Simple-GRPO protocol")
         upload = Upload(
             id=batch.id,
-            content_hash=wire.content_hash(body),
+            content_hash=parsed.content_hash(),
             run=batch.run,
             epoch=batch.epoch,
             policy_version=batch.policy_version,
@@ -139,7 +140,9 @@ class Service:
 
     def read_rollout(self, body: bytes) -> RolloutBatch:
         """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""
-        batch = wire.decode(body)
+        return self._check_rollout(wire.decode(body))
+
+    def _check_rollout(self, batch: RolloutBatch | ScoredBatch) -> RolloutBatch:
         if not isinstance(batch, RolloutBatch):
             raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: a batch is uploaded before it is scored")
         self.reference.check_tokens(batch.group)
