@@ -47,29 +47,7 @@ def add_error_handlers(app: FastAPI) -> None:
         message = "a bug of the server; its log has the traceback"
         return answer(request, Problem(500, "internal", message, headers=headers))
 
-    translations: dict[type[Exception], Callable[[Any], Problem]] = {
-        Problem: lambda error: error,
-        Denied: denied,
-        BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
-        TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
-        ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
-        Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
-        WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
-        QueueFull: lambda error: no_room("queue_full", error),
-        TooManyInFlight: lambda error: no_room("in_flight_full", error),
-        NoModel: lambda error: Problem(409, "no_model", str(error)),
-        BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
-        NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
-        ReferenceConflict: lambda error: Problem(409, error.code, str(error)),
-        NotReady: lambda error: Problem(503, "not_ready", str(error), headers={"Retry-After": "1"}),
-        Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
-        StorageFull: lambda error: Problem(507, "storage_full", str(error)),
-        StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
-        RequestValidationError: lambda error: _invalid(error.errors()),
-        ValidationError: lambda error: _invalid(error.errors(include_url=False, include_input=False)),
-        ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
-    }
-    for kind, translate in translations.items():
+    for kind, translate in _PROBLEMS.items():
         app.add_exception_handler(kind, lambda request, error, translate=translate: answer(request, translate(error)))
     app.add_exception_handler(HTTPException, lambda request, error: answer(request, _http_problem(request, error)))
     app.add_exception_handler(Exception, answer_bug)
@@ -103,3 +81,28 @@ def _invalid(errors: Any) -> Problem:
     where = ".".join(names) if first["type"] != "json_invalid" else ""
     message = str(first["msg"]).removeprefix("Value error, ")
     return Problem(422, "invalid_request", f"{where}: {message}" if where else message, where or None)
+
+
+# The error answer of each exception that a route may raise.
+_PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
+    Problem: lambda error: error,
+    Denied: denied,
+    BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
+    TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
+    ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
+    Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
+    WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
+    QueueFull: lambda error: no_room("queue_full", error),
+    TooManyInFlight: lambda error: no_room("in_flight_full", error),
+    NoModel: lambda error: Problem(409, "no_model", str(error)),
+    BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
+    NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
+    ReferenceConflict: lambda error: Problem(409, error.code, str(error)),
+    NotReady: lambda error: Problem(503, "not_ready", str(error), headers={"Retry-After": "1"}),
+    Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
+    StorageFull: lambda error: Problem(507, "storage_full", str(error)),
+    StorageBroken: lambda error: Problem(503, "storage_broken", str(error), headers={"Retry-After": "1"}),
+    RequestValidationError: lambda error: _invalid(error.errors()),
+    ValidationError: lambda error: _invalid(error.errors(include_url=False, include_input=False)),
+    ClientDisconnect: lambda _: Problem(400, "disconnected", "the client went away before its body was complete"),
+}

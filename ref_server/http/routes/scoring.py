@@ -46,34 +46,37 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         body = await request.body()
         if media_type(request.headers) == wire.CONTENT_TYPE:
             batch = await threads.run(partial(service.read_rollout, body))
-            logps, version = await _score(batch.group, batch.temperature)
+            logps, version = await _score(service, batch.group, batch.temperature)
             scored = ScoredBatch(batch, logps, str(version))
             return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
-        group, temperature = await threads.run(partial(_group, body))
-        return await run_in_threadpool(_answer, group, *await _score(group, temperature))
+        group, temperature = await threads.run(partial(_group, service, body))
+        return await run_in_threadpool(_answer, service, group, *await _score(service, group, temperature))
 
-    def _group(body: bytes) -> tuple[TokenGroup, float]:
-        asked = LogprobsRequest.model_validate_json(body)
-        if asked.prompt is not None:
-            group = service.tokenize(asked.prompt, [str(text) for text in asked.completions])
-        else:
-            group = group_of(asked.prompt_ids or [], [list(map(int, ids)) for ids in asked.completions])
-        service.reference.check_tokens(group)
-        return group, asked.temperature
 
-    def _answer(group: TokenGroup, logps: np.ndarray, version: int) -> Response:
-        rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
-        answer = Logprobs.model_validate(
-            {
-                "logprobs": [row.tolist() for row in rows],
-                "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
-                "reference_version": version,
-            }
-        )
-        return Response(answer.model_dump_json(), media_type=JSON)
+def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
+    asked = LogprobsRequest.model_validate_json(body)
+    if asked.prompt is not None:
+        group = service.tokenize(asked.prompt, [str(text) for text in asked.completions])
+    else:
+        group = group_of(asked.prompt_ids or [], [list(map(int, ids)) for ids in asked.completions])
+    service.reference.check_tokens(group)
+    return group, asked.temperature
 
-    async def _score(group: TokenGroup, temperature: float) -> tuple[np.ndarray, int]:
-        """(C,) log-probs, and the version of the weights that computed them."""
-        scores = await asyncio.wrap_future(service.scoring.submit(group, temperature))
-        (logps,) = scores.logps
-        return logps, scores.reference_version
+
+def _answer(service: Service, group: TokenGroup, logps: np.ndarray, version: int) -> Response:
+    rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
+    answer = Logprobs.model_validate(
+        {
+            "logprobs": [row.tolist() for row in rows],
+            "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
+            "reference_version": version,
+        }
+    )
+    return Response(answer.model_dump_json(), media_type=JSON)
+
+
+async def _score(service: Service, group: TokenGroup, temperature: float) -> tuple[np.ndarray, int]:
+    """(C,) log-probs, and the version of the weights that computed them."""
+    scores = await asyncio.wrap_future(service.scoring.submit(group, temperature))
+    (logps,) = scores.logps
+    return logps, scores.reference_version
