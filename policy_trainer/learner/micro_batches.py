@@ -1,4 +1,4 @@
-"""What one forward and backward takes in: whole groups of a step, ready for the loss, cut by a budget of tokens."""
+"""Micro-batches: whole groups, joined into the tensors of one forward and backward, up to a budget of tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,44 +8,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_trainer.learner.step_groups import Prepared
 from policy_trainer.objective.aggregation import Totals
+from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import LossTokens
 from shared.batch import Array, TokenGroup
 
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """Whole groups, joined. G counts their completions, C the tokens of these; tensors are on the learner's device.
+    """Whole groups, joined; C counts the completion tokens of all. Tensors are on the learner's device.
 
-    trains: bool (G,). tokens: (C,) each; old_logps, ref_logps and sampler_logps, float32 (C,), are None where a group
-    has none.
+    tokens: old_logps and ref_logps are None where a group has none, and so is sampler_logps, float32 (C,).
     """
 
     groups: list[TokenGroup]
     temperatures: list[float]
-    trains: Tensor
     tokens: LossTokens
     sampler_logps: Tensor | None
 
 
-def totals(groups: Sequence[Prepared], max_completion_length: int) -> Totals:
-    """Of the update that these groups make."""
+def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
+    """Of an update on these groups."""
     return Totals(
-        completions=sum(int(group.trains.sum()) for group in groups),
+        completions=sum(int(group.sequence_mask.sum()) for group in groups),
         tokens=sum(int(group.mask.sum()) for group in groups),
         max_completion_length=max_completion_length,
     )
 
 
-def micro_batches(groups: Sequence[Prepared], limit: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Cut so that each has at most `limit` tokens, unless one group alone has more."""
-    for part in cut([group.group.tokens for group in groups], limit):
+def micro_batches(groups: Sequence[Group], limit: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Consecutive groups with at most `limit` tokens together; a group with more has a micro-batch of its own."""
+    for part in cut([group.tokens.tokens for group in groups], limit):
         yield _joined(groups[part], device)
 
 
 def cut(sizes: Sequence[int], limit: int) -> Iterator[slice]:
-    """Consecutive parts whose sizes sum to at most `limit`, unless one alone is more."""
+    """Consecutive parts whose sizes sum to at most `limit`; a larger size has a part of its own."""
     start, total = 0, 0
     for end, size in enumerate(sizes):
         if end > start and total + size > limit:
@@ -56,31 +54,30 @@ def cut(sizes: Sequence[int], limit: int) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
-def shares(count: int, parts: int) -> list[slice]:
-    """Consecutive parts of almost equal size; none of them is empty, so that there may be fewer."""
+def split_evenly(count: int, parts: int) -> list[slice]:
+    """Consecutive parts of almost equal size. None is empty, so there may be fewer than asked for."""
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(start, end) for start, end in pairwise(ends) if end > start]
 
 
-def _joined(groups: Sequence[Prepared], device: torch.device) -> MicroBatch:
+def _joined(groups: Sequence[Group], device: torch.device) -> MicroBatch:
     def joined(parts: Iterable[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate(list(parts))).to(device)
 
-    def known(of: Callable[[Prepared], Array | None]) -> Tensor | None:
+    def joined_if_known(of: Callable[[Group], Array | None]) -> Tensor | None:
         parts = [part for group in groups if (part := of(group)) is not None]
         return joined(parts) if len(parts) == len(groups) else None
 
-    lengths = np.concatenate([group.group.completion_lengths for group in groups])
+    lengths = np.concatenate([group.tokens.completion_lengths for group in groups])
     return MicroBatch(
-        groups=[group.group for group in groups],
+        groups=[group.tokens for group in groups],
         temperatures=[group.temperature for group in groups],
-        trains=joined(group.trains for group in groups),
         tokens=LossTokens(
-            rows=joined([np.repeat(np.arange(len(lengths)), lengths)]),
+            sequence_ids=joined([np.repeat(np.arange(len(lengths)), lengths)]),
             mask=joined(group.mask for group in groups),
             advantages=joined(group.advantages for group in groups),
-            old_logps=known(lambda group: group.old_logps),
-            ref_logps=known(lambda group: group.ref_logps),
+            old_logps=joined_if_known(lambda group: group.old_logps),
+            ref_logps=joined_if_known(lambda group: group.ref_logps),
         ),
-        sampler_logps=known(lambda group: group.sampler_logps),
+        sampler_logps=joined_if_known(lambda group: group.sampler_logps),
     )

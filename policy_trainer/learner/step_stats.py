@@ -1,4 +1,4 @@
-"""What a training step saw and did, added up over its micro-batches where they are, and read once an update."""
+"""Statistics of a training step: summed over micro-batches on their device, and read once an update."""
 
 import math
 from collections.abc import Sequence
@@ -8,31 +8,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy_trainer.learner.step_groups import Prepared, StepGroup
-from policy_trainer.objective.corrections import CorrectionStats
+from policy_trainer.objective.corrections import ImportanceStats
+from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import TokenLoss
 from policy_trainer.objective.ratios import masked
 
 _SUMS = (
-    "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "gap", "cut", "weight", "weight_squared", "tokens",
+    "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "logp_difference", "weight_clipped", "weight",
+    "weight_squared", "tokens",
 )  # fmt: skip
-# The least ratio as the largest of negative ones.
-_MAXIMA = ("ratio_negative", "ratio", "gap")
+# The smallest ratio is kept as the largest negative one.
+_MAXIMA = ("ratio_negative", "ratio", "logp_difference")
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step saw and did. Means are over trained tokens, in all passes, where not said otherwise; NaN of none.
+    """Statistics of one step. Means are over tokens that train, in all iterations, unless said otherwise; NaN of none.
 
-    loss: mean over updates. kl: to the reference, by loss.kl, as it was before each update; NaN where a batch came
-    without ref_logps. entropy: of the policy, in nats, likewise. clip_ratio: of both bounds. ratio_*: before
-    truncation. sampling_logp_difference_*: |log-prob - the sampler's|, the former of old_logps = recomputed, else of the policy; NaN
-    where unknown. importance_sampling_ratio_mean: mean of exp of that difference, before truncation: of the correction's weights,
-    and of what they would be without one. effective_sample_size: (sum w)^2 / (n sum w^2) of these, in (0, 1].
-    importance_sampling_clip_ratio: share of tokens whose weight was truncated or became 0. advantage_std: over completions that train.
-    frac_reward_zero_std: share of the step's groups. grad_norm: before scaling down, mean over updates. groups, tokens: that
-    trained; with none there was no update. updates: of the optimizer. not_finite: a loss or gradient was not, and there
-    was no update on it.
+    loss: mean over updates. kl: to the reference, estimated by loss.kl before each update; NaN where a batch came
+    without ref_logps. entropy: of the policy before each update, in nats. clip_ratio: of both bounds. ratio_*: before
+    truncation. sampling_logp_difference_*: |log-prob - the sampler's|, of the log-probs before the step where
+    old_logps = recomputed, else of the current ones; NaN where unknown. importance_sampling_ratio_mean: mean of exp of
+    that difference before truncation, logged even when the correction is off. effective_sample_size: (sum w)^2 /
+    (n sum w^2) of the same weights, in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was
+    truncated or became 0. advantage_std: over completions that train. frac_reward_zero_std: share of the step's groups.
+    grad_norm: before clipping, mean over updates. groups, tokens: that trained; with none there was no update. updates:
+    of the optimizer. not_finite: a loss or gradient was not finite, and its update was left out.
     """
 
     loss: float
@@ -61,54 +62,55 @@ class StepStats:
 
 @dataclass(frozen=True)
 class Update:
-    """One update, or what would have been one. tally: as `tally` has it."""
+    """One update, or one that was left out because it was not finite. sums: as `summed` returns them."""
 
-    tally: Tensor
+    sums: Tensor
     grad_norm: float
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.grad_norm) and math.isfinite(float(self.tally[0]))
+        return math.isfinite(self.grad_norm) and math.isfinite(float(self.sums[0]))
 
 
 @torch.no_grad()
-def tally(
-    loss: Tensor, tokens: TokenLoss, entropy: Tensor, mask: Tensor, gap: Tensor, corrected: CorrectionStats
+def micro_batch_sums(
+    loss: Tensor, tokens: TokenLoss, entropy: Tensor, mask: Tensor, logp_difference: Tensor, importance: ImportanceStats
 ) -> Tensor:
     """Sums over one micro-batch and then maxima, as one tensor on its device. loss: scalar; all else (C,).
 
-    gap: |log-prob - the sampler's|.
+    logp_difference: |log-prob - the sampler's|.
     """
-    kept, gap = masked(corrected.weights, mask), masked(gap, mask)
+    weights, difference = masked(importance.weights, mask), masked(logp_difference, mask)
     sums = (
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
-        tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), gap.sum(), (corrected.cut & mask).sum(),
-        kept.sum(), kept.square().sum(), mask.sum(),
+        tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), difference.sum(),
+        (importance.clipped & mask).sum(), weights.sum(), weights.square().sum(), mask.sum(),
     )  # fmt: skip
-    maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), gap.amax())
+    maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax())
     return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])
 
 
-def added(tallies: Sequence[Tensor]) -> Tensor:
-    """One tally of several, float64 on the CPU. Called once all of them are under way: a device would stand still."""
-    together = torch.stack([part.cpu().double() for part in tallies])
+def summed(parts: Sequence[Tensor]) -> Tensor:
+    """The sums of several micro-batches or updates, float64 on the CPU. Call it after all of them were launched: reading
+    one waits for the device."""
+    together = torch.stack([part.cpu().double() for part in parts])
     count = len(_SUMS)
     return torch.cat([together[:, :count].sum(0), together[:, count:].amax(0)])
 
 
 def step_stats(
-    judged: Sequence[StepGroup],
-    groups: Sequence[Prepared],
+    groups: Sequence[Group],
+    trained: Sequence[Group],
     updates: Sequence[Update],
     *,
     num_iterations: int,
     learning_rate: float,
 ) -> StepStats:
-    """judged: all groups of the step. groups: those that trained. updates: in all passes."""
-    total = added([update.tally for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
+    """groups: all of the step. trained: those that trained. updates: of all iterations."""
+    total = summed([update.sums for update in updates]) if updates else torch.zeros(len(_SUMS) + len(_MAXIMA))
     sums = dict(zip(_SUMS, total.tolist(), strict=False))
-    count = sums["tokens"] or math.nan  # of no tokens there is no mean
-    least, most, widest = (total[len(_SUMS) :] * (count / count)).tolist()
+    count = sums["tokens"] or math.nan  # without tokens there is no mean
+    negative_min, largest, difference_max = (total[len(_SUMS) :] * (count / count)).tolist()
     means = {name: value / count for name, value in sums.items()}
     return StepStats(
         loss=sums["loss"] / len(updates) if updates else math.nan,
@@ -117,30 +119,30 @@ def step_stats(
         clip_ratio=means["clipped_low"] + means["clipped_high"],
         clip_ratio_low=means["clipped_low"],
         clip_ratio_high=means["clipped_high"],
-        ratio_min=-least,
+        ratio_min=-negative_min,
         ratio_mean=means["ratio"],
-        ratio_max=most,
+        ratio_max=largest,
         effective_sample_size=means["weight"] ** 2 / (means["weight_squared"] or math.nan),
-        sampling_logp_difference_mean=means["gap"],
-        sampling_logp_difference_max=widest,
+        sampling_logp_difference_mean=means["logp_difference"],
+        sampling_logp_difference_max=difference_max,
         importance_sampling_ratio_mean=means["weight"],
-        importance_sampling_clip_ratio=means["cut"],
-        advantage_std=_advantage_std(groups),
-        frac_reward_zero_std=float(np.mean([not group.varies for group in judged])) if judged else math.nan,
+        importance_sampling_clip_ratio=means["weight_clipped"],
+        advantage_std=_advantage_std(trained),
+        frac_reward_zero_std=float(np.mean([not group.has_variance for group in groups])) if groups else math.nan,
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,
         learning_rate=learning_rate,
-        groups=len(groups),
+        groups=len(trained),
         tokens=int(sums["tokens"]) // num_iterations,
         updates=sum(update.finite for update in updates),
         not_finite=not all(update.finite for update in updates),
     )
 
 
-def _advantage_std(groups: Sequence[Prepared]) -> float:
-    """Of the completions that train, each with the mean over its tokens; the population's."""
+def _advantage_std(groups: Sequence[Group]) -> float:
+    """Population standard deviation over the completions that train, each with the mean advantage of its tokens."""
     if not groups:
         return math.nan
-    lengths = np.concatenate([group.group.completion_lengths for group in groups])
+    lengths = np.concatenate([group.lengths for group in groups])
     values = np.concatenate([group.advantages for group in groups]).astype(np.float64)
     means = np.add.reduceat(values, np.cumsum(lengths) - lengths) / lengths
-    return float(means[np.concatenate([group.trains for group in groups])].std())
+    return float(means[np.concatenate([group.sequence_mask for group in groups])].std())

@@ -1,6 +1,6 @@
-"""From tokens to one number: the weight of each token, under which a plain sum is the loss of a whole update.
+"""Loss aggregation: a weight for each token, so that the weighted sum over all tokens is the loss of a whole update.
 
-A weight depends on the token's completion and on totals of the update, never on what else is in its micro-batch.
+A weight depends on the token's completion and on totals of the update, never on the rest of its micro-batch.
 """
 
 from collections.abc import Callable
@@ -9,42 +9,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from policy_trainer.objective.ratios import row_sums
+from policy_trainer.objective.ratios import sequence_sums
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a whole update, over all of its micro-batches. completions: those that train. tokens: those that train.
-    max_completion_length: the length that completions are cut off at, L_max of Dr. GRPO."""
+    """Of a whole update, over all of its micro-batches. completions, tokens: that train. max_completion_length: where
+    completions are cut off, L_max of Dr. GRPO."""
 
     completions: int
     tokens: int
     max_completion_length: int
 
 
-def token_weights(mean: str, rows: Tensor, mask: Tensor, trains: Tensor, totals: Totals) -> Tensor:
-    """Weights, float64 (C,), of a name of AGGREGATIONS; 0 where nothing trains.
+def token_weights(aggregation: str, sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """The weight of each token, float64 (C,); 0 where masked.
 
-    rows: int64 (C,), the completion of each token. mask: bool (C,). trains: bool (G,), false for completions that take
-    no part.
+    aggregation: a name of AGGREGATIONS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,), tokens
+    that train.
     """
-    trained = mask & trains[rows]
-    return torch.where(trained, AGGREGATIONS[mean](rows, trained, totals), 0.0)
+    return torch.where(mask, AGGREGATIONS[aggregation](sequence_ids, mask, totals), 0.0)
 
 
-def _sequence_mean(rows: Tensor, trained: Tensor, totals: Totals) -> Tensor:
-    """The mean over completions of means over their tokens (GRPO). A completion without trained tokens adds 0."""
-    return (1 / (row_sums(trained, rows).clamp(min=1) * max(totals.completions, 1)))[rows]
+def _sequence_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """The mean over completions of means over their tokens (GRPO). A completion without tokens that train adds 0."""
+    return (1 / (sequence_sums(mask, sequence_ids).clamp(min=1) * max(totals.completions, 1)))[sequence_ids]
 
 
-def _token_mean(rows: Tensor, trained: Tensor, totals: Totals) -> Tensor:
+def _token_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """The mean over tokens (DAPO)."""
-    return trained.double() / max(totals.tokens, 1)
+    return mask.double() / max(totals.tokens, 1)
 
 
-def _constant(rows: Tensor, trained: Tensor, totals: Totals) -> Tensor:
-    """The sum over a number that no length changes (Dr. GRPO, arXiv 2503.20783)."""
-    return trained.double() / (max(totals.completions, 1) * totals.max_completion_length)
+def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """The sum over a constant, which no length changes (Dr. GRPO, arXiv 2503.20783)."""
+    return mask.double() / (max(totals.completions, 1) * totals.max_completion_length)
 
 
 AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, Totals], Tensor]] = {

@@ -1,4 +1,5 @@
-"""Off-policy correction: weights for a sampler that was not quite the learner, as with another engine's kernels."""
+"""Importance-sampling correction: weights for a sampler whose log-probs differ from the learner's, as another engine's
+do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,24 +12,24 @@ from policy_trainer.objective.ratios import log_ratio
 
 
 @dataclass(frozen=True)
-class CorrectionStats:
-    """Per token, (C,). weights: before truncation. cut: bool, where the weight was truncated or became 0."""
+class ImportanceStats:
+    """Per token, (C,). weights: before truncation. clipped: bool, where the weight was truncated or became 0."""
 
     weights: Tensor
-    cut: Tensor
+    clipped: Tensor
 
 
-def correction(
-    old_logps: Tensor, sampler_logps: Tensor, rows: Tensor, mask: Tensor, config: LossConfig
-) -> tuple[Tensor, CorrectionStats]:
+def importance_sampling_weights(
+    old_logps: Tensor, sampler_logps: Tensor, sequence_ids: Tensor, mask: Tensor, config: LossConfig
+) -> tuple[Tensor, ImportanceStats]:
     """Weights of the surrogate, (C,), without gradient, from d = old_logps - sampler_logps; 1 where masked.
 
-    rows: int64 (C,), the completion of each token. Of a whole completion the weight is exp of the sum of its d.
+    sequence_ids: int64 (C,), the completion of each token. A whole completion has the weight exp(sum of its d).
     """
     difference = (old_logps - sampler_logps).detach()
-    weights = log_ratio(_LEVELS[config.correction_level], difference, rows, mask).exp()
-    kept, cut = CORRECTIONS[config.importance_sampling_correction](weights, config)
-    return torch.where(mask, kept, 1.0), CorrectionStats(weights, mask & cut)
+    weights = log_ratio(_LEVELS[config.correction_level], difference, sequence_ids, mask).exp()
+    kept, clipped = CORRECTIONS[config.importance_sampling_correction](weights, config)
+    return torch.where(mask, kept, 1.0), ImportanceStats(weights, mask & clipped)
 
 
 def _none(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
@@ -46,11 +47,11 @@ def _mask(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
     return weights.masked_fill(outside, 0.0), outside
 
 
-# What a weight becomes, and whether it was cut.
+# The weight that is used, and whether it was clipped.
 CORRECTIONS: dict[str, Callable[[Tensor, LossConfig], tuple[Tensor, Tensor]]] = {
     "none": _none,
     "tis": _tis,
     "mask": _mask,
 }
-# In the words of RATIOS.
+# Names of RATIOS.
 _LEVELS = {"token": "token", "sequence": "sequence_sum"}

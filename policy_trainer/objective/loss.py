@@ -1,7 +1,7 @@
 """The loss of the GRPO family, token by token: a surrogate, and a KL penalty to the reference.
 
-Each formula is a function in a dictionary, under the name that chooses it. What a token weighs in the loss of the whole
-step is said by means.py, so that the sum over any micro-batches is the loss of the step.
+Each formula is a function in a dictionary, under the setting that chooses it. aggregation.py gives each token its weight
+in the loss of the whole update, so that the sum over any micro-batches is that loss.
 """
 
 from collections.abc import Callable
@@ -12,32 +12,33 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.ratios import MAX_EXPONENT, log_ratio, masked
+from policy_trainer.objective.kl import KL_ESTIMATORS
+from policy_trainer.objective.ratios import log_ratio, masked
 
 
 @dataclass(frozen=True)
 class LossTokens:
-    """What the loss knows of each token, (C,). rows: int64, which completion of the micro-batch. mask: bool.
+    """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
 
-    advantages, old_logps, ref_logps, correction: floating point. Without old_logps the ratio is taken against the
-    policy itself: it is 1, and has a gradient. Without ref_logps there is no KL. correction: weight of the surrogate.
+    The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
+    gradient. ref_logps: None without a KL. importance_weights: of the surrogate, for the sampler's mismatch.
     """
 
-    rows: Tensor
+    sequence_ids: Tensor
     mask: Tensor
     advantages: Tensor
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
-    correction: Tensor | None = None
+    importance_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Per token, (C,). Only surrogate, kl and loss have a gradient; masked tokens have 0 in them.
+    """Per token, (C,). Only surrogate, kl and loss have a gradient; they are 0 where masked.
 
-    surrogate: with its correction. kl: the estimate without any weight; NaN without ref_logps. loss: of both, before
-    the weights of the mean. ratio: before truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound
-    took away the gradient, or cispo truncated its weight.
+    surrogate: with its importance weights. kl: the unweighted estimate; NaN without ref_logps. loss: surrogate and KL,
+    before aggregation. ratio: before truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound removed
+    the gradient, or cispo truncated the weight.
     """
 
     surrogate: Tensor
@@ -49,16 +50,16 @@ class TokenLoss:
 
 
 def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLoss:
-    """The loss of each token of a micro-batch. logps: (C,), of the policy, with a gradient.
+    """The loss of each token of a micro-batch. logps: (C,), of the current policy, with a gradient.
 
     Raises ValueError for a KL penalty without ref_logps.
     """
     mask, logps = tokens.mask, masked(logps, tokens.mask)
     old_logps = logps.detach() if tokens.old_logps is None else tokens.old_logps
-    ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.rows, mask).exp()
+    ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
     surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
-    if tokens.correction is not None:
-        surrogate = surrogate * masked(tokens.correction, mask)
+    if tokens.importance_weights is not None:
+        surrogate = surrogate * masked(tokens.importance_weights, mask)
     surrogate = masked(surrogate, mask)
     kl, loss = torch.full_like(surrogate, torch.nan), surrogate
     if tokens.ref_logps is not None:
@@ -71,7 +72,7 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
 
 
 class Surrogate(NamedTuple):
-    """Per token, (C,): what is minimised, and whether the lower or the upper bound took its gradient away."""
+    """Per token, (C,): what is minimised, and whether the lower or the upper bound removed its gradient."""
 
     values: Tensor
     low: Tensor
@@ -79,8 +80,8 @@ class Surrogate(NamedTuple):
 
 
 def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
-    """PPO's (DeepSeekMath, arXiv 2402.03300, eq. 3), its upper bound apart as in DAPO (2503.14476), dual clip as in
-    arXiv 1912.09729."""
+    """PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with an upper bound of its own as in DAPO
+    (2503.14476), and dual clip as in arXiv 1912.09729."""
     low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
     values = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
@@ -102,7 +103,7 @@ def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig)
 
 
 def _sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
-    """SAPO (arXiv 2511.20347): a gate that closes softly, sooner for negative advantages."""
+    """SAPO (arXiv 2511.20347): a soft gate, which closes sooner for negative advantages."""
     tau = torch.full_like(ratio, config.sapo_temperature_neg).masked_fill(advantages > 0, config.sapo_temperature_pos)
     return Surrogate(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages, *_never(ratio))
 
@@ -118,26 +119,3 @@ SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, LossConfig], Surrogate]]
     "cispo": _cispo,
     "sapo": _sapo,
 }
-
-
-def k1(x: Tensor) -> Tensor:
-    """-x for x = ref_logps - logps: unbiased; of either sign. In a loss its expected gradient on-policy is 0."""
-    return -x
-
-
-def k2(x: Tensor) -> Tensor:
-    """x^2 / 2: biased, and its gradient is that of the KL."""
-    return x.square() / 2
-
-
-def k3(x: Tensor) -> Tensor:
-    """exp(x) - x - 1: unbiased and never negative (Schulman, Approximating KL Divergence).
-
-    Through expm1, since the plain form loses all digits near 0. Both terms are clamped: with the second one alone left
-    to grow, the gradient beyond the clamp would drive the policy away from the reference.
-    """
-    x = x.clamp(max=MAX_EXPONENT)
-    return x.expm1() - x
-
-
-KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -1,6 +1,6 @@
-"""Ratios of the policy to the one that it is compared with: per token, or one for all tokens of a completion.
+"""Ratios of two policies: per token, or one for all tokens of a completion.
 
-Sums over completions are taken in float64, so that the order in which a device adds them up is not seen in float32.
+Sums over completions are float64: the order in which a device adds then makes no difference in float32.
 """
 
 from collections.abc import Callable
@@ -8,32 +8,32 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# exp of more overflows float32 where it is multiplied; a ratio of e^30 is far outside of every clip.
+# Products of larger exponentials overflow float32. A ratio of e^30 is far outside of every clip.
 MAX_EXPONENT = 30.0
 
 
-def log_ratio(level: str, difference: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-    """(C,) differences of log-probs -> (C,) logarithms of the ratio, at most MAX_EXPONENT; 0 where masked, whatever
-    stood there: masking after the exponential would leave NaN gradients behind.
+def log_ratio(level: str, difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
+    """(C,) differences of log-probs -> (C,) logarithms of the ratio, at most MAX_EXPONENT; 0 where masked. Masking only
+    after the exponential would leave NaN gradients.
 
-    level: a name of RATIOS. rows: int64 (C,), the completion of each token. mask: bool (C,).
+    level: a name of RATIOS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,).
     """
-    return masked(RATIOS[level](masked(difference, mask), rows, mask), mask).clamp(max=MAX_EXPONENT)
+    return masked(RATIOS[level](masked(difference, mask), sequence_ids, mask), mask).clamp(max=MAX_EXPONENT)
 
 
-def _token(difference: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+def _token(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
     return difference
 
 
-def _sequence(difference: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+def _sequence(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
     """GSPO (arXiv 2507.18071, eq. 7): the geometric mean over a completion."""
-    means = row_sums(difference, rows) / row_sums(mask, rows).clamp(min=1)
-    return means[rows].to(difference.dtype)
+    means = sequence_sums(difference, sequence_ids) / sequence_sums(mask, sequence_ids).clamp(min=1)
+    return means[sequence_ids].to(difference.dtype)
 
 
-def _sequence_sum(difference: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+def _sequence_sum(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
     """The ratio of whole completions: the product over their tokens."""
-    return row_sums(difference, rows)[rows].to(difference.dtype)
+    return sequence_sums(difference, sequence_ids)[sequence_ids].to(difference.dtype)
 
 
 RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -43,10 +43,12 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def row_sums(values: Tensor, rows: Tensor) -> Tensor:
-    """(C,) -> float64 (C,): at place i the sum over completion i. There are no more completions than tokens, and to ask
-    a device how many would mean to wait for it."""
-    return torch.zeros(len(rows), dtype=torch.float64, device=rows.device).index_add(0, rows, values.double())
+def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
+    """(C,) -> float64 (C,): element i is the sum over completion i. There are at most C completions; asking a device for
+    their number would wait for it."""
+    return torch.zeros(len(sequence_ids), dtype=torch.float64, device=sequence_ids.device).index_add(
+        0, sequence_ids, values.double()
+    )
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:

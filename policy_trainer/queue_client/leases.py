@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.step_groups import lack
+from policy_trainer.learner.groups import missing_input
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
 from shared.api import Outcome
@@ -83,7 +83,7 @@ class LeaseFeed:
                 if self._too_old(leased):
                     self._give_back([leased])
                     continue
-                lacking = lack(leased.batch, self._loss)
+                lacking = missing_input(leased.batch, self._loss)
                 if lacking:
                     self._give_back([leased], error=lacking)
                     continue

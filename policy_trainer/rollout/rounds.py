@@ -14,7 +14,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
-from policy_trainer.objective.advantages import JudgedGroup, has_variance, padded
+from policy_trainer.objective.group import compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.sampling.sampler import Sampler, sampling_params
@@ -44,10 +44,9 @@ class SampledGroup:
     steps: StepRewards | None
 
     @property
-    def signal(self) -> np.ndarray:
+    def compared_rewards(self) -> np.ndarray:
         """The rewards that the learner compares: those of steps where steps are judged, else those of completions."""
-        lengths = np.array([len(completion.ids) for completion in self.completions])
-        return JudgedGroup(self.judgement.rewards, lengths, steps=self.steps).signal
+        return compared_rewards(self.judgement.rewards, self.steps)
 
     @property
     def tokens(self) -> int:
@@ -63,8 +62,7 @@ class Round:
 
     def drop_without_variance(self) -> int:
         """Drops the groups whose rewards are all equal; returns how many there were."""
-        varies = has_variance(padded([group.signal for group in self.groups])).tolist()
-        dropped = [group for group, own in zip(self.groups, varies, strict=True) if not own]
+        dropped = [group for group in self.groups if not has_variance(group.compared_rewards)]
         self.groups = [group for group in self.groups if group not in dropped]
         self.wasted.resampled_groups += len(dropped)
         self.wasted.resampled_tokens += sum(group.tokens for group in dropped)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.objective.loss import k3
+from policy_trainer.objective.kl import k3
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, PaddedForward, choose_forward, self_test_difference
 from shared.logprobs.choice import self_test_tolerance

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.micro_batches import micro_batches, totals
-from policy_trainer.learner.step_groups import judge, prepare
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
+from tests.policy_trainer.learner.steps import ready_groups
 
 Make = Callable[..., Any]
 LOSS = LossConfig(epsilon=0.2, beta=0.1)
@@ -498,8 +498,7 @@ class TestBfloat16:
         mixed.step(batches, step=0)
         model = make_tiny(tied=tied, dtype=torch.bfloat16)
         pure = learner(model, optimizer=OptimizerConfig(master_weights="none"))
-        teaching = [group for group in judge(batches, LOSS) if group.teaches]
-        groups = prepare(teaching, LOSS, [group.rollout.sampler_logps for group in teaching])
+        groups = ready_groups(batches, LOSS)
         expected = torch.zeros_like(weights(model), dtype=torch.float32)
         for micro_batch in micro_batches(groups, 1, torch.device("cpu")):
             model.zero_grad()

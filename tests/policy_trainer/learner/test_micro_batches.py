@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.micro_batches import cut, micro_batches, shares, totals
-from policy_trainer.learner.step_groups import Prepared, judge, prepare
+from policy_trainer.learner.micro_batches import cut, micro_batches, split_evenly, totals
 from policy_trainer.objective.aggregation import Totals
+from policy_trainer.objective.group import Group
+from tests.policy_trainer.learner.steps import ready_groups
 
 Make = Callable[..., Any]
 
@@ -25,44 +26,41 @@ def test_cut(sizes: list[int], limit: int, parts: list[int]) -> None:
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
-def test_shares_are_consecutive_and_as_equal_as_can_be(count: int, parts: int) -> None:
+def test_an_even_split_is_consecutive_and_as_equal_as_can_be(count: int, parts: int) -> None:
     numbers = list(range(count))
-    got = [numbers[part] for part in shares(count, parts)]
+    got = [numbers[part] for part in split_evenly(count, parts)]
     assert [number for part in got for number in part] == numbers
     assert len(got) == min(count, parts)
     assert not got or max(map(len, got)) - min(map(len, got)) <= 1
 
 
 @pytest.fixture
-def groups(make_scored: Make) -> list[Prepared]:
+def groups(make_scored: Make) -> list[Group]:
     batches = [
         make_scored([3], [[4, 5], [6]], [0.0, 1.0], old_logps=[-1, -2, -3], ref_logps=[-4, -5, -6], temperature=0.5),
         make_scored([7, 8], [[9], [10, 11]], [1.0, float("nan")], loss_mask=[True, True, True]),
     ]
-    loss = LossConfig(drop_zero_variance=False)
-    judged = judge(batches, loss)
-    return prepare(judged, loss, [group.rollout.sampler_logps for group in judged])
+    return ready_groups(batches, LossConfig(drop_zero_variance=False))
 
 
-def test_groups_are_joined(groups: list[Prepared]) -> None:
+def test_groups_are_joined(groups: list[Group]) -> None:
     (got,) = micro_batches(groups, 100, torch.device("cpu"))
     assert got.temperatures == [0.5, 1.0] and [group.size for group in got.groups] == [2, 2]
-    assert got.trains.tolist() == [True, True, True, False]
-    assert got.tokens.rows.tolist() == [0, 0, 1, 2, 3, 3]
+    assert got.tokens.sequence_ids.tolist() == [0, 0, 1, 2, 3, 3]
     assert got.tokens.mask.tolist() == [True] * 4 + [False] * 2
     assert got.tokens.old_logps is not None and got.tokens.old_logps.tolist() == [-1, -2, -3, -1, -1, -1]
     assert got.tokens.ref_logps is not None and got.tokens.ref_logps.tolist() == [-4, -5, -6, -1, -1, -1]
     assert got.tokens.advantages.dtype == torch.float32 and len(got.tokens.advantages) == 6
 
 
-def test_what_one_group_lacks_none_has(groups: list[Prepared], make_scored: Make) -> None:
+def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -> None:
     loss = LossConfig(beta=0, old_logps="current", drop_zero_variance=False)
     unscored = make_scored([3], [[4]], [1.0]).rollout
     object.__setattr__(unscored, "sampler_logps", None)
-    more = prepare(judge([unscored], loss), loss, [None])
+    more = ready_groups([unscored], loss)
     (got,) = micro_batches([*groups, *more], 100, torch.device("cpu"))
     assert got.tokens.old_logps is None and got.tokens.ref_logps is None and got.sampler_logps is None
 
 
-def test_totals_count_what_trains(groups: list[Prepared]) -> None:
+def test_totals_count_what_trains(groups: list[Group]) -> None:
     assert totals(groups, 7) == Totals(completions=3, tokens=4, max_completion_length=7)

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup, advantages, has_variance
+from policy_trainer.objective.advantages import ADVANTAGES, advantages
+from policy_trainer.objective.group import Group
 from shared.batch import StepRewards
+from tests.policy_trainer.groups import make_group
 
 NAN = math.nan
 # Of whole completions: the same for every token.
@@ -21,8 +22,8 @@ OUTCOMES = ["outcome", "dr_grpo", "rloo"]
 
 def of_groups(groups: Sequence[Sequence[float]], **settings: Any) -> list[list[float]]:
     """Advantages of the completions of groups, each of one token."""
-    judged = [JudgedGroup(np.array(rewards, np.float32), np.ones(len(rewards), np.int64)) for rewards in groups]
-    return [values.tolist() for values in advantages(judged, LossConfig.model_validate(settings))]
+    made = [make_group(np.array(rewards, np.float32)) for rewards in groups]
+    return [values.tolist() for values in advantages(made, LossConfig.model_validate(settings))]
 
 
 def of_group(*rewards: float, **settings: Any) -> list[float]:
@@ -98,10 +99,10 @@ class TestRloo:
 
 class TestProcess:
     @staticmethod
-    def judged(
+    def with_steps(
         rewards: list[float], lengths: list[int], steps: list[list[tuple[float, int]]], **extra: Any
-    ) -> JudgedGroup:
-        return JudgedGroup(
+    ) -> Group:
+        return make_group(
             rewards=np.array(rewards, np.float32),
             lengths=np.array(lengths),
             steps=StepRewards(
@@ -114,35 +115,35 @@ class TestProcess:
 
     def test_hand_computed(self) -> None:
         """Rewards 0 and 2, then 1, then none: mean 1, std 1; tokens behind the last step have nothing to come."""
-        group = self.judged([0, 0, 0], [4, 2, 1], [[(0.0, 1), (2.0, 2)], [(1.0, 1)], []])
+        group = self.with_steps([0, 0, 0], [4, 2, 1], [[(0.0, 1), (2.0, 2)], [(1.0, 1)], []])
         (got,) = advantages([group], LossConfig(advantage="process"))
         assert got.dtype == np.float32
         assert got.tolist() == near([0, 0, 1 / 1.0001, 0, 0, 0, 0])
 
     def test_later_steps_add_up(self) -> None:
         """Rewards 0, 1, 2 and 5: mean 2, unscaled -2, -1, 0, 3."""
-        group = self.judged([0, 0], [3, 2], [[(0.0, 0), (1.0, 1), (2.0, 2)], [(5.0, 1)]])
+        group = self.with_steps([0, 0], [3, 2], [[(0.0, 0), (1.0, 1), (2.0, 2)], [(5.0, 1)]])
         (got,) = advantages([group], LossConfig(advantage="process", scale_rewards="none"))
         assert got.tolist() == near([-3, -1, 0, 3, 3])
 
     def test_what_could_not_be_judged_takes_no_part(self) -> None:
         """An unrewarded completion's steps, and a step that is NaN: of the others 0 and 2 are left."""
-        group = self.judged([0, NAN, 0], [2, 2, 2], [[(0.0, 0), (NAN, 1)], [(9.0, 1)], [(2.0, 1)]])
+        group = self.with_steps([0, NAN, 0], [2, 2, 2], [[(0.0, 0), (NAN, 1)], [(9.0, 1)], [(2.0, 1)]])
         (got,) = advantages([group], LossConfig(advantage="process", scale_rewards="none"))
         assert got.tolist() == near([-1, 0, 0, 0, 1, 1])
 
     def test_scaled_by_the_steps_of_the_whole_step(self) -> None:
         """0, 2 and 4: mean of all 2, variance 4."""
-        groups = [self.judged([0, 0], [1, 1], [[(0.0, 0)], [(2.0, 0)]]), self.judged([0], [1], [[(4.0, 0)]])]
+        groups = [self.with_steps([0, 0], [1, 1], [[(0.0, 0)], [(2.0, 0)]]), self.with_steps([0], [1], [[(4.0, 0)]])]
         got = advantages(groups, LossConfig(advantage="process", scale_rewards="batch"))
         assert [values.tolist() for values in got] == [near([-1 / 2.0001, 1 / 2.0001]), [0]]
 
     def test_equal_steps_teach_nothing_and_different_ones_do_whatever_the_outcome(self) -> None:
-        equal = self.judged([0, 1], [2, 2], [[(0.3, 0), (0.3, 1)], [(0.3, 1)]])
+        equal = self.with_steps([0, 1], [2, 2], [[(0.3, 0), (0.3, 1)], [(0.3, 1)]])
         assert advantages([equal], LossConfig(advantage="process"))[0].tolist() == [0] * 4
-        assert not has_variance(torch.from_numpy(equal.signal))
-        different = self.judged([1, 1], [2, 2], [[(0.0, 0), (0.3, 1)], [(0.3, 1)]])
-        assert has_variance(torch.from_numpy(different.signal))
+        assert not equal.has_variance
+        different = self.with_steps([1, 1], [2, 2], [[(0.0, 0), (0.3, 1)], [(0.3, 1)]])
+        assert different.has_variance
 
 
 class TestReinforcePlusPlus:
@@ -157,13 +158,13 @@ class TestReinforcePlusPlus:
     def test_hand_computed(self) -> None:
         """Rewards 1 and 3 at the last tokens, and 5 in another group; penalties at each token, summed up from the end.
         A masked token has no penalty, and does not count; an unrewarded completion does neither."""
-        first = JudgedGroup(
+        first = make_group(
             rewards=np.array([1.0, 3.0, NAN], np.float32),
             lengths=np.array([3, 2, 1]),
-            mask=np.array([True, True, True, True, False, True]),
-            penalty=np.array([0.1, -0.2, 0.3, 0.5, 99.0, 7.0], np.float32),
+            loss_mask=np.array([True, True, True, True, False, True]),
+            kl_penalty=np.array([0.1, -0.2, 0.3, 0.5, 99.0, 7.0], np.float32),
         )
-        second = JudgedGroup(np.array([5.0], np.float32), np.array([2]))
+        second = make_group(np.array([5.0], np.float32), np.array([2]))
         got = advantages([first, second], LossConfig(advantage="reinforce++", kl_in="reward"))
         to_go = [1 - 0.1 + 0.2 - 0.3, 1 + 0.2 - 0.3, 1 - 0.3, 3 - 0.5, NAN, NAN, 5, 5]
         assert [len(values) for values in got] == [6, 2]
@@ -181,19 +182,19 @@ class TestReinforcePlusPlus:
 class TestPenalty:
     def test_the_sum_of_a_completion_is_taken_off_its_reward(self) -> None:
         """1 - 0.75, 2 - 0.5: the masked token's penalty is not taken; the unrewarded stays out."""
-        group = JudgedGroup(
+        group = make_group(
             rewards=np.array([1.0, 2.0, NAN], np.float32),
             lengths=np.array([2, 2, 1]),
-            mask=np.array([True, True, False, True, True]),
-            penalty=np.array([0.25, 0.5, 99.0, 0.5, 3.0], np.float32),
+            loss_mask=np.array([True, True, False, True, True]),
+            kl_penalty=np.array([0.25, 0.5, 99.0, 0.5, 3.0], np.float32),
         )
         settings = {"kl_in": "reward", "scale_rewards": "none"}
         (got,) = advantages([group], LossConfig.model_validate(settings))
         assert got.tolist() == near([-0.625, -0.625, 0.625, 0.625, 0])
 
     def test_it_can_be_all_the_difference_there_is(self) -> None:
-        group = JudgedGroup(
-            np.array([1.0, 1.0], np.float32), np.array([1, 1]), penalty=np.array([0.5, 0.0], np.float32)
+        group = make_group(
+            np.array([1.0, 1.0], np.float32), np.array([1, 1]), kl_penalty=np.array([0.5, 0.0], np.float32)
         )
         (got,) = advantages([group], LossConfig(kl_in="reward", scale_rewards="none"))
         assert got.tolist() == near([-0.25, 0.25])
@@ -233,10 +234,10 @@ def test_a_shift_of_all_rewards_changes_nothing_and_a_factor_is_scaled_away(
     if name == "dr_grpo":
         scale = "none"
     settings = {"advantage": name, "scale_rewards": scale, "advantage_eps": 1e-12}
-    judged = [JudgedGroup(np.array(rewards), np.ones(len(rewards), np.int64)) for rewards in groups]
-    moved = [JudgedGroup(group.rewards * factor + shift, group.lengths) for group in judged]
+    made = [make_group(np.array(rewards)) for rewards in groups]
+    moved = [make_group(group.rewards * factor + shift) for group in made]
     for rewards, one, other in zip(
-        groups, *(advantages(each, LossConfig.model_validate(settings)) for each in (judged, moved)), strict=True
+        groups, *(advantages(each, LossConfig.model_validate(settings)) for each in (made, moved)), strict=True
     ):
         if max(rewards) - min(rewards) > 0.1:
             assert other == pytest.approx(one * (factor if scale == "none" else 1), rel=1e-4, abs=1e-5)
@@ -246,7 +247,7 @@ def test_a_shift_of_all_rewards_changes_nothing_and_a_factor_is_scaled_away(
 def test_every_token_of_every_group_has_one(name: str) -> None:
     lengths = [np.array([3, 1, 2]), np.array([4])]
     groups = [
-        JudgedGroup(
+        make_group(
             rewards=np.linspace(0, 1, len(own), dtype=np.float32),
             lengths=own,
             steps=StepRewards(
@@ -262,24 +263,6 @@ def test_every_token_of_every_group_has_one(name: str) -> None:
     for values, own in zip(got, lengths, strict=True):
         starts = np.cumsum(own) - own
         assert values.tolist() == np.repeat(values[starts], own).tolist(), "the same for every token, here"
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([0.0, 1.0], True),
-        ([1.0, 1.0], False),
-        ([1.0], False),
-        ([NAN], False),
-        ([NAN, 1.0], False),
-        ([NAN, 1.0, 1.0], False),
-        ([NAN, 1.0, NAN, 0.0], True),
-        ([0.1, 0.1, 0.1], False),
-        ([1.0, 1.0000001], True),
-    ],
-)
-def test_variance(rewards: list[float], expected: bool) -> None:
-    assert has_variance(torch.tensor(rewards)).tolist() is expected
 
 
 @given(st.lists(st.lists(st.floats(-8, 8, width=16) | st.just(NAN), min_size=1, max_size=9), min_size=1, max_size=5))

@@ -1,4 +1,4 @@
-"""What a token weighs, by hand; and that weights of a step do not know how it is cut."""
+"""Token weights by hand; and a step's weights are the same however it is cut."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from torch import Tensor
 from policy_trainer.objective.aggregation import AGGREGATIONS, Totals, token_weights
 
 # Lengths 3, 2, 1, 2; the second completion does not train, the third has no trained token.
-ROWS = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
+SEQUENCE_IDS = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
 MASK = torch.tensor([1, 0, 1, 1, 1, 0, 1, 1], dtype=torch.bool)
-TRAINS = torch.tensor([True, False, True, True])
+SEQUENCE_MASK = torch.tensor([True, False, True, True])
 
 
 @pytest.mark.parametrize(
-    ("mean", "weight"),
+    ("aggregation", "weight"),
     [
         # A completion that trains counts, also without a trained token.
         ("sequence_mean", 1 / 6),
@@ -23,16 +23,21 @@ TRAINS = torch.tensor([True, False, True, True])
         ("constant", 1 / (3 * 5)),
     ],
 )
-def test_ragged_by_hand(mean: str, weight: float) -> None:
-    weights = token_weights(mean, ROWS, MASK, TRAINS, Totals(completions=3, tokens=4, max_completion_length=5))
+def test_ragged_by_hand(aggregation: str, weight: float) -> None:
+    weights = token_weights(
+        aggregation,
+        SEQUENCE_IDS,
+        MASK & SEQUENCE_MASK[SEQUENCE_IDS],
+        Totals(completions=3, tokens=4, max_completion_length=5),
+    )
     assert weights.dtype == torch.float64
     assert weights.tolist() == pytest.approx([weight, 0, weight, 0, 0, 0, weight, weight], rel=1e-15, abs=0)
 
 
-@pytest.mark.parametrize("mean", AGGREGATIONS)
-def test_of_nothing_that_trains(mean: str) -> None:
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_of_nothing_that_trains(aggregation: str) -> None:
     nothing = Totals(completions=0, tokens=0, max_completion_length=5)
-    assert token_weights(mean, ROWS, MASK, torch.zeros(4, dtype=torch.bool), nothing).tolist() == [0.0] * 8
+    assert token_weights(aggregation, SEQUENCE_IDS, torch.zeros_like(MASK), nothing).tolist() == [0.0] * 8
 
 
 def lengths_and_mask(seed: int, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,30 +48,31 @@ def lengths_and_mask(seed: int, count: int = 40) -> tuple[Tensor, Tensor, Tensor
     return lengths, mask, torch.rand(count, generator=generator) > 0.2
 
 
-def weights_of(mean: str, lengths: Tensor, mask: Tensor, trains: Tensor, totals: Totals) -> Tensor:
-    return token_weights(mean, torch.repeat_interleave(torch.arange(len(lengths)), lengths), mask, trains, totals)
+def weights_of(aggregation: str, lengths: Tensor, mask: Tensor, sequence_mask: Tensor, totals: Totals) -> Tensor:
+    sequence_ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return token_weights(aggregation, sequence_ids, mask & sequence_mask[sequence_ids], totals)
 
 
-@pytest.mark.parametrize("mean", ["sequence_mean", "token_mean"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
 @pytest.mark.parametrize("seed", range(5))
-def test_means_sum_to_one(mean: str, seed: int) -> None:
-    lengths, mask, trains = lengths_and_mask(seed)
-    trained = int((mask & torch.repeat_interleave(trains, lengths)).sum())
-    totals = Totals(completions=int(trains.sum()), tokens=trained, max_completion_length=300)
-    weights = weights_of(mean, lengths, mask, trains, totals)
+def test_means_sum_to_one(aggregation: str, seed: int) -> None:
+    lengths, mask, sequence_mask = lengths_and_mask(seed)
+    trained = int((mask & torch.repeat_interleave(sequence_mask, lengths)).sum())
+    totals = Totals(completions=int(sequence_mask.sum()), tokens=trained, max_completion_length=300)
+    weights = weights_of(aggregation, lengths, mask, sequence_mask, totals)
     assert weights.sum().item() == pytest.approx(1, rel=1e-14)
-    if mean == "sequence_mean":
+    if aggregation == "sequence_mean":
         per_row = torch.stack([part.sum() for part in weights.split(lengths.tolist())])
-        assert per_row.tolist() == pytest.approx((trains / trains.sum()).tolist(), rel=1e-6)
+        assert per_row.tolist() == pytest.approx((sequence_mask / sequence_mask.sum()).tolist(), rel=1e-6)
 
 
 @given(st.sampled_from(list(AGGREGATIONS)), st.integers(0, 1000), st.integers(1, 39))
-def test_a_part_weighs_what_it_weighs_in_the_whole(mean: str, seed: int, cut: int) -> None:
-    lengths, mask, trains = lengths_and_mask(seed)
+def test_a_part_weighs_what_it_weighs_in_the_whole(aggregation: str, seed: int, cut: int) -> None:
+    lengths, mask, sequence_mask = lengths_and_mask(seed)
     totals = Totals(completions=37, tokens=1234, max_completion_length=300)
     tokens = int(lengths[:cut].sum())
     parts = [
-        weights_of(mean, lengths[:cut], mask[:tokens], trains[:cut], totals),
-        weights_of(mean, lengths[cut:], mask[tokens:], trains[cut:], totals),
+        weights_of(aggregation, lengths[:cut], mask[:tokens], sequence_mask[:cut], totals),
+        weights_of(aggregation, lengths[cut:], mask[tokens:], sequence_mask[cut:], totals),
     ]
-    assert torch.equal(torch.cat(parts), weights_of(mean, lengths, mask, trains, totals))
+    assert torch.equal(torch.cat(parts), weights_of(aggregation, lengths, mask, sequence_mask, totals))

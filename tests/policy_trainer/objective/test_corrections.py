@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.corrections import CORRECTIONS, CorrectionStats, correction
+from policy_trainer.objective.corrections import CORRECTIONS, ImportanceStats, importance_sampling_weights
 
 # Completions of three and two tokens; the third token is masked, however absurd.
-ROWS = torch.tensor([0, 0, 0, 1, 1])
+SEQUENCE_IDS = torch.tensor([0, 0, 0, 1, 1])
 MASK = torch.tensor([True, True, False, True, True])
 DIFFERENCES = torch.tensor([math.log(3.0), math.log(0.5), 3e38, math.log(0.1), math.log(2.0)])
 
 
-def corrected(**settings: Any) -> tuple[list[float], CorrectionStats]:
+def weights_of(**settings: Any) -> tuple[list[float], ImportanceStats]:
     config = LossConfig.model_validate({"old_logps": "recomputed"} | settings)
     old_logps = torch.tensor([-1.0, -2.0, 0.0, -4.0, -5.0])
-    weights, stats = correction(old_logps, old_logps - DIFFERENCES, ROWS, MASK, config)
+    weights, stats = importance_sampling_weights(old_logps, old_logps - DIFFERENCES, SEQUENCE_IDS, MASK, config)
     assert not weights.requires_grad
     return weights.tolist(), stats
 
 
 @pytest.mark.parametrize(
-    ("settings", "weights", "cut"),
+    ("settings", "weights", "clipped"),
     [
         ({"importance_sampling_correction": "none"}, [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
         ({"importance_sampling_correction": "tis"}, [2, 0.5, 1, 0.1, 2], [1, 0, 0, 0, 0]),
@@ -55,16 +55,16 @@ def corrected(**settings: Any) -> tuple[list[float], CorrectionStats]:
         ),
     ],
 )
-def test_hand_computed(settings: dict[str, Any], weights: list[float], cut: list[int]) -> None:
-    got, stats = corrected(**settings)
+def test_hand_computed(settings: dict[str, Any], weights: list[float], clipped: list[int]) -> None:
+    got, stats = weights_of(**settings)
     assert got == pytest.approx(weights, rel=1e-5)
-    assert stats.cut.tolist() == [bool(each) for each in cut]
+    assert stats.clipped.tolist() == [bool(each) for each in clipped]
 
 
 def test_the_weights_before_truncation() -> None:
-    _, tokens = corrected(importance_sampling_correction="tis", correction_max=0.01)
+    _, tokens = weights_of(importance_sampling_correction="tis", correction_max=0.01)
     assert tokens.weights.tolist() == pytest.approx([3, 0.5, 1, 0.1, 2], rel=1e-5)
-    _, sequences = corrected(importance_sampling_correction="mask", correction_level="sequence", correction_high=0.6)
+    _, sequences = weights_of(importance_sampling_correction="mask", correction_level="sequence", correction_high=0.6)
     assert sequences.weights.tolist() == pytest.approx([1.5, 1.5, 1, 0.2, 0.2], rel=1e-5)
 
 
@@ -82,7 +82,9 @@ def test_whatever_the_difference_weights_are_finite_and_within_bounds(
         }
     )
     old_logps, mask = torch.tensor(differences), torch.ones(len(differences), dtype=torch.bool)
-    weights, stats = correction(old_logps, torch.zeros(len(differences)), torch.zeros_like(mask).long(), mask, config)
+    weights, stats = importance_sampling_weights(
+        old_logps, torch.zeros(len(differences)), torch.zeros_like(mask).long(), mask, config
+    )
     assert weights.isfinite().all() and stats.weights.isfinite().all() and (weights >= 0).all()
     if name == "tis":
         assert (weights <= 2).all()
@@ -93,5 +95,5 @@ def test_whatever_the_difference_weights_are_finite_and_within_bounds(
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_of_equal_log_probs_is_exactly_one(name: str) -> None:
     config = LossConfig.model_validate({"old_logps": "recomputed", "importance_sampling_correction": name})
-    weights, stats = correction(DIFFERENCES, DIFFERENCES, ROWS, MASK, config)
-    assert weights.tolist() == [1] * 5 and not stats.cut.any() and stats.weights.tolist() == [1] * 5
+    weights, stats = importance_sampling_weights(DIFFERENCES, DIFFERENCES, SEQUENCE_IDS, MASK, config)
+    assert weights.tolist() == [1] * 5 and not stats.clipped.any() and stats.weights.tolist() == [1] * 5

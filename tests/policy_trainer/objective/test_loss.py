@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.loss import KL_ESTIMATORS, SURROGATES, LossTokens, TokenLoss, k1, k2, k3, token_loss
+from policy_trainer.objective.kl import KL_ESTIMATORS, k1, k2, k3
+from policy_trainer.objective.loss import SURROGATES, LossTokens, TokenLoss, token_loss
 from policy_trainer.objective.ratios import RATIOS
 
 INF, NAN = math.inf, math.nan
@@ -25,18 +26,18 @@ def loss_of(
     advantages: Tensor | None = None,
     mask: Tensor | None = None,
     *,
-    rows: Tensor | None = None,
-    correction: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    importance_weights: Tensor | None = None,
     **settings: Any,
 ) -> TokenLoss:
     """With advantages of 1 and no KL where nothing else is said; each token is a completion of its own."""
     tokens = LossTokens(
-        rows=torch.arange(len(logps)) if rows is None else rows,
+        sequence_ids=torch.arange(len(logps)) if sequence_ids is None else sequence_ids,
         mask=torch.ones(len(logps), dtype=torch.bool) if mask is None else mask,
         advantages=torch.ones(len(logps)) if advantages is None else advantages,
         old_logps=old,
         ref_logps=ref,
-        correction=correction,
+        importance_weights=importance_weights,
     )
     return token_loss(logps, tokens, LossConfig.model_validate({"beta": 0.0} | settings))
 
@@ -165,12 +166,12 @@ class TestRatio:
 
     LOGPS = torch.tensor([-1.0, -2.0, -3.0, -1.0, -2.0], dtype=torch.float64)
     DIFFERENCES = torch.tensor([0.3, -0.1, 9.0, -0.4, 0.2], dtype=torch.float64)
-    ROWS = torch.tensor([0, 0, 0, 1, 1])
+    SEQUENCE_IDS = torch.tensor([0, 0, 0, 1, 1])
     MASK = torch.tensor([True, True, False, True, True])
 
     def loss(self, logps: Tensor, **settings: Any) -> TokenLoss:
         old = self.LOGPS - self.DIFFERENCES
-        return loss_of(logps, old, rows=self.ROWS, mask=self.MASK, epsilon=0.9, **settings)
+        return loss_of(logps, old, sequence_ids=self.SEQUENCE_IDS, mask=self.MASK, epsilon=0.9, **settings)
 
     @pytest.mark.parametrize(
         ("level", "logarithms"),
@@ -200,7 +201,7 @@ class TestRatio:
     @pytest.mark.parametrize("level", RATIOS)
     def test_against_itself_it_is_exactly_one_and_has_the_gradient_of_its_logarithm(self, level: str) -> None:
         logps = torch.randn(5, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        loss = loss_of(logps, None, rows=self.ROWS, mask=self.MASK, importance_sampling_level=level)
+        loss = loss_of(logps, None, sequence_ids=self.SEQUENCE_IDS, mask=self.MASK, importance_sampling_level=level)
         assert loss.ratio.tolist() == [1.0] * 5
         slopes = {
             "token": [1, 1, 0, 1, 1],
@@ -224,7 +225,9 @@ class TestTotal:
 
     def test_the_correction_is_a_weight_on_the_surrogate_alone(self) -> None:
         logps, ref = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.5, -0.5])
-        loss = loss_of(logps, logps, ref, torch.tensor([1.0, 2.0, 1.0]), correction=torch.tensor([0.5, 0, 1]), beta=0.1)
+        loss = loss_of(
+            logps, logps, ref, torch.tensor([1.0, 2.0, 1.0]), importance_weights=torch.tensor([0.5, 0, 1]), beta=0.1
+        )
         kl = math.exp(0.5) - 1.5
         assert loss.surrogate.tolist() == [-0.5, 0, -1]
         assert loss.loss.tolist() == pytest.approx([-0.5 + 0.1 * kl, 0.1 * kl, -1 + 0.1 * kl])
@@ -263,7 +266,7 @@ class TestTotal:
 
         logps = random(1.0) - 3
         old, ref, advantages = logps + random(0.4), logps + random(0.5), random(1.0)
-        mask, weights, rows = random(1.0) > -1, random(1.0).abs(), torch.arange(60) // 4
+        mask, weights, sequence_ids = random(1.0) > -1, random(1.0).abs(), torch.arange(60) // 4
         settings = {
             "surrogate": surrogate,
             "importance_sampling_level": ratio,
@@ -273,7 +276,7 @@ class TestTotal:
         }
 
         def loss(at: Tensor) -> TokenLoss:
-            return loss_of(at, old, ref, advantages, mask, rows=rows, delta=1.8, **settings)
+            return loss_of(at, old, ref, advantages, mask, sequence_ids=sequence_ids, delta=1.8, **settings)
 
         # No token stands so near to a corner that a difference would span it.
         ratios = loss(logps).ratio
@@ -358,12 +361,22 @@ class TestMask:
     def test_what_is_masked_reaches_neither_loss_nor_gradient(self, poison: float, where: str) -> None:
         names = ("logps", "old_logps", "ref_logps", "advantages", "correction")
         inputs = {name: torch.tensor([-1.0, -2.0, -1.5]) for name in names}
-        mask, rows = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
+        mask, sequence_ids = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
 
         def run(settings: dict[str, Any]) -> tuple[Tensor, Tensor, TokenLoss]:
             logps = inputs["logps"].clone().requires_grad_()
             old, ref, advantages, weights = (inputs[name] for name in names[1:])
-            loss = loss_of(logps, old, ref, advantages, mask, rows=rows, correction=weights, beta=0.1, **settings)
+            loss = loss_of(
+                logps,
+                old,
+                ref,
+                advantages,
+                mask,
+                sequence_ids=sequence_ids,
+                importance_weights=weights,
+                beta=0.1,
+                **settings,
+            )
             total = loss.loss.sum()
             (grad,) = torch.autograd.grad(total, logps)
             return total.detach(), grad, loss
@@ -392,8 +405,15 @@ class TestMask:
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
 def test_an_overflowing_ratio_is_finite(log_ratio: float, advantage: float, surrogate: str, ratio: str) -> None:
     logps = torch.tensor([-1.0, -2.0], requires_grad=True)
-    old, advantages, rows = logps.detach() - log_ratio, torch.full((2,), advantage), torch.tensor([0, 0])
-    loss = loss_of(logps, old, advantages=advantages, rows=rows, surrogate=surrogate, importance_sampling_level=ratio)
+    old, advantages, sequence_ids = logps.detach() - log_ratio, torch.full((2,), advantage), torch.tensor([0, 0])
+    loss = loss_of(
+        logps,
+        old,
+        advantages=advantages,
+        sequence_ids=sequence_ids,
+        surrogate=surrogate,
+        importance_sampling_level=ratio,
+    )
     grad = gradient(loss.loss.sum(), logps)
     assert loss.loss.isfinite().all() and loss.ratio.isfinite().all()
     assert all(map(math.isfinite, grad))
@@ -423,10 +443,17 @@ def test_a_ratio_of_one_is_the_policy_gradient_for_every_surrogate(
 ) -> None:
     """In one completion whose loss is the mean over its tokens, but for the product, which counts it once a token."""
     leaf = torch.tensor(logps, dtype=torch.float64, requires_grad=True)
-    rows, advantages = (
+    sequence_ids, advantages = (
         torch.zeros(len(logps), dtype=torch.int64),
         torch.full((len(logps),), advantage, dtype=torch.float64),
     )
-    loss = loss_of(leaf, None, advantages=advantages, rows=rows, surrogate=surrogate, importance_sampling_level=ratio)
+    loss = loss_of(
+        leaf,
+        None,
+        advantages=advantages,
+        sequence_ids=sequence_ids,
+        surrogate=surrogate,
+        importance_sampling_level=ratio,
+    )
     slope = -advantage * (len(logps) if ratio == "sequence_sum" and surrogate in ("clip", "sapo") else 1)
     assert gradient(loss.loss.sum(), leaf) == pytest.approx([slope] * len(logps), abs=1e-12)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.learner.step_groups import rollout_of
+from policy_trainer.learner.groups import rollout_of
 from shared.batch import Array, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
 from tests.policy_trainer.proofs.cases import REWARDS
 from tests.policy_trainer.proofs.oracle import Completion

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
 from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.corrections import correction
-from policy_trainer.objective.loss import KL_ESTIMATORS, LossTokens, token_loss
+from policy_trainer.objective.corrections import importance_sampling_weights
+from policy_trainer.objective.group import Group as TrainedGroup
+from policy_trainer.objective.loss import LossTokens, token_loss
 from shared.batch import StepRewards
+from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teaches, trains
 
 
@@ -40,41 +42,42 @@ def loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: i
 
 def token_advantages(groups: Sequence[Group], config: LossConfig) -> list[list[float]]:
     """Of every token of each group, in float64."""
-    judged = [_judged(group, config) for group in groups]
-    return [values.tolist() for values in ADVANTAGES[config.advantage](judged, config)]
+    made = [_group(group, config) for group in groups]
+    return [values.tolist() for values in ADVANTAGES[config.advantage](made, config)]
 
 
 def _loss(
     logps: Tensor, groups: Sequence[Group], everyone: list[Completion], config: LossConfig, max_tokens: int
 ) -> Tensor:
-    rows = torch.tensor([row for row, one in enumerate(everyone) for _ in one.logps])
+    sequence_ids = torch.tensor([row for row, one in enumerate(everyone) for _ in one.logps])
     part = torch.tensor([trains(one, config) for one in everyone])
-    mask = torch.tensor([trained for one in everyone for trained in one.mask]) & part[rows]
+    mask = torch.tensor([trained for one in everyone for trained in one.mask]) & part[sequence_ids]
     sampler, old, reference = (
         torch.tensor([value for one in everyone for value in getattr(one, name)])
         for name in ("sampler", "old", "reference")
     )
     tokens = LossTokens(
-        rows=rows,
+        sequence_ids=sequence_ids,
         mask=mask,
         advantages=torch.tensor([value for group in token_advantages(groups, config) for value in group]),
         old_logps={"sampler": sampler, "recomputed": old, "current": None}[config.old_logps],
         ref_logps=reference,
-        correction=correction(old, sampler, rows, mask, config)[0],
+        importance_weights=importance_sampling_weights(old, sampler, sequence_ids, mask, config)[0],
     )
     totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
-    return (token_weights(config.aggregation, rows, mask, part, totals) * token_loss(logps, tokens, config).loss).sum()
+    return (
+        token_weights(config.aggregation, sequence_ids, mask, totals) * token_loss(logps, tokens, config).loss
+    ).sum()
 
 
-def _judged(group: Group, config: LossConfig) -> JudgedGroup:
+def _group(group: Group, config: LossConfig) -> TrainedGroup:
     name = "sampler" if config.old_logps == "sampler" else "old"
-    x = torch.tensor([ref - old for one in group for ref, old in zip(one.reference, getattr(one, name), strict=True)])
-    estimator = KL_ESTIMATORS["k1" if config.advantage == "reinforce++" else config.kl]
-    return JudgedGroup(
-        rewards=np.array([one.reward if counts(one, config) else math.nan for one in group]),
-        lengths=np.array([len(one.logps) for one in group]),
-        mask=np.array([trained for one in group for trained in one.mask]),
-        penalty=(config.beta * estimator(x)).numpy() if config.penalises_rewards else None,
+    ref, old = (np.array([value for one in group for value in getattr(one, field)]) for field in ("reference", name))
+    return make_group(
+        np.array([one.reward if counts(one, config) else math.nan for one in group]),
+        np.array([len(one.logps) for one in group]),
+        loss_mask=np.array([trained for one in group for trained in one.mask]),
+        kl_penalty=kl_penalty(ref, old, config) if config.penalises_rewards else None,
         steps=_steps(group) if config.advantage == "process" else None,
     )
 

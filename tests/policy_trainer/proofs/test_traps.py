@@ -26,14 +26,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.learner.learner import Learner
-from policy_trainer.objective.advantages import ADVANTAGES, JudgedGroup
+from policy_trainer.objective.advantages import ADVANTAGES
 from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.loss import LossTokens, k3, token_loss
+from policy_trainer.objective.kl import k3
+from policy_trainer.objective.loss import LossTokens, token_loss
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from shared.logprobs.head import target_logps
+from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.settings import choices
 
 Make = Callable[..., Any]
@@ -50,15 +52,15 @@ def loss_and_gradient(
     **settings: Any,
 ) -> tuple[float, list[float]]:
     """Of one completion in float32."""
-    leaf, rows, trained = (
+    leaf, sequence_ids, trained = (
         torch.tensor(logps).requires_grad_(),
         torch.zeros(len(mask), dtype=torch.int64),
         torch.tensor(mask),
     )
-    tokens = LossTokens(rows, trained, torch.tensor(advantages), torch.tensor(old), torch.tensor(reference))
+    tokens = LossTokens(sequence_ids, trained, torch.tensor(advantages), torch.tensor(old), torch.tensor(reference))
     config = LossConfig(**settings)
     totals = Totals(completions=1, tokens=sum(mask), max_completion_length=8)
-    weights = token_weights(config.aggregation, rows, trained, torch.tensor([True]), totals)
+    weights = token_weights(config.aggregation, sequence_ids, trained, totals)
     loss = (weights.float() * token_loss(leaf, tokens, config).loss).sum()
     loss.backward()
     assert leaf.grad is not None
@@ -139,7 +141,7 @@ class TestNothingToDivideBy:
         assert (
             ((own - judged.mean()) / ((judged - judged.mean()).square().sum() / (len(judged) - 1)).sqrt()).isnan().all()
         )
-        group = JudgedGroup(np.array(rewards), np.full(len(rewards), 2))
+        group = make_group(np.array(rewards), np.full(len(rewards), 2))
         (values,) = ADVANTAGES[advantage]([group], LossConfig(advantage=advantage, beta=0))  # type: ignore[arg-type]
         assert values.tolist() == [0.0] * (2 * len(rewards))
 
@@ -228,7 +230,7 @@ class TestParts:
         config = LossConfig()
 
         def advantages(rewards: list[float]) -> list[float]:
-            (values,) = ADVANTAGES["outcome"]([JudgedGroup(np.array(rewards), np.ones(len(rewards), int))], config)
+            (values,) = ADVANTAGES["outcome"]([make_group(np.array(rewards))], config)
             return values.tolist()
 
         naive = advantages(rewards[:2]) + advantages(rewards[2:])
@@ -257,8 +259,8 @@ class TestParts:
         ours = 0.0
         for part in parts:
             mask = torch.ones(len(losses[part]), dtype=torch.bool)
-            rows = torch.zeros(len(mask), dtype=torch.int64)
-            weights = token_weights("token_mean", rows, mask, torch.tensor([True]), totals)
+            sequence_ids = torch.zeros(len(mask), dtype=torch.int64)
+            weights = token_weights("token_mean", sequence_ids, mask, totals)
             ours += (weights * losses[part]).sum().item()
         assert naive == 4
         assert ours == pytest.approx(losses.mean().item()) == 2

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.step_groups import Prepared, StepGroup, judge, lack, prepare
-from policy_trainer.objective.loss import KL_ESTIMATORS
+from policy_trainer.learner.groups import make_group, missing_input, trains
+from policy_trainer.objective.group import Group
+from policy_trainer.objective.kl import KL_ESTIMATORS
 from shared.batch import StepRewards
+from tests.policy_trainer.learner.steps import ready_groups
 
 Make = Callable[..., Any]
 NAN = math.nan
@@ -20,15 +22,17 @@ def configured(**settings: Any) -> LossConfig:
     return LossConfig.model_validate(settings)
 
 
-def judged(batch: Any, **settings: Any) -> StepGroup:
-    (group,) = judge([batch], configured(**settings))
+def made(batch: Any, **settings: Any) -> Group:
+    return make_group(batch, configured(**settings))
+
+
+def train(batch: Any, **settings: Any) -> bool:
+    return trains(made(batch, **settings), configured(**settings))
+
+
+def ready(batch: Any, **settings: Any) -> Group:
+    (group,) = ready_groups([batch], configured(**settings))
     return group
-
-
-def prepared(batches: list[Any], **settings: Any) -> list[Prepared]:
-    loss = configured(**settings)
-    groups = judge(batches, loss)
-    return prepare(groups, loss, [group.rollout.sampler_logps for group in groups])
 
 
 def with_steps(batch: Any, rewards: list[float], ends: list[int], counts: list[int]) -> Any:
@@ -50,12 +54,13 @@ class TestWhoTakesPart:
         ],
     )
     def test_groups(self, make_scored: Make, rewards: list[float], drop: bool, varies: bool, teaches: bool) -> None:
-        group = judged(make_scored([3], [[4], [5]], rewards), drop_zero_variance=drop)
-        assert (group.varies, group.teaches) == (varies, teaches)
-        assert group.trains.tolist() == [not math.isnan(reward) for reward in rewards]
+        batch = make_scored([3], [[4], [5]], rewards)
+        group = made(batch, drop_zero_variance=drop)
+        assert (group.has_variance, train(batch, drop_zero_variance=drop)) == (varies, teaches)
+        assert group.sequence_mask.tolist() == [not math.isnan(reward) for reward in rewards]
 
     @pytest.mark.parametrize(
-        ("truncated", "trains", "expected"),
+        ("truncated", "sequence_mask", "expected"),
         [
             # Of 0, 2 and 4 the first was cut off: mean 2 and std 2, or without it mean 3 and std sqrt(2).
             ("keep", [True, True, True], [-2 / 2.0001] * 2 + [0, 2 / 2.0001]),
@@ -64,39 +69,39 @@ class TestWhoTakesPart:
         ],
     )
     def test_completions_that_were_cut_off(
-        self, make_scored: Make, truncated: str, trains: list[bool], expected: list[float]
+        self, make_scored: Make, truncated: str, sequence_mask: list[bool], expected: list[float]
     ) -> None:
         batch = make_scored([3], [[4, 5], [6], [7]], [0.0, 2.0, 4.0])
         batch.rollout.finished[0] = False
-        (group,) = prepared([batch], truncated=truncated)
-        assert group.trains.tolist() == trains
-        assert group.mask.tolist() == np.repeat(trains, [2, 1, 1]).tolist()
+        group = ready(batch, truncated=truncated)
+        assert group.sequence_mask.tolist() == sequence_mask
+        assert group.mask.tolist() == np.repeat(sequence_mask, [2, 1, 1]).tolist()
         assert group.advantages.tolist() == pytest.approx(expected, rel=1e-6)
 
     @pytest.mark.parametrize(("truncated", "teaches"), [("keep", True), ("mask", False), ("drop", False)])
     def test_a_group_that_was_all_cut_off(self, make_scored: Make, truncated: str, teaches: bool) -> None:
         batch = make_scored([3], [[4], [5]], [0.0, 1.0])
         batch.rollout.finished[:] = False
-        assert judged(batch, truncated=truncated, drop_zero_variance=False).teaches is teaches
+        assert train(batch, truncated=truncated, drop_zero_variance=False) is teaches
 
-    def test_a_completion_with_a_step_that_could_not_be_judged(self, make_scored: Make) -> None:
+    def test_a_completion_with_a_step_that_could_not_be_made(self, make_scored: Make) -> None:
         """Under process supervision alone."""
         batch = with_steps(
             make_scored([3], [[4, 5], [6], [7]], [0.0, 1.0, 1.0]), [0, NAN, 1, 2], [0, 1, 0, 0], [2, 1, 1]
         )
-        group = judged(batch, advantage="process")
-        assert group.trains.tolist() == [False, True, True] and group.varies
-        assert judged(batch).trains.all()
+        group = made(batch, advantage="process")
+        assert group.sequence_mask.tolist() == [False, True, True] and group.has_variance
+        assert made(batch).sequence_mask.all()
 
     def test_steps_vary_and_not_outcomes_where_steps_are_supervised(self, make_scored: Make) -> None:
         equal = with_steps(make_scored([3], [[4], [5]], [0.0, 1.0]), [1, 1], [0, 0], [1, 1])
-        assert judged(equal).varies and not judged(equal, advantage="process").varies
+        assert made(equal).has_variance and not made(equal, advantage="process").has_variance
         varying = with_steps(make_scored([3], [[4], [5]], [1.0, 1.0]), [0, 1], [0, 0], [1, 1])
-        assert not judged(varying).varies and judged(varying, advantage="process").varies
+        assert not made(varying).has_variance and made(varying, advantage="process").has_variance
 
     def test_the_masks_of_completions_and_of_tokens(self, make_scored: Make) -> None:
         batch = make_scored([3], [[4, 5], [6, 7], [8]], [0.0, NAN, 1.0], loss_mask=[True, False, True, True, True])
-        (group,) = prepared([batch])
+        group = ready(batch)
         assert group.mask.tolist() == [True, False, False, False, True]
 
 
@@ -111,23 +116,23 @@ class TestPenalty:
         k = {"k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(x) - x - 1}[kl]
         rewards = [4 - 0.5 * (k(1) + k(2)), 1 - 0.5 * k(-1)]
         half = (rewards[0] - rewards[1]) / 2
-        (group,) = prepared([batch], beta=0.5, kl=kl, kl_in="reward", scale_rewards="none")
+        group = ready(batch, beta=0.5, kl=kl, kl_in="reward", scale_rewards="none")
         assert group.advantages.tolist() == pytest.approx([half] * 3 + [-half], rel=1e-6)
 
     def test_of_reinforce_plus_plus_is_the_log_ratio_whatever_the_estimator(self, make_scored: Make) -> None:
         """Less 0.5 (old - ref) at each token: 4 + 0.5 + 1, 4 + 1, 1 - 0.5, about their mean."""
         batch = make_scored([3], [[4, 5], [7]], [4.0, 1.0], old_logps=[-3, -3, -1], ref_logps=[-2, -1, -2])
-        (group,) = prepared([batch], advantage="reinforce++", beta=0.5, kl_in="reward", scale_rewards="none")
+        group = ready(batch, advantage="reinforce++", beta=0.5, kl_in="reward", scale_rewards="none")
         mean = (5.5 + 5 + 0.5) / 3
         assert group.advantages.tolist() == pytest.approx([5.5 - mean, 5 - mean, 0.5 - mean])
 
     def test_both_differs_in_the_loss_alone(self, make_scored: Make) -> None:
         batch = make_scored([3], [[4], [5]], [0.0, 1.0], ref_logps=[-2, -1])
-        (one,), (other,) = (prepared([batch], kl_in=kl_in) for kl_in in ("reward", "both"))
+        one, other = (ready(batch, kl_in=kl_in) for kl_in in ("reward", "both"))
         assert one.advantages.tolist() == other.advantages.tolist()
 
 
-class TestLack:
+class TestMissingInput:
     @pytest.mark.parametrize(
         ("missing", "settings", "word"),
         [
@@ -150,14 +155,14 @@ class TestLack:
             batch = batch.rollout
         else:
             object.__setattr__(batch.rollout, missing, None)
-        reason = lack(batch, configured(**settings))
+        reason = missing_input(batch, configured(**settings))
         if word is None:
-            assert reason is None and judged(batch, **settings).teaches
+            assert reason is None and train(batch, **settings)
             return
         assert reason is not None and word in reason
         with pytest.raises(ValueError, match=rf"batch 0{{8}}-.* cannot be trained on: .*{word}"):
-            judged(batch, **settings)
+            made(batch, **settings)
 
 
 def test_of_no_groups() -> None:
-    assert judge([], LossConfig()) == [] and prepare([], LossConfig(), []) == []
+    assert ready_groups([], LossConfig()) == []

@@ -1,0 +1,59 @@
+"""From a batch to a group of a step: its rewards, the completions that take part, and whether it trains."""
+
+import numpy as np
+
+from policy_trainer.config import LossConfig
+from policy_trainer.objective.group import Group
+from shared.batch import Array, RolloutBatch, ScoredBatch
+
+# With a reference's log-probs or, where the loss needs none, without.
+Batch = RolloutBatch | ScoredBatch
+
+
+def rollout_of(batch: Batch) -> RolloutBatch:
+    return batch.rollout if isinstance(batch, ScoredBatch) else batch
+
+
+def missing_input(batch: Batch, loss: LossConfig) -> str | None:
+    """What the loss needs and the batch lacks, in words; None when it can be trained on."""
+    rollout = rollout_of(batch)
+    if rollout.sampler_logps is None and (loss.old_logps == "sampler" or loss.importance_sampling_correction != "none"):
+        return "it has no sampler_logps, which the ratio or the importance-sampling correction needs"
+    if loss.beta > 0 and not isinstance(batch, ScoredBatch):
+        return "it has no ref_logps, which the KL penalty needs: it was uploaded to a server without a model"
+    if loss.advantage == "process" and rollout.steps is None:
+        return "it has no step_rewards, which process supervision needs"
+    return None
+
+
+def make_group(batch: Batch, loss: LossConfig) -> Group:
+    """Raises ValueError for a batch that lacks what the loss needs."""
+    rollout = rollout_of(batch)
+    if reason := missing_input(batch, loss):
+        raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
+    rewards = _rewards(rollout, loss)
+    return Group(
+        tokens=rollout.group,
+        temperature=rollout.temperature,
+        rewards=rewards,
+        sequence_mask=~np.isnan(rewards) & (rollout.finished | (loss.truncated != "mask")),
+        loss_mask=rollout.loss_mask,
+        steps=rollout.steps if loss.advantage == "process" else None,
+        sampler_logps=rollout.sampler_logps,
+        ref_logps=batch.ref_logps if isinstance(batch, ScoredBatch) else None,
+    )
+
+
+def trains(group: Group, loss: LossConfig) -> bool:
+    """Whether a group has a completion to train on, and rewards that differ where the loss asks for that."""
+    return bool(group.sequence_mask.any()) and (group.has_variance or not loss.drop_zero_variance)
+
+
+def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:
+    """float32 (G,): NaN for completions that take no part."""
+    left_out = np.zeros(rollout.group.size, np.bool_)
+    if loss.truncated == "drop":
+        left_out |= ~rollout.finished
+    if loss.advantage == "process" and rollout.steps is not None:
+        left_out |= rollout.steps.unrewarded
+    return np.where(left_out, np.float32(np.nan), rollout.rewards)

@@ -1,0 +1,84 @@
+"""Old-policy log-probs: what the ratio is taken against, and the KL penalty that is taken off the rewards."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from policy_trainer.config import LossConfig
+from policy_trainer.objective.advantages import kl_penalty
+from policy_trainer.objective.group import Group
+from shared.batch import Array
+
+Recompute = Callable[[Sequence[Group]], list[Array]]
+"""Log-probs of groups, float32 (C,) each, under the learner as it is before the first update of a step."""
+
+
+class OldLogps(Protocol):
+    def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
+        """Of each group, float32 (C,); None means the current policy: the ratio is 1, and costs no forward."""
+        ...
+
+    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+        """The learner's log-probs, (C,), that an importance-sampling correction compares with the sampler's."""
+        ...
+
+
+class SamplerLogps:
+    """Those that came with the batch."""
+
+    def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
+        return [group.sampler_logps for group in groups]
+
+    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+        return current
+
+
+class RecomputedLogps:
+    """Those of the learner before the first of several updates."""
+
+    def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
+        return [*recompute(groups)]
+
+    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+        assert old is not None
+        return old
+
+
+class CurrentLogps:
+    """Those of the learner at each update."""
+
+    def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
+        return [None] * len(groups)
+
+    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+        return current
+
+
+OLD_LOGPS: dict[str, OldLogps] = {
+    "sampler": SamplerLogps(),
+    "recomputed": RecomputedLogps(),
+    "current": CurrentLogps(),
+}
+
+
+def choose_old_logps(loss: LossConfig, updates: int) -> OldLogps:
+    """updates: in one step. Before a single update the recomputed log-probs are the current ones: no extra forward."""
+    return OLD_LOGPS["current" if loss.old_logps == "recomputed" and updates == 1 else loss.old_logps]
+
+
+def with_old_logps(groups: Sequence[Group], loss: LossConfig, choice: OldLogps, recompute: Recompute) -> list[Group]:
+    """The groups with their old log-probs and, where the KL is taken off the rewards, with its penalty."""
+    old_logps = choice.for_ratio(groups, recompute)
+    groups = [replace(group, old_logps=own) for group, own in zip(groups, old_logps, strict=True)]
+    if not loss.penalises_rewards:
+        return groups
+    # The penalty needs old log-probs even where the ratio is taken against the current policy.
+    known = [own for own in old_logps if own is not None] or recompute(groups)
+    return [_with_penalty(group, own, loss) for group, own in zip(groups, known, strict=True)]
+
+
+def _with_penalty(group: Group, old_logps: Array, loss: LossConfig) -> Group:
+    assert group.ref_logps is not None
+    return replace(group, kl_penalty=kl_penalty(group.ref_logps, old_logps, loss))

@@ -1,0 +1,66 @@
+"""The one type of a group that trains: the learner makes it of a batch, and fills it in on the way to the loss."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.batch import Array, StepRewards, TokenGroup
+
+_UNKNOWN = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Group:
+    """A prompt with its G completions, of C tokens in all.
+
+    tokens: prompt and completions, sampled at `temperature`. rewards: float32 (G,), NaN for completions that take no
+    part. steps: the rewards of their steps under process supervision, else None. sequence_mask: bool (G,), completions
+    that train. loss_mask: bool (C,), tokens that may be trained on; None for all. sampler_logps, ref_logps: float32
+    (C,), None where unknown. Filled in later: old_logps: float32 (C,), what the ratio is taken against; None for the
+    current policy. kl_penalty: float64 (C,), beta times the KL of each token, where it is taken off the rewards.
+    advantages: float32 (C,), empty until they are known.
+    """
+
+    tokens: TokenGroup
+    rewards: Array
+    sequence_mask: Array
+    temperature: float = 1.0
+    loss_mask: Array | None = None
+    steps: StepRewards | None = None
+    sampler_logps: Array | None = None
+    ref_logps: Array | None = None
+    old_logps: Array | None = None
+    kl_penalty: Array | None = None
+    advantages: Array = _UNKNOWN
+
+    @property
+    def lengths(self) -> Array:
+        """int64 (G,), tokens of each completion."""
+        return self.tokens.completion_lengths
+
+    @property
+    def mask(self) -> Array:
+        """bool (C,), tokens that train."""
+        sequences = np.repeat(self.sequence_mask, self.lengths)
+        return sequences if self.loss_mask is None else sequences & self.loss_mask
+
+    @property
+    def compared_rewards(self) -> Array:
+        """What advantages compare: (G,) rewards of completions, or (S,) of their steps; NaN takes no part."""
+        return compared_rewards(self.rewards, self.steps)
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether the compared rewards differ, and so say which completion is better."""
+        return has_variance(self.compared_rewards)
+
+
+def compared_rewards(rewards: Array, steps: StepRewards | None) -> Array:
+    """(G,) rewards of completions, or (S,) of their steps where there are any: NaN in completions without a reward."""
+    return rewards if steps is None else np.where(np.repeat(np.isnan(rewards), steps.counts), np.nan, steps.rewards)
+
+
+def has_variance(rewards: Array) -> bool:
+    """Whether any two rewards differ. NaN takes no part."""
+    known = rewards[~np.isnan(rewards)]
+    return len(known) > 0 and bool(known.max() > known.min())
