@@ -1,4 +1,4 @@
-"""The demo's base model, on its way to the disk; what it learns is seen by the demo."""
+"""How the demo's base model is saved; the demo shows what it has learnt."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from policy_trainer.demo import base_model
 
 
 def test_two_processes_may_make_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one is quicker here: its model stays, and nothing of ours is left."""
+    """The other process is quicker: its model stays, and nothing of ours is left."""
     target = tmp_path / "cache" / "base"
 
     def meanwhile(*_: object) -> None:

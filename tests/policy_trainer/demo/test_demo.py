@@ -1,4 +1,4 @@
-"""The demo's advice on an earlier one that it finds; the demo itself is run by tests/integration."""
+"""What the demo prints about an earlier demo in its directory; tests/integration runs the demo itself."""
 
 from io import StringIO
 from pathlib import Path

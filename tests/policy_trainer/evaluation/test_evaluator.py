@@ -1,4 +1,4 @@
-"""Accuracy and its interval, against published values and a sampler that says what it is told."""
+"""Accuracy and its interval, against published values and with a scripted sampler."""
 
 import math
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class FakeTask:
 
 
 class Parrot:
-    """Answers each prompt with the prompt. One that ends in a dot is cut off there."""
+    """Answers each prompt with the prompt itself. An answer to a prompt that ends in a dot is cut off."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -159,7 +159,7 @@ def test_the_result_does_not_depend_on_the_batch_size(tokenizer: PreTrainedToken
 
 
 def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast) -> None:
-    """What is right does not depend on other rewards: here on one for numbers alone, and on one that judges nothing."""
+    """Accuracy does not depend on other rewards: one judges only numbers, one judges nothing."""
 
     class Textual(FakeTask):
         correct = ByAnswer(equal_text)

@@ -1,4 +1,4 @@
-"""What a person sees of a step: figures that are there, and a dash for those that are not."""
+"""The display of a step: its metrics, and a dash for each that has no number."""
 
 import io
 import math
@@ -24,20 +24,20 @@ def shown(record: dict[str, Any], *, terminal: bool, width: int = 200) -> str:
 
 @pytest.mark.parametrize("terminal", [True, False])
 class TestStep:
-    def test_a_noise_floor_stands_beside_the_kl(self, terminal: bool) -> None:
+    def test_a_noise_floor_is_shown_beside_the_kl(self, terminal: bool) -> None:
         words = shown({**STEP, "kl_noise_floor": 0.0002}, terminal=terminal)
         assert "0.0003 (noise floor 0.0002)" in words and "1.250" in words
 
     @pytest.mark.parametrize("floor", [None, 0.0, 3e-15, math.nan])
-    def test_without_noise_it_stands_alone(self, terminal: bool, floor: float | None) -> None:
+    def test_without_noise_the_kl_is_shown_alone(self, terminal: bool, floor: float | None) -> None:
         words = shown({**STEP, "kl_noise_floor": floor}, terminal=terminal)
         assert "0.0003" in words and "noise" not in words
 
-    def test_completions_that_nothing_could_judge_are_counted(self, terminal: bool) -> None:
+    def test_unrewarded_completions_are_counted(self, terminal: bool) -> None:
         assert "unrewarded 3" in shown({**STEP, "unrewarded": 3}, terminal=terminal)
         assert "unrewarded" not in shown({**STEP, "unrewarded": 0}, terminal=terminal)
 
-    def test_what_is_not_known_is_a_dash(self, terminal: bool) -> None:
+    def test_a_missing_metric_is_a_dash(self, terminal: bool) -> None:
         words = shown({"step": 10, "reward": math.nan, "kl": None}, terminal=terminal)
         assert "nan" not in words and "None" not in words
 
@@ -92,7 +92,7 @@ def test_a_line_shows_them_too() -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_note_is_shown_as_it_stands(terminal: bool) -> None:
+def test_a_note_is_printed_unchanged(terminal: bool) -> None:
     output = io.StringIO()
     display = make_display(Console(file=output, force_terminal=terminal, width=60), steps=20, first_step=0)
     text = "step 7: kl is 2, healthy is [below] 1 nat a token: " + "lower optimizer.learning_rate " * 5

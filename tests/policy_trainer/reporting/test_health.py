@@ -1,4 +1,4 @@
-"""Health: a healthy run hears nothing, each sickness is named with its remedy, and nothing is said twice."""
+"""Health: a healthy run gets no warning, each trouble has its remedy, and nothing is reported twice."""
 
 import math
 import re
@@ -39,11 +39,11 @@ def names(first: list[dict[str, Any]], recent: list[dict[str, Any]], **loss: Any
 
 
 def sick(name: str, value: Any, *, steps: int = WINDOW, **loss: Any) -> list[str]:
-    """Troubles of a run that began well and whose latest steps have this."""
+    """Names of the troubles of a run that was healthy at first and whose latest steps have this value."""
     return names(run(WINDOW), [*run(WINDOW), *run(steps, **{name: value})][-LONG:], **loss)
 
 
-def test_a_healthy_run_hears_nothing() -> None:
+def test_a_healthy_run_gets_no_warning() -> None:
     assert names(run(WINDOW), run(LONG)) == []
 
 
@@ -78,12 +78,12 @@ def test_the_page_names_what_is_watched() -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_what_has_no_number_is_no_trouble(value: float | None) -> None:
+def test_a_metric_without_a_number_is_no_trouble(value: float | None) -> None:
     empty = {name: value for name in WELL if name not in ("kind", "staleness", "updates")}
     assert names(run(WINDOW, **empty), run(LONG, **empty)) == []
 
 
-def test_nothing_is_said_of_a_few_steps() -> None:
+def test_nothing_is_reported_before_a_whole_window() -> None:
     assert names(run(WINDOW - 1), run(WINDOW - 1, kl=9.0)) == []
     assert names(run(WINDOW), run(WINDOW, kl=9.0)) == ["kl"]
 
@@ -124,7 +124,7 @@ class TestWhatBelongsToTheLoss:
         assert sick("advantage_std", 0.1, **loss) == sick("advantage_std", 9.0, **loss) == ["advantage_std"]
 
     def test_groups_without_variance_lower_it_where_they_stay(self) -> None:
-        """Three quarters of the advantages are 0: a deviation of a half is that of the others, 1."""
+        """Three quarters of the advantages are 0, so that a deviation of a half is 1 for the others."""
         recent = run(WINDOW, frac_reward_zero_std=0.75, advantage_std=0.4)
         assert names(run(WINDOW), recent, drop_zero_variance=False) == []
         assert names(run(WINDOW), recent, drop_zero_variance=True) == ["advantage_std"]
@@ -138,7 +138,7 @@ class TestWhatBelongsToTheLoss:
         assert names(run(WINDOW), [*run(WINDOW, reference_version_max=1), *renewed]) == ["kl"]
 
 
-def test_groups_without_variance_are_told_of_by_their_cause() -> None:
+def test_groups_without_variance_are_reported_by_their_cause() -> None:
     cut_off = run(WINDOW, frac_reward_zero_std=1.0, truncated=1.0)
     (trouble,) = diagnose(cut_off, cut_off, LossConfig())
     assert trouble.name == "frac_reward_zero_std" and "max_completion_length" in trouble.remedy
@@ -153,32 +153,34 @@ def test_entropy_may_fall_where_the_reward_rises() -> None:
     assert names(run(WINDOW), run(WINDOW, entropy=0.02, reward=0.55)) == ["entropy"]
 
 
-class TestSaying:
-    def said(self, health: Health, records: list[dict[str, Any]], start: int) -> list[int]:
-        """The steps at which something was said."""
+class TestReporting:
+    def reported(self, health: Health, records: list[dict[str, Any]], start: int) -> list[int]:
+        """The steps at which something was reported."""
         steps = [{**record, "step": start + i} for i, record in enumerate(records)]
         return [record["step"] for record in steps if health.observe(record)]
 
-    def test_once_and_again_when_it_had_gone(self) -> None:
+    def test_once_and_again_after_it_was_gone(self) -> None:
         health = Health(LossConfig())
-        assert self.said(health, run(30), 1) == []
-        first = self.said(health, run(100, staleness=100.0), 31)
+        assert self.reported(health, run(30), 1) == []
+        first = self.reported(health, run(100, staleness=100.0), 31)
         assert len(first) == 1
-        assert self.said(health, run(2), 131) == self.said(health, run(20, staleness=100.0), 133) == []  # a flicker
-        assert self.said(health, run(3 * WINDOW), 153) == []
-        assert len(self.said(health, run(100, staleness=100.0), 213)) == 1
+        assert (
+            self.reported(health, run(2), 131) == self.reported(health, run(20, staleness=100.0), 133) == []
+        )  # a flicker
+        assert self.reported(health, run(3 * WINDOW), 153) == []
+        assert len(self.reported(health, run(100, staleness=100.0), 213)) == 1
 
-    def test_at_the_first_judgement(self) -> None:
-        assert self.said(Health(LossConfig()), run(40, staleness=100.0), 1) == [WINDOW]
+    def test_at_the_end_of_the_first_window(self) -> None:
+        assert self.reported(Health(LossConfig()), run(40, staleness=100.0), 1) == [WINDOW]
 
     def test_a_resumed_run_remembers_how_it_began(self) -> None:
         past = [*run(WINDOW), {"kind": "evaluation", "step": WINDOW}, {"kind": "health", "step": WINDOW}]
         health = Health(LossConfig(), past)
-        assert len(self.said(health, run(WINDOW, entropy=0.01), WINDOW + 1)) == 1
-        assert self.said(Health(LossConfig()), run(WINDOW, entropy=0.01), WINDOW + 1) == []
+        assert len(self.reported(health, run(WINDOW, entropy=0.01), WINDOW + 1)) == 1
+        assert self.reported(Health(LossConfig()), run(WINDOW, entropy=0.01), WINDOW + 1) == []
 
     @pytest.mark.parametrize("steps", [WINDOW, 3 * WINDOW])
-    def test_a_resumed_run_does_not_say_it_again(self, steps: int) -> None:
+    def test_a_resumed_run_does_not_repeat_it(self, steps: int) -> None:
         past = run(steps, clip_ratio=0.5)
         first = Health(LossConfig())
         assert [trouble.name for record in past for trouble in first.observe(record)] == ["clip_ratio"]

@@ -1,4 +1,4 @@
-"""Metrics: one line a step, whatever crashes; means against numpy-free arithmetic."""
+"""Metrics: one line a step, whatever crashes; the metrics of batches against numbers computed by hand."""
 
 import json
 import math
@@ -29,7 +29,7 @@ class TestFile:
         write(path, {"step": 2, "loss": 0.25, "name": "é"})
         assert read_metrics(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "name": "é"}]
 
-    def test_what_is_no_number_is_null_at_any_depth(self, tmp_path: Path) -> None:
+    def test_nan_and_infinity_are_null_at_any_depth(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         write(path, {"step": 1, "loss": math.nan, "norm": math.inf, "rewards": {"a": -math.inf, "b": 1.0}, "of": None})
 
@@ -39,7 +39,7 @@ class TestFile:
         record = json.loads(path.read_text(), parse_constant=refuse)
         assert record == {"step": 1, "loss": None, "norm": None, "rewards": {"a": None, "b": 1.0}, "of": None}
 
-    def test_each_record_is_there_at_once(self, tmp_path: Path) -> None:
+    def test_each_record_is_flushed_at_once(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         metrics = MetricsFile(path)
         metrics.write({"step": 1})
@@ -55,7 +55,7 @@ class TestFile:
             path.write_bytes(whole[:end])
             assert read_metrics(path) == [{"step": 1, "kind": "step"}]
 
-    def test_truncation_drops_what_lies_beyond_and_mends_a_cut_line(self, tmp_path: Path) -> None:
+    def test_truncation_drops_later_records_and_a_cut_line(self, tmp_path: Path) -> None:
         path = tmp_path / "metrics.jsonl"
         write(path, {"step": 1}, {"step": 2, "kind": "evaluation"}, {"step": 2}, {"step": 3})
         path.write_text(path.read_text() + '{"step": 4, "lo')
@@ -68,8 +68,8 @@ class TestFile:
             {"step": 3, "again": True},
         ]
 
-    def test_a_new_beginning_keeps_nothing(self, tmp_path: Path) -> None:
-        """A run that goes on from step 0 evaluates again."""
+    def test_a_new_run_keeps_nothing(self, tmp_path: Path) -> None:
+        """A run resumed at step 0 evaluates again."""
         path = tmp_path / "metrics.jsonl"
         write(path, {"step": 0, "kind": "evaluation"}, {"step": 1})
         truncate_metrics(path, 0)
@@ -207,7 +207,7 @@ class TestBatchMetrics:
         assert read_metrics(path)[0]["reward"] == 1.0
 
 
-def test_curves_are_drawn_even_of_little(tmp_path: Path) -> None:
+def test_curves_are_drawn_of_few_records(tmp_path: Path) -> None:
     step = {"kind": "step", "step": 1, "reward": 0.5, "reward/tags": None, "kl": 0.0, "completion_length_mean": 5.0}
     whole = {**step, "entropy": 1.0, "clip_ratio": 0.1, "completion_length_min": 1, "completion_length_max": 9}
     evaluation = {"kind": "evaluation", "step": 1, "accuracy": 0.5}

@@ -1,6 +1,6 @@
-"""Trackers: TensorBoard reads what was written, the others are told what they know, and none of them stops a run.
+"""Trackers: TensorBoard reads what was written, the others get the same numbers, and none of them stops a run.
 
-trackio and W&B are real where they are installed; elsewhere modules with their signatures stand in.
+trackio and W&B are the real ones where they are installed; elsewhere modules with their signatures replace them.
 """
 
 import importlib.util
@@ -75,7 +75,7 @@ class TestTensorBoard:
         assert series(tmp_path, "train/kl") == [(3, 0.5), (4, 0.25)]
         assert series(tmp_path, "evaluation/rewards/tags") == [(4, 1.0)]
 
-    def test_a_resumed_run_hides_what_lies_beyond_its_checkpoint(self, tmp_path: Path) -> None:
+    def test_a_resumed_run_hides_the_steps_after_its_checkpoint(self, tmp_path: Path) -> None:
         for first, last, kl in ((0, 6, 1.0), (4, 5, 2.0)):
             board = TRACKERS["tensorboard"](tracked(tmp_path, first))
             for step in range(first + 1, last + 1):
@@ -85,7 +85,7 @@ class TestTensorBoard:
 
 
 class FakeRun:
-    """Of W&B or trackio: keeps what it is told."""
+    """A run of W&B or trackio that keeps what it is given."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -105,7 +105,7 @@ class FakeRun:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
-    """The runs of stand-ins for both packages, in the order of their beginning."""
+    """The runs that were started with fakes of both packages, in order."""
     runs: list[FakeRun] = []
 
     def init(**options: Any) -> FakeRun:
@@ -133,7 +133,7 @@ class TestWandb:
         assert run.options["config"] == {"loss": {"beta": 0.04}, "steps": 9}
         assert run.logged == [({**scalars(STEP), "step": 3}, None)] and run.finished
 
-    def test_all_lives_are_one_run_and_a_new_run_is_another(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
+    def test_a_resumed_run_is_the_same_run_and_a_new_run_is_another(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
         for first in (0, 5, 0):
             Wandb(tracked(tmp_path, first))
         assert [run.options["id"] for run in fakes] == [None, "made-up", None]
@@ -189,7 +189,7 @@ class Failing:
 
 
 class TestFailures:
-    def test_are_told_once_and_reach_nobody(self) -> None:
+    def test_are_reported_once_and_stop_nothing(self) -> None:
         notes: list[str] = []
         kept: list[Any] = []
         keeping: Any = SimpleNamespace(write=kept.append, close=lambda: kept.append("closed"))
@@ -206,7 +206,7 @@ class TestFailures:
         with pytest.raises(UserError, match=r"report_to: trackio is not installed: pip install trackio"):
             refuse_missing(["trackio"])
 
-    def test_a_new_run_does_not_begin_without_what_it_asked_for(
+    def test_a_new_run_does_not_start_without_its_trackers(
         self, tmp_path: Path, fakes: list[FakeRun], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(**options: Any) -> FakeRun:

@@ -1,4 +1,4 @@
-"""Uploading while sampling: in order, not too far ahead, and never silently stuck."""
+"""Uploads during sampling: in order, not too far ahead, and never stuck without an error."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ from shared.errors import UserError
 
 
 class Server:
-    """Admits while it is open."""
+    """Answers uploads once it is open."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -56,7 +56,7 @@ def deliver(server: Any, box: Outbox, ahead: int = 2) -> Delivery:
     return Delivery(server, box, ahead=ahead)
 
 
-def test_what_an_earlier_life_left_goes_first(tmp_path: Path, make_scored: Callable[..., ScoredBatch]) -> None:
+def test_batches_of_an_earlier_process_go_first(tmp_path: Path, make_scored: Callable[..., ScoredBatch]) -> None:
     left = [wire.encode(make_scored([5, 6], [[7]], [1.0]).rollout) for _ in range(2)]
     earlier = outbox(tmp_path)
     for index, body in enumerate(left):
@@ -71,7 +71,7 @@ def test_what_an_earlier_life_left_goes_first(tmp_path: Path, make_scored: Calla
     assert sorted(server.bodies[2:]) == [b"2", b"3"]
 
 
-def test_what_a_power_cut_spoilt_is_dropped(tmp_path: Path) -> None:
+def test_batches_spoilt_by_a_power_cut_are_dropped(tmp_path: Path) -> None:
     earlier = outbox(tmp_path)
     for index, body in enumerate((b"", b"half a batch")):
         earlier.add(index, body)
@@ -84,7 +84,7 @@ def test_what_a_power_cut_spoilt_is_dropped(tmp_path: Path) -> None:
 
 
 def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
-    """One is on its way and two wait: the fourth has to wait itself, and that time is counted."""
+    """One is being uploaded and two wait: sending a fourth waits, and that time is counted."""
     server = Server()
     delivery = deliver(server, outbox(tmp_path))
     delivery.send(0, b"")
@@ -104,7 +104,7 @@ def test_sampling_waits_when_too_many_wait(tmp_path: Path) -> None:
     assert server.bodies[-1] == b"last"
 
 
-def test_what_stops_an_upload_for_good_is_raised_in_the_thread_that_samples(tmp_path: Path) -> None:
+def test_an_upload_that_cannot_succeed_raises_in_the_sampling_thread(tmp_path: Path) -> None:
     class Gone(Exception):
         pass
 
@@ -118,7 +118,7 @@ def test_what_stops_an_upload_for_good_is_raised_in_the_thread_that_samples(tmp_
     assert outbox(tmp_path).undelivered(), "nothing that was refused is thrown away"
 
 
-def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
+def test_a_refused_batch_is_set_aside(tmp_path: Path) -> None:
     class Picky(Server):
         def upload(self, body: bytes) -> None:
             if body == b"too large":
@@ -140,7 +140,7 @@ def test_what_the_server_refuses_is_set_aside(tmp_path: Path) -> None:
     assert outbox(directory).next_index == 2, "a restart does not send it again"
 
 
-def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> None:
+def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
     """The first one is answered last: no later one may move the cursor past it."""
 
     class Slow(Server):
@@ -155,7 +155,7 @@ def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> No
             self.together.wait(60)
             if body == b"first":
                 assert self.others.acquire(timeout=60) and self.others.acquire(timeout=60)
-                assert cursor() <= 1, "nothing is noted before the first"
+                assert cursor() <= 1, "nothing is recorded before the first"
             super().upload(body)
             self.others.release()
 
@@ -174,7 +174,7 @@ def test_uploads_are_under_way_together_and_noted_in_order(tmp_path: Path) -> No
     assert server.bodies[-1] == b"first"
 
 
-def test_a_server_that_takes_nothing_is_a_fault(tmp_path: Path) -> None:
+def test_a_server_that_refuses_everything_is_an_error(tmp_path: Path) -> None:
     class Closed(Server):
         def upload(self, body: bytes) -> None:
             raise RefServerError(422, "no", code="invalid_batch", field="format")

@@ -11,7 +11,7 @@ from policy_trainer.rollout.outbox import Outbox
 
 
 class Server:
-    """Remembers what was uploaded, by id: an upload of a known id is no second one."""
+    """Remembers the index of each uploaded id; the same id again is the same upload."""
 
     def __init__(self) -> None:
         self.indexes: dict[str, int] = {}
@@ -22,12 +22,12 @@ class Server:
         self.indexes[id] = int(index)
 
     def delivered(self, until: int) -> list[int]:
-        """Indexes below `until`, as often as they came under ids of their own."""
+        """Indexes below `until`, once for each id."""
         return sorted(index for index in self.indexes.values() if index < until)
 
 
 class Worker:
-    """One life after another of worker k of n, each as rollout.py lives it."""
+    """Worker k of n; each call of `live` is a process of it, from its start to its end."""
 
     ROUND = 3
 
@@ -36,7 +36,7 @@ class Worker:
         self.worker, self.workers = worker, workers
 
     def live(self, until: int, *, start: int = 0, on_upload: Callable[[], None] = lambda: None) -> None:
-        """Until every index below `until` that is this worker's has been delivered."""
+        """Works until each of its indexes below `until` has been delivered."""
         outbox = Outbox(self.directory, worker=self.worker, workers=self.workers, start=start)
         while True:
             for path, body in outbox.undelivered():
@@ -56,7 +56,7 @@ def own(worker: int, workers: int, until: int, start: int = 0) -> list[int]:
 @pytest.mark.parametrize(("worker", "workers"), [(0, 1), (0, 3), (2, 3)])
 class TestCrashes:
     def test_one_at_each_operation(self, tmp_path: Path, fuse: Any, worker: int, workers: int) -> None:
-        """A crash after the n-th file operation or upload, for every n; then a life without one."""
+        """A crash after the n-th file operation or upload, for every n; then a process without one."""
         until = worker + workers * 6
         for number in count(1):
             server = Server()
@@ -90,14 +90,14 @@ def test_workers_share_all_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "worker", "workers", "expected"), [(0, 0, 1, 0), (7, 0, 1, 7), (7, 0, 4, 8), (7, 3, 4, 7), (8, 3, 4, 11)]
 )
-def test_without_a_memory_it_begins_at_its_first_index_from_start(
+def test_without_a_cursor_it_begins_at_its_first_index_from_start(
     tmp_path: Path, start: int, worker: int, workers: int, expected: int
 ) -> None:
     assert Outbox(tmp_path, worker=worker, workers=workers, start=start).next_index == expected
 
 
-def test_start_is_asked_once_only(tmp_path: Path, fuse: Any) -> None:
-    """A worker that dies before its first delivery goes on where it stood, not where the trainer has got to by then."""
+def test_start_counts_only_once(tmp_path: Path, fuse: Any) -> None:
+    """A worker that dies before its first delivery continues from its cursor, not from the trainer's newest index."""
     server = Server()
     lives = Worker(tmp_path, server, worker=1, workers=2)
     fuse.lives(6, lambda: lives.live(8))
@@ -105,15 +105,15 @@ def test_start_is_asked_once_only(tmp_path: Path, fuse: Any) -> None:
     assert server.delivered(8) == [1, 3, 5, 7]
 
 
-def test_what_waits_comes_in_the_order_drawn(tmp_path: Path) -> None:
+def test_undelivered_batches_come_in_the_order_drawn(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path, worker=0, workers=1, start=98)
     for index in (100, 98, 1000, 99):
         outbox.add(index, str(index).encode())
     assert [body for _, body in outbox.undelivered()] == [b"98", b"99", b"100", b"1000"]
 
 
-def test_dropped_problems_are_looked_at_again_and_no_others(tmp_path: Path) -> None:
-    """Problems that are drawn and never added leave no gap behind them."""
+def test_problems_without_a_batch_are_drawn_again(tmp_path: Path) -> None:
+    """Problems that are drawn and never added leave no gap."""
     outbox = Outbox(tmp_path, worker=0, workers=1, start=0)
     assert [outbox.draw() for _ in range(4)] == [0, 1, 2, 3]
     outbox.add(1, b"1")

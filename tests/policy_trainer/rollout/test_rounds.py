@@ -1,4 +1,4 @@
-"""Rounds of a worker, with a sampler that says what it is told."""
+"""Rounds of a worker, with a scripted sampler."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -74,14 +74,14 @@ def indexes(made: Round) -> list[int]:
     return [group.drawn.index for group in made.groups]
 
 
-def test_without_resampling_a_group_without_variance_is_sent(made: Any) -> None:
+def test_without_resampling_a_group_without_variance_is_kept(made: Any) -> None:
     result, sampler = made({1}, draw=iter(range(100)))
     assert indexes(result) == [0, 1, 2]
     assert (result.wasted, len(sampler.seeds)) == (WastedSamples(), 1)
     assert [group.judgement.rewards.tolist() for group in result.groups] == [[1, 1], [1, 0], [1, 1]]
 
 
-def test_others_take_the_place_of_groups_without_variance(made: Any) -> None:
+def test_groups_without_variance_are_replaced(made: Any) -> None:
     result, sampler = made({1, 5, 6}, draw=iter(range(100)), max_resamples=9)
     # 0 and 2 are replaced by 3 and 4, and these by 5 and 6.
     assert indexes(result) == [1, 5, 6]

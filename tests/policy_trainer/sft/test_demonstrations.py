@@ -1,4 +1,4 @@
-"""Lines of a file as rows: what is trained on, what is only read, and what is refused."""
+"""Lines of a file as rows: which tokens are trained on, and which lines are refused."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def load(
     make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
 ) -> Callable[..., DemonstrationSet]:
-    """All lines as training rows; one of its own is held out."""
+    """All lines are training rows; another line is held out."""
 
     def load(
         *lines: Any,
@@ -77,7 +77,7 @@ def test_a_line_is_a_prompt_and_a_completion_with_its_end(
     assert row.size == 1
 
 
-def test_prompts_are_put_as_a_run_would_put_them(load: Callable[..., DemonstrationSet], tokenizer: Any) -> None:
+def test_prompts_are_encoded_as_in_a_run(load: Callable[..., DemonstrationSet], tokenizer: Any) -> None:
     data = {"system_prompt": "Be brief.", "assistant_prefill": "<think>"}
     (row,) = load({"messages": [USER, ANSWER]}, held_out={"messages": [USER, ANSWER]}, data=data).rows
     prompt = "<|system|>Be brief.<|end|><|user|>1+2=?<|end|><|assistant|><think>"
@@ -86,10 +86,10 @@ def test_prompts_are_put_as_a_run_would_put_them(load: Callable[..., Demonstrati
     assert texts(row, tokenizer) == ("1+2=?", "3<|end|>")
 
 
-def test_a_completion_ends_with_what_a_sampler_stops_at(
+def test_a_completion_ends_with_a_token_that_samplers_stop_at(
     make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
 ) -> None:
-    """The model's own end where that of the tokenizer is none of it."""
+    """The model's eos id where samplers do not stop at the tokenizer's."""
     path = write({"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"})
     config = from_values(SftConfig, model="none", data={"path": path})
     model = make_tiny(vocabulary=len(tokenizer))
@@ -107,11 +107,11 @@ class TestTooLong:
         assert [row.tokens for row in data.rows] == [7]
         assert notes == ["demonstrations: 1 to train on, of 7 tokens; 1 held out; 1 dropped as too long"]
 
-    def test_is_refused_where_that_is_asked_for(self, load: Callable[..., DemonstrationSet]) -> None:
+    def test_is_refused_with_too_long_refuse(self, load: Callable[..., DemonstrationSet]) -> None:
         with pytest.raises(RowTooLong, match=r"data\.jsonl:2: has 8 tokens and may have 7: max_length"):
             load(*self.LINES, data={"too_long": "refuse"}, max_length=7)
 
-    def test_is_what_the_model_has_no_positions_for(self, load: Callable[..., DemonstrationSet]) -> None:
+    def test_is_longer_than_the_models_context(self, load: Callable[..., DemonstrationSet]) -> None:
         with pytest.raises(RowTooLong, match="has 129 tokens and may have 128"):
             load({"prompt": "a" * 120, "completion": "b" * 8}, data={"too_long": "refuse"})
         assert load({"prompt": "a" * 120, "completion": "b" * 7}).rows[0].tokens == 128
@@ -186,7 +186,7 @@ class TestOrder:
     def order(self, data: DemonstrationSet) -> list[list[int]]:
         return [[int(row.prompt_ids[0]) for row in data.batch(step)] for step in range(data.steps)]
 
-    def test_each_pass_has_every_row_once_in_an_order_of_its_own(self) -> None:
+    def test_each_epoch_has_every_row_once_in_its_own_order(self) -> None:
         data = DemonstrationSet(self.rows(10), self.rows(1), epochs=3, batch_size=4, seed=0)
         batches = self.order(data)
         assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 4, 4, 2]

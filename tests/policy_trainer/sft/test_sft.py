@@ -1,4 +1,4 @@
-"""Supervised fine-tuning from a file to a model that says what it has learnt, in one life or in several."""
+"""Supervised fine-tuning from a file to a trained model, in one process or resumed."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values, load_settings
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# Of a model of two layers and random weights.
+# For a model of two layers with random weights.
 FAST = {"learning_rate": 3e-3, "betas": (0.9, 0.99)}
 
 
@@ -67,7 +67,7 @@ def console() -> Console:
 
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody presses Ctrl-C within this step of the life that begins now."""
+    """Ctrl-C comes during this step, counted from now."""
     step, taken = SupervisedLearner.step, []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "step"]
 
 
-def test_it_learns_and_the_model_says_what_it_learnt(configure: Callable[..., SftConfig], console: Console) -> None:
+def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], console: Console) -> None:
     config = configure(num_train_epochs=8)
     result = sft(config, console)
 
@@ -118,7 +118,7 @@ def test_the_rate_follows_the_schedule(configure: Callable[..., SftConfig], cons
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_run_in_two_lives_ends_with_the_same_weights(
+def test_a_resumed_run_ends_with_the_same_weights(
     configure: Callable[..., SftConfig],
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +164,7 @@ def test_a_crash_loses_what_no_checkpoint_holds(
 
 
 def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], console: Console) -> None:
-    """There is nothing to save, and the next life begins at the beginning."""
+    """There is nothing to save, and a resumed run begins at step 0."""
     with pytest.MonkeyPatch.context() as patch:
         loss = SupervisedLearner.loss
         patch.setattr(SupervisedLearner, "loss", lambda *args: (signal.raise_signal(signal.SIGINT), loss(*args))[1])
@@ -177,7 +177,7 @@ def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], cons
     ]  # fmt: skip
 
 
-def test_a_finished_run_is_not_written_over_unasked(configure: Callable[..., SftConfig], console: Console) -> None:
+def test_a_finished_run_is_not_overwritten(configure: Callable[..., SftConfig], console: Console) -> None:
     config = configure()
     sft(config, console)
     before = weights(config.run_dir)
@@ -203,7 +203,7 @@ def test_a_last_step_that_spoils_the_weights_ends_the_run(
     assert not (config.run_dir / "model").exists() and not list(config.run_dir.glob("checkpoints/*"))
 
 
-def test_recomputed_layers_learn_the_same(
+def test_gradient_checkpointing_learns_the_same(
     configure: Callable[..., SftConfig], console: Console, tmp_path: Path
 ) -> None:
     plain, recomputed = configure(run_dir=tmp_path / "plain"), configure(gradient_checkpointing=True)

@@ -1,4 +1,4 @@
-"""docs/sft.md: its lines are demonstrations, its commands are understood, and what makes its files does."""
+"""docs/sft.md: its lines are demonstrations, its commands parse, and its code writes the files that they use."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""A supervised step beside transformers' own loss on labels, and beside every way of cutting it up."""
+"""A supervised step against transformers' own loss, however it is cut into micro-batches."""
 
 import copy
 import math
