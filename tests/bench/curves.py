@@ -73,7 +73,7 @@ def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Resul
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name}, seed {seed}:\n{done.stdout}{done.stderr}")
-    result = _result(
+    result = result_of(
         name, seed, config.max_steps, read_metrics(RunDirectory(run_dir).metrics), time.monotonic() - began
     )
     _drop_left_over(url, run_dir.name)
@@ -81,7 +81,7 @@ def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Resul
     return result
 
 
-def _result(name: str, seed: int, steps: int, records: Sequence[dict[str, Any]], seconds: float) -> Result:
+def result_of(name: str, seed: int, steps: int, records: Sequence[dict[str, Any]], seconds: float) -> Result:
     stepped = [record for record in records if record["kind"] == "step"]
     samples = dict(zip(range(1, steps + 1), accumulate(map(_sampled, stepped)), strict=True))
     curve = [

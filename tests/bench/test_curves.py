@@ -9,7 +9,7 @@ from policy_trainer.config import SourceConfig, TrainConfig
 from policy_trainer.data.sample import Sample
 from policy_trainer.presets import PRESETS
 from policy_trainer.tasks.countdown import countdown
-from tests.bench.curves import _result
+from tests.bench.curves import result_of
 from tests.bench.curves_countdown import attempt
 from tests.bench.curves_recipes import COUNTDOWN, Ground, names, recipe
 from tests.bench.curves_report import draw, write_page
@@ -26,7 +26,7 @@ def step(number: int, **figures: float) -> dict[str, object]:
 def test_samples_count_what_was_given_up() -> None:
     evaluations = [{"kind": "evaluation", "step": at, "accuracy": at / 4} for at in (0, 2)]
     records = [evaluations[0], step(1), step(2, resampled_groups=2, kl=0.3), evaluations[1]]
-    result = _result("dapo", 1, 2, records, 3.21)
+    result = result_of("dapo", 1, 2, records, 3.21)
     assert result.curve == [Point(0, 0, 0.0), Point(2, 32 + 32 + 16, 0.5)]
     assert (result.kl, result.seconds, result.samples_to(0.5), result.samples_to(0.6)) == (0.3, 3.2, 80, None)
 

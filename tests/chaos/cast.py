@@ -14,7 +14,8 @@ _TRAINING = (
     "--rollout", "external", "--resume", "--max-steps", "1000000", "--threads", "1", "--lease-seconds", "10",
     "--sampling.num-generations", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
     "--sampling.max-completion-length", "8", "--evaluation.problems", "2", "--evaluation.eval-steps", "0",
-    "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-5", "--checkpoint.save-steps", "3", "--max-lag", "4",
+    "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-5", "--checkpoint.save-steps", "3",
+    "--max-lag", "4",
 )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from tests.integration.processes import Process, Server, steps_of, until
 from tests.integration.runs import QUICK, train
 
 OPTIONS = (
-    "--threads", "1", "--optimizer.learning-rate", "4e-3", "--optimizer.betas", "0.9,0.99", "--checkpoint.save-steps", "5",
-    "--eval-steps", "0",
+    "--threads", "1", "--optimizer.learning-rate", "4e-3", "--optimizer.betas", "0.9,0.99",
+    "--checkpoint.save-steps", "5", "--eval-steps", "0",
 )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def ours(base: Path, directory: Path) -> list[float]:
         model=str(base),
         run_dir=directory / "run",
         data={"path": data, "eval_path": data},
-        epochs=10,
+        num_train_epochs=10,
         batch_size=len(ROWS),
         optimizer={"learning_rate": 3e-3, "betas": (0.9, 0.99), "min_lr_rate": 1.0},
     )

@@ -619,6 +619,6 @@ def test_a_hostile_group_takes_no_time() -> None:
         },
         metadata,
     )
-    start = time.perf_counter()
+    start = time.thread_time()
     wire.decode(body)
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5

@@ -165,7 +165,7 @@ def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
     server, box = Slow(), outbox(tmp_path)
     delivery = deliver(server, box, ahead=4)
     delivery.send(box.draw(), b"alone")
-    assert server.asked.wait(10)  # it is on its way by itself, and the others wait for it
+    assert server.asked.wait(60)  # it is on its way by itself, and the others wait for it
     for body in (b"first", b"second", b"third"):
         delivery.send(box.draw(), body)
     server.open.set()

@@ -16,7 +16,7 @@ def test_some_run_some_wait_and_the_rest_are_sent_away() -> None:
     def work() -> int:
         running.append(1)
         begun.release()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return len(running)
 
     async def scenario() -> list[int]:

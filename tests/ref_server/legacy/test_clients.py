@@ -82,7 +82,7 @@ def test_a_training_of_simple_grpo(model_dir: Path, model: PreTrainedModel, tmp_
         assert "tandem_legacy_deliveries_total 4.0" in server.http.get("/metrics").text
 
         server.process.terminate()
-        server.process.wait(30)
+        server.process.wait(180)
         output = server.log.read_text()
         assert "Traceback" not in output
         assert url.rpartition(":")[2] in output, "it says where it serves"

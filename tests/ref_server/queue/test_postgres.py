@@ -62,7 +62,7 @@ def state(queue: Queue, id: str) -> State:
     return info.state
 
 
-def until(condition, seconds: float = 20.0) -> None:
+def until(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
@@ -292,7 +292,7 @@ def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
 def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
     with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
         ready(queue, "a", "b")
-        both_hold_one = threading.Barrier(2, timeout=10)
+        both_hold_one = threading.Barrier(2, timeout=60)
         attempts: list[str] = []
 
         def hold(first: str, second: str) -> None:
@@ -307,7 +307,7 @@ def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
 
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(hold, "a", "b"), pool.submit(hold, "b", "a")]:
-                done.result(timeout=20)
+                done.result(timeout=60)
         assert len(attempts) > 2
 
 

@@ -311,14 +311,14 @@ def kept_busy(writer: Writer) -> Iterator[None]:
 
     def hold_up() -> None:
         busy.set()
-        go.wait(10)
+        go.wait(60)
 
     thread = threading.Thread(target=lambda: writer.call(hold_up, durable=False))
     thread.start()
-    busy.wait(10)
+    busy.wait(60)
     yield
     go.set()
-    thread.join(10)
+    thread.join(60)
 
 
 def submit(pool: ThreadPoolExecutor, writer: Writer, *operations: Callable[[], object]) -> list[Future[object]]:
@@ -406,8 +406,8 @@ def test_closing_finishes_what_waits(db: apsw.Connection) -> None:
             calls = submit(pool, writer, write(db, 1), write(db, 2))
             closer = threading.Thread(target=writer.close)
             closer.start()
-        assert [call.result(10) for call in calls] == [1, 2]
-        closer.join(10)
+        assert [call.result(60) for call in calls] == [1, 2]
+        closer.join(60)
     assert not closer.is_alive()
     assert written(db) == [1, 2]
 

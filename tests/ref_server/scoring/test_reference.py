@@ -182,10 +182,10 @@ def test_the_batch_in_hand_is_finished_with_the_weights_it_began_with(
     headers = {"Content-Type": wire.CONTENT_TYPE}
     with serve_below(root, scoring_tokens=1) as http, ThreadPoolExecutor() as pool:
         http.post("/v1/batches", content=wire.encode(first), headers=headers)
-        assert began.wait(20)
+        assert began.wait(60)
         http.post("/v1/batches", content=wire.encode(second), headers=headers)
         replacing = pool.submit(put, http, "run/step-1", 1)
-        assert asked.wait(20)
+        assert asked.wait(60)
         assert refusal(put(http, "run/step-1", 2)) == (409, "busy")
         assert http.get("/v1/model").json()["reference_version"] == 0
         assert not replacing.done()

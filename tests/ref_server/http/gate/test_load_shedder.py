@@ -109,6 +109,7 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
     """All are refused alike, few of them by the queue; the next one after a place has become free is taken."""
     monkeypatch.setattr("ref_server.http.gate.load_shedder.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("ref_server.http.gate.load_shedder.PROBES_PER_SECOND", 0.0)
+    monkeypatch.setattr("ref_server.http.gate.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 1})
     service = Service(NoReference(config.max_batch_tokens), open_queue(config), config)
     chance = random.Random(0)
