@@ -1,12 +1,10 @@
 """The one type of a group that trains: the learner makes it of a batch, and fills it in on the way to the loss."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from shared.batch import Array, StepRewards, TokenGroup
-
-_UNKNOWN = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,7 +29,7 @@ class Group:
     ref_logps: Array | None = None
     old_logps: Array | None = None
     kl_penalty: Array | None = None
-    advantages: Array = _UNKNOWN
+    advantages: Array = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
     def lengths(self) -> Array:
