@@ -36,9 +36,9 @@ class QueueConfig(BaseModel):
     max_in_flight_per_run: int = Field(default=Limits.max_in_flight_per_run, ge=1)
     """Batches of one run that may be leased and not yet acknowledged; a trainer checkpoints at half of them."""
     max_deliveries: int = Field(default=Limits.max_deliveries, ge=1)
-    """A batch whose training was begun and lost, or whose server ended while scoring it, so often is dead."""
+    """A batch is dead after its training was begun and lost this often, or after this many servers ended scoring it."""
     retention_days: float = Field(default=30, gt=0)
-    """How long the id of a settled batch is remembered, so that uploading it again is harmless."""
+    """Days for which the id of a settled batch is remembered, so that uploading it again is harmless."""
 
     @property
     def limits(self) -> Limits:
@@ -69,32 +69,32 @@ class ServeConfig(BaseSettings):
     device: str = "cpu"
     """Where the model runs: cpu, cuda:0, …"""
     dtype: Dtype = "auto"
-    """Precision of the weights; auto takes what the model was saved in."""
+    """Precision of the weights; auto: the one that the model was saved in."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads for scoring; PyTorch's choice when not given."""
+    """CPU threads for scoring; by default PyTorch's choice."""
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs tokens, or --insecure."""
     port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
     allowed_hosts: list[str] = []
-    """Names under which the server is asked besides localhost, IP addresses and, where it listens beyond loopback,
-    the machine's own."""
+    """More names of this server. It always accepts localhost, and beyond loopback IP addresses and the machine's
+    name."""
     token_file: Path | None = None
-    """Tokens of who may use the server: lines of ROLE TOKEN, ROLE one of upload, train, admin. `#` begins a comment."""
+    """File of tokens: lines of ROLE TOKEN, ROLE one of upload, train, admin. `#` begins a comment."""
     token: CliSuppress[SecretStr | None] = None
-    """One admin's token, from the environment or the file only: everyone can see what stands on a command line."""
+    """One admin's token, from the environment or the file only: everyone can see a command line."""
     tls_cert: Path | None = None
-    """PEM file of the server's certificate and those between it and its authority: serve HTTPS."""
+    """Serve HTTPS: PEM file of the server's certificate and the intermediate ones."""
     tls_key: Path | None = None
     """PEM file of the certificate's key."""
     insecure: bool = False
-    """Listen beyond loopback without tokens, although anyone who reaches the port can then read and write the queue."""
+    """Listen beyond loopback without tokens. Anyone who reaches the port can then read and write the queue."""
     legacy: CliToggleFlag[bool] = False
     """Also serve Simple-GRPO's generators and trainers, over the byte protocol of its main version."""
     legacy_port: int | None = Field(default=None, ge=1, le=65535)
-    """Another port to listen on, since those clients have theirs written into them: 59875."""
+    """Another port to listen on: those clients have 59875 in their source."""
     legacy_insecure: CliToggleFlag[bool] = False
-    """Although there are tokens, serve the Simple-GRPO protocol without one to clients on this machine."""
+    """Ask clients of the Simple-GRPO protocol on this machine for no token, where others need one."""
     data_dir: Path = Path(".tandem")
     """Where the queue is kept, unless it is on PostgreSQL. A restart from the same folder finds it."""
     store: str = Field(default="sqlite", repr=False)  # may hold a password
@@ -104,20 +104,18 @@ class ServeConfig(BaseSettings):
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
     max_bodies_mib: int = Field(default=256, ge=1)
-    """MiB of request bodies that are held at once, JSON aside; beyond it the server answers 429. What is made of a body
-    while it is checked and stored takes up to four times its length besides, so five times this bounds the memory of
-    uploads."""
+    """MiB of request bodies in memory at once, without JSON; beyond it the server answers 429. Checking and storing a
+    body takes up to four times its length more, so five times this bounds the memory of uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
-    """Tokens of a forward: queued batches and direct requests are scored together, up to so many. What is larger goes
-    alone."""
+    """Most tokens of a forward of several batches and direct requests. A larger batch is scored alone."""
     snapshot_root: Path | None = None
-    """Directory whose snapshots may replace the reference's weights (PUT /v1/reference); without it none may."""
+    """Directory of the snapshots that may replace the reference's weights (PUT /v1/reference). By default none may."""
     drain_seconds: float = Field(default=30, gt=0)
-    """How long the server may take to end in order after SIGTERM; then it ends with what is in hand unfinished."""
+    """Seconds in which the server finishes its work after SIGTERM; then it stops, and the next start goes on."""
     log_format: LogFormat = "console"
-    """console: lines for people; json: an object a line, for machines."""
+    """console: lines for people; json: one object per line, for machines."""
     log_level: LogLevel = "info"
-    """From which level on events are logged: debug (every request), info, warning, error."""
+    """Lowest level that is logged: debug (every request), info, warning, error."""
     queue: QueueConfig = QueueConfig()
     _keys: Keys = PrivateAttr(default_factory=Keys)
 
@@ -200,11 +198,11 @@ class ServeConfig(BaseSettings):
     @model_validator(mode="after")
     def _legacy_is_served_as_it_can_be(self) -> "ServeConfig":
         if not self.legacy and (self.legacy_port is not None or self.legacy_insecure):
-            raise ValueError("legacy_port and legacy_insecure mean nothing without --legacy")
+            raise ValueError("legacy_port and legacy_insecure need --legacy")
         if self.legacy_port == self.port:
             raise ValueError(f"legacy_port: {self.port} is the port already; --legacy is served there too")
         if self.legacy and self.no_model:
-            raise ValueError("legacy: every batch of the Simple-GRPO protocol is scored, which takes a --model")
+            raise ValueError("legacy: every batch of the Simple-GRPO protocol is scored, which needs a --model")
         if self.legacy and self.keys and not (self.legacy_insecure and is_loopback(self.host)):
             raise ValueError(
                 "legacy: those clients send no token; add --legacy-insecure and listen on 127.0.0.1, and whoever is on "
@@ -214,7 +212,7 @@ class ServeConfig(BaseSettings):
 
     @property
     def keys(self) -> Keys:
-        """Who may do what; nobody is asked when it is empty."""
+        """The known tokens; no token is asked for when there are none."""
         return self._keys
 
 

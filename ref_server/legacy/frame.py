@@ -1,4 +1,4 @@
-"""The frame of the Simple-GRPO byte protocol: `u32 big-endian count`, then so many times `u32 length, bytes`."""
+"""The frame of the Simple-GRPO byte protocol: `u32 big-endian count`, then `count` times `u32 length, bytes`."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""The reference model, and how batches come to their log-probs."""
+"""The reference model, and the loop that computes log-probs of batches with it."""

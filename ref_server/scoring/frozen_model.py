@@ -31,7 +31,7 @@ def load(config: ServeConfig) -> "FrozenModel":
 
 
 class FrozenModel:
-    """A `Reference` that scores. snapshot, version: whose weights these are, where they have replaced the first."""
+    """A `Reference` that scores. snapshot, version: of these weights, where they have replaced the first ones."""
 
     scores_uploads = True
 
@@ -86,7 +86,7 @@ class FrozenModel:
         return str(self._tokenizer.decode(list(ids)))
 
     def replacement(self, snapshot: str, version: int) -> "FrozenModel":
-        """Its weights besides these: for a while the device holds two models. A tokenizer may be missing there."""
+        """Loads the other weights beside these: for a while the device holds two models. It may lack a tokenizer."""
         root, info = self._config.snapshot_root, self._info
         if root is None:
             raise ReferenceConflict(

@@ -1,4 +1,4 @@
-"""The lack of a reference model: the server is a queue, and leases what was uploaded as it is."""
+"""A server without a reference model: it is a queue alone, and leases batches as they were uploaded."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class NoReference:
-    """A `Reference` that scores nothing. Any vocabulary and any context will do."""
+    """A `Reference` that scores nothing, and accepts any vocabulary and context."""
 
     scores_uploads = False
 
@@ -48,7 +48,7 @@ class NoReference:
 
 
 class NoScoring:
-    """A `Scoring` that scores nothing: what is uploaded is ready."""
+    """A `Scoring` that scores nothing: uploads are ready at once."""
 
     failed = False
 
@@ -59,7 +59,7 @@ class NoScoring:
         self.totals = ScoringTotals()
 
     def start(self) -> None:
-        """Tells of batches that came while there was a model: they are not ready without one."""
+        """Warns of batches that were uploaded while there was a model: without one they never become ready."""
         waiting = [d.batches for d in self._queue.stats().depths if d.state in (State.QUEUED, State.SCORING)]
         if waiting:
             log.warning("batches wait to be scored, which takes a server with --model", batches=sum(waiting))

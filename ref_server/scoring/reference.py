@@ -1,4 +1,4 @@
-"""What the service asks of a reference model, whether there is one (`frozen_model.py`) or not (`no_model.py`)."""
+"""The interface of a reference model: `frozen_model.py` has one, `no_model.py` is for a server without."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,7 +25,7 @@ class Busy(Exception):
 
 
 class NoModel(Exception):
-    """What was asked for needs a reference model, and there is none."""
+    """The request needs a reference model, and there is none."""
 
 
 class NotReady(Exception):
@@ -33,7 +33,7 @@ class NotReady(Exception):
 
 
 class DeviceLost(Exception):
-    """The device that the model is on has failed for good: only a new process can use it."""
+    """The model's device has failed for good: only a new process can use it."""
 
 
 class BadSnapshotName(ValueError):
@@ -82,18 +82,18 @@ class Scores:
 
 
 class Scoring(Protocol):
-    """What becomes of uploads, and of those who want their scores at once."""
+    """Scores uploads, and direct requests. `ScoringLoop` does it; `NoScoring` stands in where there is no model."""
 
     totals: ScoringTotals
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """Takes nothing new, finishes what is in hand. Returns at once: `alive` tells when that is done."""
+        """Takes nothing new, and finishes the current work. Returns at once; `alive` is False when that is done."""
         ...
 
     def join(self) -> None:
-        """Waits until what was in hand is finished, after `stop`."""
+        """After `stop`: waits until the current work is finished."""
         ...
 
     @property
@@ -113,7 +113,10 @@ class Scoring(Protocol):
         ...
 
     def replace(self, reference: "Reference") -> "Future[None]":
-        """Scores with another reference, once what is in hand is finished: a future of when. Raises as `submit`."""
+        """Scores with another reference from now on. The future is done once the old one scores nothing any more.
+
+        Raises as `submit`.
+        """
         ...
 
 
@@ -134,7 +137,7 @@ class Reference(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str | None:
-        """The text of tokens; None where nobody knows it."""
+        """The text of tokens; None without a tokenizer."""
         ...
 
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
@@ -142,15 +145,15 @@ class Reference(Protocol):
         ...
 
     def replacement(self, snapshot: str, version: int) -> "Reference":
-        """A reference with the weights of a snapshot below the root, loaded meanwhile; this one stays as it is.
+        """Loads a reference with the weights of a snapshot below the root. This one does not change.
 
-        Itself where it has that snapshot in that version. Raises NoModel, BadSnapshotName, NoSnapshot,
+        Returns itself if it has that snapshot in that version already. Raises NoModel, BadSnapshotName, NoSnapshot,
         ReferenceConflict.
         """
         ...
 
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> Scoring:
-        """What scores the batches of a queue. on_ready is called, from any thread, when batches have become ready."""
+        """A `Scoring` for the batches of a queue. on_ready is called from any thread when batches become ready."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Weights that replace the reference's: where they may lie, and what is loaded of them.
+"""Finds and loads snapshots: weights that replace the reference's.
 
-A snapshot is a model directory below the root that the operator names. Whoever asks for one names it and nothing else,
-so nothing outside of the root is read, no code of a snapshot is run, and only safetensors are loaded.
+A snapshot is a model directory below a root that the operator sets. A client gives only its name, so nothing outside of
+the root is read, no code of a snapshot is run, and only safetensors are loaded.
 """
 
 import json
@@ -17,7 +17,7 @@ from ref_server.scoring.reference import BadSnapshotName, NoSnapshot, ReferenceC
 from shared.models import load_tokenizer, tokenizer_fingerprint
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", re.ASCII)
-# Keys of a configuration that say nothing of what the model computes.
+# Keys of a configuration that do not change what the model computes.
 _INCIDENTAL = {
     "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype",
     "transformers_version", "use_cache",

@@ -11,9 +11,9 @@ TOKEN = "a-token-of-enough-letters"
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"no_model": True, "legacy": True}, "legacy: .* takes a --model"),
-        ({"model": "m", "legacy_port": 59875}, "mean nothing without --legacy"),
-        ({"model": "m", "legacy_insecure": True}, "mean nothing without --legacy"),
+        ({"no_model": True, "legacy": True}, "legacy: .* needs a --model"),
+        ({"model": "m", "legacy_port": 59875}, "need --legacy"),
+        ({"model": "m", "legacy_insecure": True}, "need --legacy"),
         ({"model": "m", "legacy": True, "legacy_port": 8400}, "legacy_port: 8400 is the port already"),
         ({"model": "m", "legacy": True, "legacy_port": 65_536}, "legacy_port"),
         ({"model": "m", "legacy": True, "token": TOKEN}, "add --legacy-insecure"),

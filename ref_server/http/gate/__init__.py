@@ -1,1 +1,1 @@
-"""What every request passes before a route sees it, and what limits it."""
+"""Every request passes here before a route sees it: id and log, checks and limits, load shedding."""
