@@ -24,7 +24,7 @@ _POLL_SECONDS = 2.0
 class LeaseFeed:
     """Leases batches on a thread of its own, up to `ahead` before they are asked for, and sends heartbeats on another.
 
-    allowance: batches that the server lets be leased and not yet acked. loss: what a batch must have is told by it.
+    allowance: batches that may be leased and not yet acked. loss: says which inputs a batch must have.
 
     A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped. One
     that was trained in this life comes again when its lease was lost, as by a suspended machine: it waits for the next
@@ -96,7 +96,7 @@ class LeaseFeed:
         return taken
 
     def trained(self, leased: Sequence[Leased]) -> None:
-        """Says that the weights now hold the effect of these."""
+        """Tells the feed that the weights now hold the effect of these batches."""
         with self._lock:
             self._ledger.add(lease.id for lease in leased)
             self._trained.update({lease.id: lease for lease in leased})
@@ -177,7 +177,7 @@ class LeaseFeed:
 
     def _start(self, taken: list[Leased]) -> list[Leased]:
         """Those that are still ours: a trainer that slept past its leases finds out here, before it trains."""
-        with self._lock:  # a batch that was lost and came again stands here twice, once in vain
+        with self._lock:  # a batch that came again may appear twice; keep the live lease
             taken = [lease for lease in taken if self._held.get(lease.id) is lease]
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Whether a run can be trained with a server: they speak of the same tokens, and it has room for a group and a step."""
+"""Whether a run fits a server: same vocabulary and tokenizer, and room for a group and for a step."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 

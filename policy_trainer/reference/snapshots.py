@@ -58,7 +58,7 @@ class Snapshots:
         return self.root / name
 
     def remove_all_but(self, kept: Collection[str | None]) -> None:
-        """Those of this run; never the newest. Raises OSError where that is not allowed."""
+        """Removes other snapshots of this run, but never the newest. Raises OSError where removal is not allowed."""
         for path in sorted(self._saved(), key=_order)[:-1]:
             if f"{self._run}/{path.name}" not in kept:
                 shutil.rmtree(path)

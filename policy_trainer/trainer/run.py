@@ -161,7 +161,7 @@ def _make_feed(
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
-    """The state to go on from, in an epoch of its own: what was sampled past the checkpoint is another lineage's."""
+    """The state to resume from. A new epoch invalidates batches sampled after the checkpoint."""
     state = read_state(checkpoint) if checkpoint else TrainState()
     published = latest(directory.weights)
     if checkpoint or published:
