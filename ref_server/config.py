@@ -11,11 +11,13 @@ from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag
 from ref_server.access.certificates import check_pair
 from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import Keys, one_admin, read_keys
-from ref_server.queue.interface import Limits
+from shared.api import LimitsView
 from shared.logs import LogFormat, LogLevel
 from shared.settings import Dtype, settings_config
 
 _MIB = 2**20
+# A batch whose scoring fails so often is dead.
+_SCORING_ATTEMPTS = 3
 
 
 class QueueConfig(BaseModel):
@@ -23,26 +25,26 @@ class QueueConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    max_batches: int = Field(default=Limits.max_batches, ge=1)
+    max_batches: int = Field(default=10_000, ge=1)
     """Batches that may wait in all runs together."""
-    max_batches_per_run: int = Field(default=Limits.max_batches_per_run, ge=1)
+    max_batches_per_run: int = Field(default=10_000, ge=1)
     """Batches that may wait in one run."""
-    max_mib: int = Field(default=Limits.max_bytes // _MIB, ge=1)
+    max_mib: int = Field(default=4096, ge=1)
     """MiB of payload that may wait in all."""
-    max_mib_per_run: int = Field(default=Limits.max_bytes_per_run // _MIB, ge=1)
+    max_mib_per_run: int = Field(default=4096, ge=1)
     """MiB of payload that may wait in one run."""
-    max_in_flight: int = Field(default=Limits.max_in_flight, ge=1)
+    max_in_flight: int = Field(default=4096, ge=1)
     """Batches that may be leased and not yet acknowledged in all."""
-    max_in_flight_per_run: int = Field(default=Limits.max_in_flight_per_run, ge=1)
+    max_in_flight_per_run: int = Field(default=4096, ge=1)
     """Batches of one run that may be leased and not yet acknowledged; a trainer checkpoints at half of them."""
-    max_deliveries: int = Field(default=Limits.max_deliveries, ge=1)
+    max_deliveries: int = Field(default=5, ge=1)
     """A batch is dead after its training was begun and lost this often, or after this many servers ended scoring it."""
     retention_days: float = Field(default=30, gt=0)
     """Days for which the id of a settled batch is remembered, so that uploading it again is harmless."""
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> LimitsView:
+        return LimitsView(
             max_batches=self.max_batches,
             max_batches_per_run=self.max_batches_per_run,
             max_bytes=self.max_mib * _MIB,
@@ -50,6 +52,7 @@ class QueueConfig(BaseModel):
             max_in_flight=self.max_in_flight,
             max_in_flight_per_run=self.max_in_flight_per_run,
             max_deliveries=self.max_deliveries,
+            max_scoring_attempts=_SCORING_ATTEMPTS,
         )
 
 

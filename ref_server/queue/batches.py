@@ -2,8 +2,9 @@
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import leasing
-from ref_server.queue.interface import Admission, Claim, ContentConflict, NoRoom, QueueFull, State, Upload, WrongState
+from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
 from ref_server.queue.transaction import Transaction
+from shared.api import State, Uploaded
 
 # Only so many queued batches are looked at for one claim; a forward of more would be of tiny ones.
 _MAX_CLAIMS = 64
@@ -11,7 +12,7 @@ _MAX_CLAIMS = 64
 WAITING = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT started)"
 
 
-def put(tx: Transaction, upload: Upload) -> Admission:
+def put(tx: Transaction, upload: Upload) -> Uploaded:
     tx.db.serialise("admission")  # so that the limits hold exactly, and an id is admitted once
     known = tx.one("SELECT content_hash, state FROM batches WHERE id = ?", upload.id)
     if known is not None:
@@ -19,12 +20,12 @@ def put(tx: Transaction, upload: Upload) -> Admission:
         if content_hash != upload.content_hash:
             raise ContentConflict(f"batch {upload.id} is known with other content")
         tx.count(Count.DUPLICATE)
-        return Admission(State(state), created=False)
+        return Uploaded(id=upload.id, state=State(state), created=False)
     _check_room(tx, upload.run, len(upload.body))
     state = State.QUEUED if upload.to_score else State.READY
     _insert(tx, upload, state)
     tx.count(Count.ADMITTED)
-    return Admission(state, created=True)
+    return Uploaded(id=upload.id, state=state, created=True)
 
 
 def claim(tx: Transaction, max_tokens: int) -> list[Claim]:

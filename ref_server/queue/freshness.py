@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import LeaseRequest, State
 from ref_server.queue.transaction import Transaction
+from shared.api import LeaseBody, State
 
 # As the index on waiting batches says it.
 _WAITING = "state IN ('queued', 'ready')"
 _REASONS = {Count.EXPIRED_STALE: "stale", Count.EXPIRED_ABANDONED: "abandoned"}
 
 
-def expire_useless(tx: Transaction, request: LeaseRequest) -> None:
+def expire_useless(tx: Transaction, request: LeaseBody) -> None:
     """Expires waiting batches of the request's run that are stale or abandoned for it; those of newer epochs stay.
 
     One that is in doubt is leased once more before it is stale: a trainer that has its effect acks it. What is
@@ -38,7 +38,7 @@ def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[i
         below = tx.one(f"SELECT max(epoch) FROM batches WHERE run = ? AND {_WAITING} AND epoch < ?", run, below)
 
 
-def _remember_epoch(tx: Transaction, request: LeaseRequest) -> None:
+def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
     """The first request of a new epoch comes at the version of the checkpoint where it forks off."""
     if request.epoch is not None and request.policy_version is not None:
         tx.execute(
@@ -49,7 +49,7 @@ def _remember_epoch(tx: Transaction, request: LeaseRequest) -> None:
         )
 
 
-def _fork_version(tx: Transaction, request: LeaseRequest, epoch: int) -> int | None:
+def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None:
     """The last version of `epoch` that is still in the lineage of the request's epoch; None when all of it is."""
     return tx.one(
         "SELECT min(fork_version) FROM epochs WHERE run = ? AND epoch > ? AND epoch <= ?",

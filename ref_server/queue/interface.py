@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ref_server.metrics.activity import Activity
-from shared.api import Order, Outcome, State
+from shared.api import BatchDetails, BatchPage, Depth, Key, LeaseBody, Outcome, State, Uploaded
 
 # What a cursor of a page looks like.
 CURSOR = "^[0-9a-f]{1,15}$"
@@ -53,24 +53,6 @@ class StorageBroken(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bounds of the queue.
-
-    max_batches, max_bytes: of what waits: queued, scoring, ready, and leased batches whose training has not started.
-    max_in_flight: leased batches that are not settled yet, whether their training has started or not.
-    """
-
-    max_batches: int = 10_000
-    max_batches_per_run: int = 10_000
-    max_bytes: int = 4 * 2**30
-    max_bytes_per_run: int = 4 * 2**30
-    max_in_flight: int = 4096
-    max_in_flight_per_run: int = 4096
-    max_deliveries: int = 5
-    max_scoring_attempts: int = 3
-
-
-@dataclass(frozen=True)
 class Upload:
     """A checked batch on its way in. content_hash: 32 bytes. completions: G. to_score: else it is ready at once."""
 
@@ -87,14 +69,6 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Admission:
-    """Answer to an upload. created: False when the same batch was, or had been, there already."""
-
-    state: State
-    created: bool
-
-
-@dataclass(frozen=True)
 class Claim:
     """One batch handed to the scorer. attempts: that failed before. interruptions: servers that ended scoring it."""
 
@@ -102,27 +76,6 @@ class Claim:
     body: bytes
     attempts: int
     interruptions: int
-
-
-@dataclass(frozen=True)
-class LeaseRequest:
-    """Who asks for a batch, and which ones are good for it.
-
-    run: only batches of this run; without one, of all runs but LEGACY_RUN. epoch, policy_version: where the consumer
-    stands; they mean nothing without a run. max_lag: batches of the run that are more than so many versions older
-    become `expired` (reason `stale`). request_id: repeating it returns the same lease. incarnation: a new one ends the
-    consumer's old leases.
-    """
-
-    consumer: str
-    incarnation: str | None = None
-    request_id: str | None = None
-    run: str | None = None
-    epoch: int | None = None
-    policy_version: int | None = None
-    max_lag: int | None = None
-    order: Order = Order.FIFO
-    lease_seconds: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -137,65 +90,13 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class LeaseKey:
-    id: str
-    token: str
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of a batch's history. at: Unix seconds, for reading only: leases never depend on the wall clock."""
-
-    at: float
-    state: State
-    detail: str
-
-
-@dataclass(frozen=True)
-class BatchInfo:
-    """What is known of one batch without its payload. payload_bytes is 0 once the payload is gone."""
-
-    id: str
-    run: str
-    epoch: int
-    policy_version: int
-    state: State
-    reason: str | None
-    admitted_at: float
-    prompt_tokens: int
-    completion_tokens: int
-    completions: int
-    payload_bytes: int
-    deliveries: int
-    scoring_attempts: int
-    consumer: str | None
-    history: tuple[Event, ...] = ()
-
-
-@dataclass(frozen=True)
-class Page:
-    batches: tuple[BatchInfo, ...]
-    next_cursor: str | None
-
-
-@dataclass(frozen=True)
-class Depth:
-    """Batches of one run in one state."""
-
-    run: str
-    state: State
-    batches: int
-    payload_bytes: int
-
-
-@dataclass(frozen=True)
 class Stats:
-    """depths: one for each run and state that has batches. oldest_age: seconds the oldest waiting batch has waited.
+    """runs: the depths of each run, only of states that have batches. oldest_age: seconds, of the oldest waiting batch.
 
     waiting_batches, waiting_bytes: what counts against `max_batches` and `max_bytes`.
     """
 
-    depths: tuple[Depth, ...]
+    runs: dict[str, dict[State, Depth]]
     oldest_age: float | None
     waiting_batches: int
     waiting_bytes: int
@@ -205,7 +106,7 @@ class Queue(Protocol):
     activity: Activity
     """What it has done since this process opened it."""
 
-    def put(self, upload: Upload) -> Admission:
+    def put(self, upload: Upload) -> Uploaded:
         """Admits a batch durably. Raises QueueFull, ContentConflict, StorageFull, StorageBroken."""
         ...
 
@@ -236,22 +137,22 @@ class Queue(Protocol):
         """
         ...
 
-    def lease(self, request: LeaseRequest) -> Lease | None:
+    def lease(self, request: LeaseBody) -> Lease | None:
         """Leases one ready batch, or None. Expires what the request shows to be stale or abandoned.
 
         Raises Superseded, TooManyInFlight.
         """
         ...
 
-    def ack(self, leases: Sequence[LeaseKey], checkpoint: str | None = None) -> list[Outcome]:
+    def ack(self, leases: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
         """Settles batches as done, durably."""
         ...
 
-    def extend(self, leases: Sequence[LeaseKey], lease_seconds: float, started: bool = False) -> list[Outcome]:
+    def extend(self, leases: Sequence[Key], lease_seconds: float, started: bool = False) -> list[Outcome]:
         """Gives leases lease_seconds from now; `started` says that training on them begins."""
         ...
 
-    def release(self, leases: Sequence[LeaseKey], error: str | None = None) -> list[Outcome]:
+    def release(self, leases: Sequence[Key], error: str | None = None) -> list[Outcome]:
         """Gives batches back. With an error it counts as a delivery, without one it does not."""
         ...
 
@@ -269,7 +170,7 @@ class Queue(Protocol):
         """
         ...
 
-    def get(self, id: str) -> BatchInfo | None:
+    def get(self, id: str) -> BatchDetails | None:
         """One batch with its history."""
         ...
 
@@ -277,7 +178,7 @@ class Queue(Protocol):
         """The body of a batch as it stands (scored once it is ready); None when unknown or gone."""
         ...
 
-    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> Page:
+    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> BatchPage:
         """Batches in order of admission, without their histories. Raises ValueError for a cursor it did not give."""
         ...
 

@@ -7,18 +7,9 @@ from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.freshness import expire_useless
-from ref_server.queue.interface import (
-    Lease,
-    LeaseKey,
-    LeaseRequest,
-    Order,
-    Outcome,
-    State,
-    Superseded,
-    TooManyInFlight,
-)
+from ref_server.queue.interface import Lease, Superseded, TooManyInFlight
 from ref_server.queue.transaction import Transaction, Value
-from shared.api import LEGACY_RUN
+from shared.api import LEGACY_RUN, Key, LeaseBody, Order, Outcome, State
 
 # What comes back from a lease is first in line whatever the order.
 ORDERS = {
@@ -45,7 +36,7 @@ def grant_grace(tx: Transaction) -> None:
     tx.execute("UPDATE batches SET expires = ? + lease_seconds WHERE expires IS NOT NULL", tx.now)
 
 
-def lease(tx: Transaction, request: LeaseRequest) -> Lease | None:
+def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
     tx.db.serialise(f"consumer {request.consumer}")  # a repeated request may come while the first is under way
     _recognise(tx, request)
     expire_useless(tx, request)
@@ -66,7 +57,7 @@ def lease(tx: Transaction, request: LeaseRequest) -> Lease | None:
     return Lease(*granted)
 
 
-def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> list[Outcome]:
+def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Outcome]:
     def settle(held: _Held) -> None:
         tx.execute("DELETE FROM payloads WHERE seq = ?", held.seq)
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
@@ -76,7 +67,7 @@ def ack(tx: Transaction, keys: Sequence[LeaseKey], checkpoint: str | None) -> li
     return _use(tx, keys, settle)
 
 
-def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, started: bool) -> list[Outcome]:
+def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: bool) -> list[Outcome]:
     def prolong(held: _Held) -> None:
         tx.execute(
             "UPDATE batches SET lease_seconds = ?, expires = ?, started = (started OR ?) WHERE seq = ?",
@@ -89,7 +80,7 @@ def extend(tx: Transaction, keys: Sequence[LeaseKey], lease_seconds: float, star
     return _use(tx, keys, prolong)
 
 
-def release(tx: Transaction, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
+def release(tx: Transaction, keys: Sequence[Key], error: str | None) -> list[Outcome]:
     def give_back(held: _Held) -> None:
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
         tx.count(Count.RELEASED)
@@ -123,7 +114,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
         _return(tx, held, detail, held.deliveries)
 
 
-def _recognise(tx: Transaction, request: LeaseRequest) -> None:
+def _recognise(tx: Transaction, request: LeaseBody) -> None:
     """Ends a consumer's other leases when a new life of it shows itself; refuses a life that a newer one has ended."""
     consumer, incarnation = request.consumer, request.incarnation
     if incarnation is None:
@@ -143,7 +134,7 @@ def _recognise(tx: Transaction, request: LeaseRequest) -> None:
         tx.count(Count.LEASE_SUPERSEDED)
 
 
-def _find_repeated(tx: Transaction, request: LeaseRequest) -> int | None:
+def _find_repeated(tx: Transaction, request: LeaseBody) -> int | None:
     """The batch that this very request has leased before: its answer may have been lost on the way."""
     if request.request_id is None:
         return None
@@ -154,7 +145,7 @@ def _find_repeated(tx: Transaction, request: LeaseRequest) -> int | None:
     )
 
 
-def _check_in_flight(tx: Transaction, request: LeaseRequest) -> None:
+def _check_in_flight(tx: Transaction, request: LeaseBody) -> None:
     """Raises TooManyInFlight when so many batches are leased and not yet settled that no more may be."""
     leased, of_run = tx.one(
         """
@@ -174,7 +165,7 @@ def _check_in_flight(tx: Transaction, request: LeaseRequest) -> None:
         )
 
 
-def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
+def _choose(tx: Transaction, request: LeaseBody) -> int | None:
     """The first batch in the request's order. An index of that order finds it, however many batches wait."""
     if request.run is None:
         conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
@@ -186,7 +177,7 @@ def _choose(tx: Transaction, request: LeaseRequest) -> int | None:
     return tx.one(f"SELECT seq FROM batches WHERE {where} {order} {tx.db.skip_locked}", *given.values())
 
 
-def _grant(tx: Transaction, seq: int, request: LeaseRequest) -> None:
+def _grant(tx: Transaction, seq: int, request: LeaseBody) -> None:
     tx.move(
         seq,
         State.LEASED,
@@ -202,7 +193,7 @@ def _grant(tx: Transaction, seq: int, request: LeaseRequest) -> None:
 
 def _use(
     tx: Transaction,
-    keys: Sequence[LeaseKey],
+    keys: Sequence[Key],
     effect: Callable[[_Held], None],
     once_released: Outcome = Outcome.STALE,
 ) -> list[Outcome]:
@@ -217,7 +208,7 @@ def _use(
     return [outcomes[place] for place in range(len(keys))]
 
 
-def _use_one(tx: Transaction, key: LeaseKey, effect: Callable[[_Held], None], once_released: Outcome) -> Outcome:
+def _use_one(tx: Transaction, key: Key, effect: Callable[[_Held], None], once_released: Outcome) -> Outcome:
     row = tx.one(f"{_HELD} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:
         return Outcome.UNKNOWN

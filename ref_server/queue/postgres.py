@@ -17,9 +17,10 @@ from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.metrics.activity import Tally
 from ref_server.queue import postgres_schema
-from ref_server.queue.interface import Claim, Limits, State, StorageBroken, StorageFull
+from ref_server.queue.interface import Claim, StorageBroken, StorageFull
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.transaction import Transaction, Value
+from shared.api import LimitsView, State
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class PostgresQueue(SqlQueue):
         self,
         url: str,
         *,
-        limits: Limits,
+        limits: LimitsView,
         retention_seconds: float = 30 * 86400.0,
         claim_seconds: float = 60.0,
         upkeep_seconds: float = 1.0,

@@ -12,21 +12,9 @@ from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, latest, leasing
-from ref_server.queue.interface import (
-    Admission,
-    BatchInfo,
-    Claim,
-    Lease,
-    LeaseKey,
-    LeaseRequest,
-    Limits,
-    Outcome,
-    Page,
-    State,
-    Stats,
-    Upload,
-)
+from ref_server.queue.interface import Claim, Lease, Stats, Upload
 from ref_server.queue.transaction import Database, Transaction
+from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, Outcome, State, Uploaded
 
 T = TypeVar("T")
 
@@ -38,7 +26,7 @@ class SqlQueue(ABC):
 
     _claim_seconds: float | None = None
 
-    def __init__(self, limits: Limits, retention_seconds: float) -> None:
+    def __init__(self, limits: LimitsView, retention_seconds: float) -> None:
         self._limits = limits
         self._retention_seconds = retention_seconds
         self._scorer = secrets.token_hex(8)
@@ -56,7 +44,7 @@ class SqlQueue(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def put(self, upload: Upload) -> Admission:
+    def put(self, upload: Upload) -> Uploaded:
         return self._run(lambda tx: batches.put(tx, upload), durable=True)
 
     def put_displacing(self, upload: Upload) -> list[str]:
@@ -76,16 +64,16 @@ class SqlQueue(ABC):
     def fail(self, id: str, error: str) -> State:
         return self._run(lambda tx: batches.fail(tx, id, error))
 
-    def lease(self, request: LeaseRequest) -> Lease | None:
+    def lease(self, request: LeaseBody) -> Lease | None:
         return self._run(lambda tx: leasing.lease(tx, request))
 
-    def ack(self, leases: Sequence[LeaseKey], checkpoint: str | None = None) -> list[Outcome]:
+    def ack(self, leases: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
         return self._run(lambda tx: leasing.ack(tx, leases, checkpoint), durable=True)
 
-    def extend(self, leases: Sequence[LeaseKey], lease_seconds: float, started: bool = False) -> list[Outcome]:
+    def extend(self, leases: Sequence[Key], lease_seconds: float, started: bool = False) -> list[Outcome]:
         return self._run(lambda tx: leasing.extend(tx, leases, lease_seconds, started))
 
-    def release(self, leases: Sequence[LeaseKey], error: str | None = None) -> list[Outcome]:
+    def release(self, leases: Sequence[Key], error: str | None = None) -> list[Outcome]:
         return self._run(lambda tx: leasing.release(tx, leases, error))
 
     def requeue(self, id: str) -> State:
@@ -94,13 +82,13 @@ class SqlQueue(ABC):
     def drop(self, id: str) -> None:
         self._run(lambda tx: batches.drop(tx, id), durable=True)
 
-    def get(self, id: str) -> BatchInfo | None:
+    def get(self, id: str) -> BatchDetails | None:
         return self._run(lambda tx: catalog.get(tx, id))
 
     def payload(self, id: str) -> bytes | None:
         return self._run(lambda tx: catalog.payload(tx, id))
 
-    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> Page:
+    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> BatchPage:
         return self._run(lambda tx: catalog.page(tx, state, run, limit, cursor))
 
     def stats(self) -> Stats:

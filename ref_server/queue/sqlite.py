@@ -10,10 +10,10 @@ import apsw
 
 from ref_server.metrics.activity import Tally
 from ref_server.queue import batches, leasing, sqlite_file
-from ref_server.queue.interface import Limits
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.sqlite_writer import Writer, storage_error
 from ref_server.queue.transaction import Transaction, Value
+from shared.api import LimitsView
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class SqliteQueue(SqlQueue):
         self,
         path: Path,
         *,
-        limits: Limits,
+        limits: LimitsView,
         retention_seconds: float = 30 * _DAY,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,

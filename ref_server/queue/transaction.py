@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ref_server.metrics.activity import Count, Tally
-from ref_server.queue.interface import Limits, State
+from shared.api import LimitsView, State
 
 Value = str | int | float | bool | bytes | None
 
@@ -39,7 +39,7 @@ class Transaction:
     """
 
     db: Database
-    limits: Limits
+    limits: LimitsView
     now: float
     at: float
     scorer: str

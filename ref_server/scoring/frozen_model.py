@@ -1,8 +1,6 @@
 """The reference model: a frozen causal LM and its tokenizer, which uploads must fit."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import structlog
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -10,9 +8,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
 from ref_server.scoring.loop import ScoringLoop
-from ref_server.scoring.reference import ModelInfo, ReferenceConflict, TooLarge, check_ids, check_size
+from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_ids, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
+from shared.api import ModelInfo
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
@@ -49,34 +48,34 @@ class FrozenModel:
         self._model = model
         self._tokenizer = tokenizer
         self._config = config
-        self._info = ModelInfo(
+        self._vocabulary_size = embedding_rows(model)
+        self._fingerprint = tokenizer_fingerprint(tokenizer)
+        self._version = version
+        self.info = ModelInfo(
             name=config.model,
             revision=config.revision,
-            vocabulary_size=embedding_rows(model),
+            vocabulary_size=self._vocabulary_size,
             context_length=context_length(model),
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
             reference_version=version,
             max_batch_tokens=config.max_batch_tokens,
-            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+            tokenizer_fingerprint=self._fingerprint,
             forward=forward.name,
             snapshot=snapshot,
         )
         self.score = Scorer(forward, version).score
-        log.info("reference model ready", **{k: v for k, v in vars(self._info).items() if k != "tokenizer_fingerprint"})
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self._info)
+        log.info("reference model ready", **self.info.model_dump(exclude={"tokenizer_fingerprint"}))
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids within the vocabulary, then lengths within what server and model take."""
-        check_ids(group, self._info.vocabulary_size, "the reference's vocabulary")
-        check_size(group, self._info.max_batch_tokens)
-        if self._info.context_length is not None and group.longest_row > self._info.context_length:
+        check_ids(group, self._vocabulary_size, "the reference's vocabulary")
+        check_size(group, self.info.max_batch_tokens)
+        if self.info.context_length is not None and group.longest_row > self.info.context_length:
             raise TooLarge(
                 "completion_lengths",
                 f"and the prompt make a row of {group.longest_row} tokens; "
-                f"the model's context is {self._info.context_length}",
+                f"the model's context is {self.info.context_length}",
             )
 
     def encode(self, text: str) -> list[int]:
@@ -87,21 +86,21 @@ class FrozenModel:
 
     def replacement(self, snapshot: str, version: int) -> "FrozenModel":
         """Loads the other weights beside these: for a while the device holds two models. It may lack a tokenizer."""
-        root, info = self._config.snapshot_root, self._info
+        root = self._config.snapshot_root
         if root is None:
             raise ReferenceConflict(
                 "no_snapshot_root", "the reference cannot be replaced: start ref-server with --snapshot-root DIRECTORY"
             )
         directory = find_snapshot(root, snapshot)
-        if (snapshot, version) == (info.snapshot, info.reference_version):
+        if (snapshot, version) == (self.info.snapshot, self._version):
             return self
-        if version <= info.reference_version:
+        if version <= self._version:
             raise ReferenceConflict(
                 "older_version",
-                f"version must be greater than {info.reference_version}, which is in place; got {version}",
+                f"version must be greater than {self._version}, which is in place; got {version}",
             )
         log.info("loading another reference", snapshot=snapshot, version=version)
-        model = load_like(self._model, info.tokenizer_fingerprint, directory)
+        model = load_like(self._model, self._fingerprint, directory)
         try:
             return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version)
         except UserError as error:

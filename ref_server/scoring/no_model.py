@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.interface import Queue, State
-from ref_server.scoring.reference import ModelInfo, NoModel, Reference, Scores, check_ids, check_size
+from ref_server.queue.interface import Queue
+from ref_server.scoring.reference import NoModel, Reference, Scores, check_ids, check_size
+from shared.api import ModelInfo, State
 from shared.batch import TokenGroup
 
 log = structlog.get_logger()
@@ -21,15 +21,12 @@ class NoReference:
     scores_uploads = False
 
     def __init__(self, max_batch_tokens: int) -> None:
-        self._max_batch_tokens = max_batch_tokens
-
-    def describe(self) -> dict[str, Any]:
-        nothing = dict.fromkeys(field.name for field in fields(ModelInfo))
-        return {**nothing, "max_batch_tokens": self._max_batch_tokens}
+        nothing = dict.fromkeys(ModelInfo.model_fields)
+        self.info = ModelInfo.model_validate({**nothing, "max_batch_tokens": max_batch_tokens})
 
     def check_tokens(self, group: TokenGroup) -> None:
         check_ids(group, 2**63, "as token ids do")
-        check_size(group, self._max_batch_tokens)
+        check_size(group, self.info.max_batch_tokens)
 
     def encode(self, text: str) -> list[int]:
         _refuse()
@@ -60,9 +57,11 @@ class NoScoring:
 
     def start(self) -> None:
         """Warns of batches that were uploaded while there was a model: without one they never become ready."""
-        waiting = [d.batches for d in self._queue.stats().depths if d.state in (State.QUEUED, State.SCORING)]
+        unscored = (State.QUEUED, State.SCORING)
+        runs = self._queue.stats().runs.values()
+        waiting = sum(states[state].batches for states in runs for state in unscored if state in states)
         if waiting:
-            log.warning("batches wait to be scored, which takes a server with --model", batches=sum(waiting))
+            log.warning("batches wait to be scored, which takes a server with --model", batches=waiting)
 
     def stop(self) -> None:
         self.alive = False

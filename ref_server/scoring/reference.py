@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
+from shared.api import ModelInfo
 from shared.batch import BatchError, TokenGroup
 
 
@@ -50,23 +51,6 @@ class ReferenceConflict(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a client must know of the reference model. snapshot: what has replaced its weights since the start."""
-
-    name: str
-    revision: str | None
-    vocabulary_size: int
-    context_length: int | None
-    dtype: str
-    device: str
-    reference_version: int
-    max_batch_tokens: int
-    tokenizer_fingerprint: str
-    forward: str
-    snapshot: str | None
 
 
 @dataclass(frozen=True)
@@ -123,10 +107,8 @@ class Scoring(Protocol):
 class Reference(Protocol):
     scores_uploads: bool
     """Whether an upload is scored before it is leased."""
-
-    def describe(self) -> dict[str, Any]:
-        """What a client must know: a `ModelInfo`, null where there is nothing to say."""
-        ...
+    info: ModelInfo
+    """What clients are told of it."""
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids, then lengths. Raises BatchError, TooLarge."""

@@ -1,13 +1,12 @@
 """The state of the server as Prometheus gauges, as it is when Prometheus asks."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from ref_server.queue.interface import Depth, Limits, Stats
-from shared.api import State
+from ref_server.queue.interface import Stats
+from shared.api import Depth, LimitsView, ModelInfo, State
 
 # Clients name runs, so there can be any number of them. At most this many have labels of their own.
 MAX_RUNS = 100
@@ -15,16 +14,16 @@ OTHER_RUNS = "other"
 _SETTLED = (State.DONE, State.EXPIRED, State.DEAD)
 
 
-def server(version: str, ready: bool, store: bool, scoring: bool, model: Mapping[str, Any]) -> Iterator[Metric]:
+def server(version: str, ready: bool, store: bool, scoring: bool, model: ModelInfo) -> Iterator[Metric]:
     yield InfoMetricFamily("tandem_build", "Version of the server.", {"version": version})
     yield _gauge("tandem_ready", "1 when a batch would be scored now, as /readyz says.", ready)
     yield _gauge("tandem_store_up", "1 when the store could be written, durably, at this scrape.", store)
     yield _gauge(
         "tandem_scoring_alive", "1 while the scoring loop runs, and where there is no model to score.", scoring
     )
-    if model["reference_version"] is not None:
+    if model.reference_version is not None:
         help = "Version of the reference weights; it grows when they are replaced."
-        yield _gauge("tandem_reference_version", help, model["reference_version"])
+        yield _gauge("tandem_reference_version", help, model.reference_version)
 
 
 def depths(stats: Stats) -> Iterator[Metric]:
@@ -32,7 +31,7 @@ def depths(stats: Stats) -> Iterator[Metric]:
     of, labels = "by run and state", ["run", "state"]
     batches = GaugeMetricFamily("tandem_batches", f"Batches {of}; leased are in flight. {rest}", labels=labels)
     size = GaugeMetricFamily("tandem_batch_bytes", f"Bytes of payloads {of}. {rest}", labels=labels)
-    for (run, state), (count, payload_bytes) in _by_run(stats.depths).items():
+    for (run, state), (count, payload_bytes) in _by_run(stats.runs).items():
         batches.add_metric([run, state], count)
         size.add_metric([run, state], payload_bytes)
     yield from (batches, size)
@@ -43,7 +42,7 @@ def depths(stats: Stats) -> Iterator[Metric]:
     yield _gauge("tandem_oldest_waiting_seconds", age, stats.oldest_age or 0.0)
 
 
-def limits(bounds: Limits) -> Iterator[Metric]:
+def limits(bounds: LimitsView) -> Iterator[Metric]:
     """Each twice: of all runs together, and of any one."""
     for name, help, of_all, of_run in (
         ("waiting_batches", "Batches that may wait", bounds.max_batches, bounds.max_batches_per_run),
@@ -61,15 +60,18 @@ def _gauge(name: str, help: str, value: float) -> Metric:
     return GaugeMetricFamily(name, help, value=value)
 
 
-def _by_run(depths: Iterable[Depth]) -> dict[tuple[str, State], tuple[int, int]]:
+def _by_run(runs: Mapping[str, Mapping[State, Depth]]) -> dict[tuple[str, State], tuple[int, int]]:
     """Batches and bytes by run and state. Runs with the most batches that are not settled come first."""
-    weight: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for depth in depths:
-        weight[depth.run][depth.state in _SETTLED] -= depth.batches
-    named = set(sorted(weight, key=lambda run: (weight[run], run))[:MAX_RUNS])
+
+    def order(run: str) -> tuple[int, int, str]:
+        settled = sum(depth.batches for state, depth in runs[run].items() if state in _SETTLED)
+        return settled - sum(depth.batches for depth in runs[run].values()), -settled, run
+
+    named = set(sorted(runs, key=order)[:MAX_RUNS])
     sums: defaultdict[tuple[str, State], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for depth in depths:
-        label = (depth.run if depth.run in named else OTHER_RUNS, depth.state)
-        batches, size = sums[label]
-        sums[label] = (batches + depth.batches, size + depth.payload_bytes)
+    for run, states in runs.items():
+        for state, depth in states.items():
+            label = (run if run in named else OTHER_RUNS, state)
+            batches, size = sums[label]
+            sums[label] = (batches + depth.batches, size + depth.bytes)
     return sums

@@ -3,16 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Admission, Queue, StorageBroken, StorageFull, Upload
+from ref_server.queue.interface import Queue, StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
 from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
 from shared import wire
-from shared.api import LEGACY_RUN
+from shared.api import LEGACY_RUN, QueueView, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
 
@@ -70,10 +69,6 @@ class Service:
         self.queue.close()
         self.closed = True
 
-    @property
-    def model(self) -> dict[str, Any]:
-        return self.reference.describe()
-
     def check_open(self) -> None:
         """Raises NotReady when no new work is taken any more."""
         if self.draining:
@@ -115,8 +110,8 @@ class Service:
             return f"the queue cannot be written: {error}"
         return None
 
-    def admit(self, body: bytes) -> tuple[str, Admission]:
-        """Checks and queues one upload, durably: its id and what became of it."""
+    def admit(self, body: bytes) -> Uploaded:
+        """Checks and queues one upload, durably."""
         self.check_open()
         parsed = wire.parse(body)
         batch = self._check_rollout(parsed.batch())
@@ -134,9 +129,9 @@ class Service:
             body=body,
             to_score=self.reference.scores_uploads,
         )
-        admission = self.queue.put(upload)
+        uploaded = self.queue.put(upload)
         self.scoring.ring()
-        return batch.id, admission
+        return uploaded
 
     def read_rollout(self, body: bytes) -> RolloutBatch:
         """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""
@@ -155,12 +150,12 @@ class Service:
     def token_texts(self, ids: Sequence[int]) -> list[str | None]:
         return token_texts(self.reference, ids)
 
-    def describe_queue(self) -> dict[str, Any]:
+    def describe_queue(self) -> QueueView:
         return describe_queue(
             self.queue.stats(), self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits
         )
 
-    def describe_tokens(self, id: str) -> dict[str, Any] | None:
+    def describe_tokens(self, id: str) -> TokensView | None:
         """None when the batch or its payload is gone. Raises BatchError for one of the Simple-GRPO protocol."""
         info, body = self.queue.get(id), self.queue.payload(id)
         if info is not None and info.run == LEGACY_RUN:

@@ -29,6 +29,8 @@ class ScoringView(Answer):
     tokens_per_second: float
 
 
+# max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not
+# started. max_in_flight bounds leased batches that are not settled, whether their training has started or not.
 class LimitsView(Answer):
     max_batches: int
     max_batches_per_run: int

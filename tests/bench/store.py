@@ -10,21 +10,23 @@ import apsw
 from uuid6 import uuid7
 
 from ref_server.queue import batches
-from ref_server.queue.interface import LeaseKey, LeaseRequest, Limits, Queue, Upload
+from ref_server.queue.interface import Queue, Upload
 from ref_server.queue.postgres import PostgresQueue
 from ref_server.queue.sql import SqlQueue
 from ref_server.queue.sqlite import SqliteQueue
+from shared.api import Key, LeaseBody
 from tests.bench import measure
 from tests.bench.clients import Clients, Template
 from tests.bench.processes import resident_mib, serving
 from tests.postgresql import Postgres, PostgresMissing, postgres
+from tests.ref_server.queue.backends import make_limits
 
 DEPTHS = (100, 100_000)
 WAITING_BYTES = 2000
 CYCLES = 50
 REPETITIONS = 9
 _AT_ONCE = 1000
-_LIMITS = Limits(max_batches=10**6, max_batches_per_run=10**6)
+_LIMITS = make_limits(max_batches=10**6, max_batches_per_run=10**6)
 
 
 def upload(body: bytes) -> Upload:
@@ -41,9 +43,9 @@ def cycle(queue: Queue, body: bytes) -> None:
     queue.put(upload(body))
     for claim in queue.claim(1):
         queue.complete(claim.id, scored(body))
-    leased = queue.lease(LeaseRequest("bench"))
+    leased = queue.lease(LeaseBody(consumer="bench"))
     assert leased is not None
-    queue.ack([LeaseKey(leased.id, leased.token)])
+    queue.ack([Key(id=leased.id, token=leased.token)])
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -13,10 +13,10 @@ from ref_server.http.gate.load_shedder import LoadShedder
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
 from ref_server.http.threads import BodyThreads
-from ref_server.queue.interface import CURSOR, NoRoom, State
+from ref_server.queue.interface import CURSOR, NoRoom
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import Admitted, BatchDetails, BatchPage, QueueView, TokensView
+from shared.api import Admitted, BatchDetails, BatchPage, QueueView, State, TokensView
 
 T = TypeVar("T")
 
@@ -44,21 +44,21 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         """
         body = await request.body()
         try:
-            id, admission = await threads.run(partial(service.admit, body))
+            uploaded = await threads.run(partial(service.admit, body))
         except NoRoom as full:
             shedder.note(full)
             raise
         return JSONResponse(
-            {"id": id, "state": admission.state},
-            status_code=201 if admission.created else 200,
-            headers={"Location": f"/v1/batches/{id}"},
+            uploaded.model_dump(mode="json", exclude={"created"}),
+            status_code=201 if uploaded.created else 200,
+            headers={"Location": f"/v1/batches/{uploaded.id}"},
         )
 
 
 def _add_views(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/queue", response_model=QueueView, responses=errors(503, 507))
+    @app.get("/v1/queue", responses=errors(503, 507))
     @requires(Role.UPLOAD)
-    def queue() -> dict[str, Any]:
+    def queue() -> QueueView:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
 
         ```
@@ -67,14 +67,14 @@ def _add_views(app: FastAPI, service: Service) -> None:
         """
         return service.describe_queue()
 
-    @app.get("/v1/batches", response_model=BatchPage, responses=errors(503, 507))
+    @app.get("/v1/batches", responses=errors(503, 507))
     @requires(Role.TRAIN)
     def list_batches(
         state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         cursor: Annotated[str | None, Query(pattern=CURSOR, description="`next_cursor` of the page before.")] = None,
-    ) -> Any:
+    ) -> BatchPage:
         """Batches in order of admission.
 
         ```
@@ -83,9 +83,9 @@ def _add_views(app: FastAPI, service: Service) -> None:
         """
         return service.queue.list(state, run, limit, cursor)
 
-    @app.get("/v1/batches/{id}", response_model=BatchDetails, responses=errors(404, 503, 507))
+    @app.get("/v1/batches/{id}", responses=errors(404, 503, 507))
     @requires(Role.TRAIN)
-    def show(id: Id) -> Any:
+    def show(id: Id) -> BatchDetails:
         """State, history and shape of one batch.
 
         ```
@@ -94,9 +94,9 @@ def _add_views(app: FastAPI, service: Service) -> None:
         """
         return _found(service.queue.get(id), id)
 
-    @app.get("/v1/batches/{id}/tokens", response_model=TokensView, responses=errors(404, 503, 507))
+    @app.get("/v1/batches/{id}/tokens", responses=errors(404, 503, 507))
     @requires(Role.TRAIN)
-    def tokens(id: Id) -> dict[str, Any]:
+    def tokens(id: Id) -> TokensView:
         """For looking: each token with its text and log-probs, each row with its rewards.
 
         ```

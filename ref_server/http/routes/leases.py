@@ -13,10 +13,10 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import SAFETENSORS, errors
-from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Outcome, TooManyInFlight
+from ref_server.queue.interface import Lease, TooManyInFlight
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import AckBody, ExtendBody, LeaseBody, LeasesBody, ReleaseBody, Result, Results
+from shared.api import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, Outcome, ReleaseBody, Result, Results
 
 # A poll looks again this often, in seconds: the bell does not ring for a lease that runs out, or for another server.
 POLL_SECONDS = 0.5
@@ -52,8 +52,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
             -d '{"consumer": "me", "run": "curl", "wait_seconds": 5}' --dump-header - --output leased.safetensors
         ```
         """
-        wanted = LeaseRequest(**body.model_dump(exclude={"wait_seconds"}))
-        got = await _poll(service, partial(service.queue.lease, wanted), body.wait_seconds, request)
+        got = await _poll(service, partial(service.queue.lease, body), body.wait_seconds, request)
         if got is None:
             return Response(status_code=204)
         headers = {
@@ -131,12 +130,11 @@ async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: fl
             continue
 
 
-async def _settle(body: LeasesBody, settle: Callable[[list[LeaseKey]], list[Outcome]]) -> Results:
+async def _settle(body: LeasesBody, settle: Callable[[list[Key]], list[Outcome]]) -> Results:
     """Runs in one thread once. For a route that is no coroutine, FastAPI would use a thread again for the answer."""
 
     def work() -> Results:
-        keys = [LeaseKey(key.id, key.token) for key in body.leases]
-        outcomes = zip(keys, settle(keys), strict=True)
+        outcomes = zip(body.leases, settle(body.leases), strict=True)
         return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in outcomes])
 
     return await run_in_threadpool(work)

@@ -12,16 +12,16 @@ _NO_SNAPSHOT = {404: {"model": Error, "description": "no such snapshot"}}
 
 
 def add(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/model", response_model=ModelInfo)
+    @app.get("/v1/model")
     @requires(Role.UPLOAD)
-    async def model() -> dict[str, object]:
+    async def model() -> ModelInfo:
         """The reference model: what a client's own model must match.
 
         ```
         curl localhost:8400/v1/model
         ```
         """
-        return service.model
+        return service.reference.info
 
     @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 503)})
     @requires(Role.ADMIN, JSON)

@@ -19,9 +19,9 @@ import pytest
 from ref_server.cli import queue, serve
 from ref_server.cli.queue import ls
 from ref_server.config import QueueConfig
-from ref_server.queue.interface import State
 from ref_server.service.service import Service
 from shared import wire
+from shared.api import State
 from shared.batch import RolloutBatch
 from shared.client import NotRefServer, RefServerClient
 

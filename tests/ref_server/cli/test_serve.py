@@ -19,12 +19,12 @@ import torch
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.__main__ import main
 from ref_server.cli.serve import run as serve
-from ref_server.queue.interface import Limits
 from ref_server.queue.sqlite import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import save_model
 from tests.ports import free_port
+from tests.ref_server.queue.backends import make_limits
 
 Rollout = Callable[..., RolloutBatch]
 Process = subprocess.Popen[str]
@@ -152,7 +152,7 @@ def own_logs() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_logs")
 def test_a_second_server_keeps_off(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with closing(SqliteQueue(tmp_path / "queue.sqlite", limits=Limits())):
+    with closing(SqliteQueue(tmp_path / "queue.sqlite", limits=make_limits())):
         assert serve(["--model", str(model_dir), "--data-dir", str(tmp_path), "--port", str(free_port())]) == 1
     output = capsys.readouterr().err
     assert "the queue cannot be opened" in output
@@ -169,7 +169,7 @@ def test_a_port_that_is_taken(model_dir: Path, tmp_path: Path, capsys: pytest.Ca
     assert str(port) in output
     assert "--port" in output, "it says what to do"
     assert "loading the reference model" not in output, "it says so before that, which can take minutes"
-    SqliteQueue(tmp_path / "queue.sqlite", limits=Limits()).close()  # nothing is left held
+    SqliteQueue(tmp_path / "queue.sqlite", limits=make_limits()).close()  # nothing is left held
 
 
 def damaged(model_dir: Path, directory: Path) -> Path:

@@ -14,12 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.queue.interface import BatchInfo, Limits, State
 from ref_server.queue.sqlite import SqliteQueue
 from shared import wire
+from shared.api import BatchSummary, State
 from shared.batch import RolloutBatch
 from tests.ports import free_port
 from tests.ref_server.odd_server import POISON
+from tests.ref_server.queue.backends import make_limits
 
 Rollout = Callable[..., RolloutBatch]
 PATIENCE = 180.0
@@ -66,9 +67,9 @@ class OddServer:
         (self.folder / "begun").unlink(missing_ok=True)
         (self.folder / "hold").touch()
 
-    def batches(self) -> dict[str, BatchInfo]:
+    def batches(self) -> dict[str, BatchSummary]:
         """What the next server finds, once this one has ended."""
-        with closing(SqliteQueue(self.folder / "queue.sqlite", limits=Limits())) as queue:
+        with closing(SqliteQueue(self.folder / "queue.sqlite", limits=make_limits())) as queue:
             return {info.id: info for info in queue.list(None, None, 1000, None).batches}
 
 

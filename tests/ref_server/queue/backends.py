@@ -10,9 +10,11 @@ from typing import Protocol
 
 import pytest
 
-from ref_server.queue.interface import Limits, Queue
+from ref_server.config import QueueConfig
+from ref_server.queue.interface import Queue
 from ref_server.queue.postgres import PostgresQueue
 from ref_server.queue.sqlite import SqliteQueue
+from shared.api import LimitsView
 from tests.postgresql import Postgres, PostgresMissing, postgres
 
 RETENTION = 1000.0
@@ -35,17 +37,22 @@ class Clock:
         return 1_700_000_000.0 + self.now
 
 
+def make_limits(**changed: int) -> LimitsView:
+    """The limits of a server without settings, but for those given."""
+    return QueueConfig().limits.model_copy(update=changed)
+
+
 class Backend(Protocol):
     """One store: what is opened again finds what was there."""
 
-    def open(self, clock: Clock, limits: Limits) -> Queue: ...
+    def open(self, clock: Clock, limits: LimitsView) -> Queue: ...
 
 
 class SqliteBackend:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "queue.sqlite"
 
-    def open(self, clock: Clock, limits: Limits) -> Queue:
+    def open(self, clock: Clock, limits: LimitsView) -> Queue:
         return SqliteQueue(
             self._path, limits=limits, retention_seconds=RETENTION, clock=clock.monotonic, wall=clock.wall
         )
@@ -55,7 +62,7 @@ class PostgresBackend:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def open(self, clock: Clock, limits: Limits) -> Queue:
+    def open(self, clock: Clock, limits: LimitsView) -> Queue:
         return PostgresQueue(
             self.url,
             limits=limits,

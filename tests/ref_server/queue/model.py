@@ -3,24 +3,11 @@
 It says what a `Queue` must do, so that a test can put both through the same operations.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ref_server.queue.interface import (
-    ContentConflict,
-    LeaseKey,
-    LeaseRequest,
-    Limits,
-    Order,
-    Outcome,
-    QueueFull,
-    State,
-    Superseded,
-    TooManyInFlight,
-    Upload,
-    WrongState,
-)
+from ref_server.queue.interface import ContentConflict, QueueFull, Superseded, TooManyInFlight, Upload, WrongState
+from shared.api import Depth, Key, LeaseBody, LimitsView, Order, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock
 
 HOUSEKEEPING = 60.0
@@ -40,11 +27,11 @@ class Hold:
     started: bool = False
     scorer: int | None = None
 
-    def repeats(self, request: LeaseRequest) -> bool:
+    def repeats(self, request: LeaseBody) -> bool:
         same = (self.consumer, self.request_id) == (request.consumer, request.request_id)
         return same and request.request_id is not None
 
-    def is_outlived_by(self, request: LeaseRequest) -> bool:
+    def is_outlived_by(self, request: LeaseBody) -> bool:
         return self.consumer == request.consumer and self.incarnation != request.incarnation
 
 
@@ -86,7 +73,7 @@ class Entry:
 class ModelQueue:
     """claim_seconds: how long a claim holds; None: as long as its process lives."""
 
-    def __init__(self, limits: Limits, clock: Clock, claim_seconds: float | None) -> None:
+    def __init__(self, limits: LimitsView, clock: Clock, claim_seconds: float | None) -> None:
         self.limits, self.clock, self.claim_seconds = limits, clock, claim_seconds
         self.entries: list[Entry] = []
         self.lives: list[tuple[str, str, float]] = []  # consumer, incarnation, first seen; the newest last
@@ -194,7 +181,7 @@ class ModelQueue:
 
     # --- leases
 
-    def lease(self, request: LeaseRequest) -> Entry | None:
+    def lease(self, request: LeaseBody) -> Entry | None:
         self._recognise(request)
         if request.run is not None:
             if request.epoch is not None and request.policy_version is not None:
@@ -226,21 +213,21 @@ class ModelQueue:
         )
         return chosen
 
-    def ack(self, keys: Sequence[LeaseKey]) -> list[Outcome]:
+    def ack(self, keys: Sequence[Key]) -> list[Outcome]:
         def settle(entry: Entry) -> None:
             entry.settled_by, entry.body = entry.hold, None
             self._settle(entry, State.DONE, None)
 
         return self._use(keys, settle)
 
-    def extend(self, keys: Sequence[LeaseKey], seconds: float, started: bool) -> list[Outcome]:
+    def extend(self, keys: Sequence[Key], seconds: float, started: bool) -> list[Outcome]:
         def prolong(entry: Entry) -> None:
             entry.lease.expires, entry.lease.seconds = self.clock.now + seconds, seconds
             entry.lease.started = entry.lease.started or started
 
         return self._use(keys, prolong)
 
-    def release(self, keys: Sequence[LeaseKey], error: str | None) -> list[Outcome]:
+    def release(self, keys: Sequence[Key], error: str | None) -> list[Outcome]:
         def give_back(entry: Entry) -> None:
             entry.released = entry.lease.token
             entry.in_doubt = False
@@ -270,12 +257,12 @@ class ModelQueue:
 
     # --- looking
 
-    def depths(self) -> dict[tuple[str, State], tuple[int, int]]:
-        batches = Counter((e.upload.run, e.state) for e in self.entries)
-        return {
-            key: (count, sum(e.size for e in self.entries if (e.upload.run, e.state) == key))
-            for key, count in batches.items()
-        }
+    def runs(self) -> dict[str, dict[State, Depth]]:
+        runs: dict[str, dict[State, Depth]] = {}
+        for run, state in {(e.upload.run, e.state) for e in self.entries}:
+            sizes = [e.size for e in self.entries if (e.upload.run, e.state) == (run, state)]
+            runs.setdefault(run, {})[state] = Depth(batches=len(sizes), bytes=sum(sizes))
+        return runs
 
     def oldest_age(self) -> float | None:
         waiting = [e for e in self.entries if e.state in (State.QUEUED, State.SCORING, State.READY)]
@@ -312,7 +299,7 @@ class ModelQueue:
                 return False
         return True
 
-    def _recognise(self, request: LeaseRequest) -> None:
+    def _recognise(self, request: LeaseBody) -> None:
         if request.incarnation is None:
             return
         lives = [incarnation for consumer, incarnation, _ in self.lives if consumer == request.consumer]
@@ -325,7 +312,7 @@ class ModelQueue:
             if entry.state is State.LEASED and entry.lease.is_outlived_by(request):
                 self._lose(entry)
 
-    def _useless(self, entry: Entry, request: LeaseRequest) -> str | None:
+    def _useless(self, entry: Entry, request: LeaseBody) -> str | None:
         upload = entry.upload
         if entry.state not in (State.QUEUED, State.READY) or not self._suits(entry, request):
             return None
@@ -338,17 +325,17 @@ class ModelQueue:
         return "stale" if upload.policy_version < request.policy_version - request.max_lag else None
 
     @staticmethod
-    def _suits(entry: Entry, request: LeaseRequest) -> bool:
+    def _suits(entry: Entry, request: LeaseBody) -> bool:
         if request.run is None:
             return True
         return entry.upload.run == request.run and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
     def _use(
-        self, keys: Sequence[LeaseKey], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
+        self, keys: Sequence[Key], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
     ) -> list[Outcome]:
         return [self._use_one(key, effect, once_released) for key in keys]
 
-    def _use_one(self, key: LeaseKey, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
+    def _use_one(self, key: Key, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
         entry = self._known(key.id)
         if entry is None:
             return Outcome.UNKNOWN

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import Lease, LeaseKey, LeaseRequest, Limits, Queue, QueueFull, Superseded, Upload
+from ref_server.queue.interface import Lease, Queue, QueueFull, Superseded, Upload
 from ref_server.queue.sqlite import SqliteQueue
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock
+from shared.api import Key, LeaseBody
+from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
 
-LIMITS = Limits(max_batches=3, max_deliveries=2, max_scoring_attempts=1)
+LIMITS = make_limits(max_batches=3, max_deliveries=2, max_scoring_attempts=1)
 
 
 @pytest.fixture
@@ -46,9 +47,9 @@ def make_ready(queue: Queue, *uploads: Upload) -> None:
         queue.complete(claim.id, b"scored")
 
 
-def keys(held: Lease | None) -> list[LeaseKey]:
+def keys(held: Lease | None) -> list[Key]:
     assert held is not None
-    return [LeaseKey(held.id, held.token)]
+    return [Key(id=held.id, token=held.token)]
 
 
 def counted(queue: Queue) -> dict[Count, int]:
@@ -66,7 +67,7 @@ def test_a_batch_that_goes_well(queue: Queue, clock: Clock) -> None:
     clock.advance(3.0)
     queue.claim(100)
     queue.complete("a", b"scored")
-    request = LeaseRequest("c", request_id="once")
+    request = LeaseBody(consumer="c", request_id="once")
     leased = queue.lease(request)
     assert queue.lease(request) == leased
     queue.ack(keys(leased))
@@ -78,11 +79,11 @@ def test_a_batch_that_goes_well(queue: Queue, clock: Clock) -> None:
 
 def test_batches_that_come_again(queue: Queue, clock: Clock) -> None:
     make_ready(queue, upload("a"))
-    queue.release(keys(queue.lease(LeaseRequest("c"))))
-    queue.lease(LeaseRequest("c", "first life", lease_seconds=5.0))
+    queue.release(keys(queue.lease(LeaseBody(consumer="c"))))
+    queue.lease(LeaseBody(consumer="c", incarnation="first life", lease_seconds=5.0))
     clock.advance(6.0)
-    queue.lease(LeaseRequest("c", "first life"))
-    queue.lease(LeaseRequest("c", "second life"))
+    queue.lease(LeaseBody(consumer="c", incarnation="first life"))
+    queue.lease(LeaseBody(consumer="c", incarnation="second life"))
     assert counted(queue) == {
         Count.ADMITTED: 1,
         Count.LEASED: 4,
@@ -105,8 +106,8 @@ def test_batches_that_end_badly(queue: Queue) -> None:
     queue.drop("requeued")
     make_ready(queue, upload("breaks"), upload("stale"), upload("abandoned", version=8))
     for _ in range(LIMITS.max_deliveries):
-        queue.release(keys(queue.lease(LeaseRequest("c", run="run"))), "it breaks")
-    queue.lease(LeaseRequest("c", run="run", epoch=1, policy_version=5, max_lag=1))
+        queue.release(keys(queue.lease(LeaseBody(consumer="c", run="run"))), "it breaks")
+    queue.lease(LeaseBody(consumer="c", run="run", epoch=1, policy_version=5, max_lag=1))
     happened = counted(queue)
     assert happened[Count.DEAD_SCORING] == 2
     assert happened[Count.REQUEUED] == 1
@@ -119,16 +120,16 @@ def test_batches_that_end_badly(queue: Queue) -> None:
 def test_what_is_undone_was_never_done(queue: Queue, clock: Clock) -> None:
     """A lease whose time is over is taken back by the operation that finds it, and stays when that fails."""
     queue.put(upload("a"))
-    queue.lease(LeaseRequest("c", "first life"))
-    queue.lease(LeaseRequest("c", "second life"))
+    queue.lease(LeaseBody(consumer="c", incarnation="first life"))
+    queue.lease(LeaseBody(consumer="c", incarnation="second life"))
     make_ready(queue, upload("b"), upload("c"))
-    queue.lease(LeaseRequest("other", lease_seconds=5.0))
+    queue.lease(LeaseBody(consumer="other", lease_seconds=5.0))
     before = counted(queue)
     clock.advance(6.0)
     with pytest.raises(QueueFull):
         queue.put(upload("d"))
     with pytest.raises(Superseded):
-        queue.lease(LeaseRequest("c", "first life"))
+        queue.lease(LeaseBody(consumer="c", incarnation="first life"))
     assert counted(queue) == before
     queue.stats()
     assert counted(queue) == before | {Count.LEASE_EXPIRED: 1}
@@ -144,19 +145,19 @@ def test_durable_commits_are_timed(queue: Queue) -> None:
 
 def test_a_batch_that_ends_its_server_is_counted_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with closing(SqliteQueue(path, limits=Limits(max_deliveries=1))) as queue:
+    with closing(SqliteQueue(path, limits=make_limits(max_deliveries=1))) as queue:
         queue.put(upload("a"))
         queue.claim(100)
-    with closing(SqliteQueue(path, limits=Limits(max_deliveries=1))) as queue:
+    with closing(SqliteQueue(path, limits=make_limits(max_deliveries=1))) as queue:
         assert counted(queue) == {Count.DEAD_INTERRUPTED: 1}
 
 
 def test_what_waits_is_what_the_bounds_count(queue: Queue) -> None:
     make_ready(queue, upload("a"), upload("b"))
     assert (queue.stats().waiting_batches, queue.stats().waiting_bytes) == (2, 2 * len(b"scored"))
-    leased = keys(queue.lease(LeaseRequest("c")))
+    leased = keys(queue.lease(LeaseBody(consumer="c")))
     assert queue.stats().waiting_batches == 2
     queue.extend(leased, 9.0, started=True)
     assert queue.stats().waiting_batches == 1
-    queue.ack(keys(queue.lease(LeaseRequest("c"))))
+    queue.ack(keys(queue.lease(LeaseBody(consumer="c"))))
     assert (queue.stats().waiting_batches, queue.stats().waiting_bytes) == (0, 0)

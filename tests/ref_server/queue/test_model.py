@@ -17,27 +17,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ref_server.queue.interface import (
-    BatchInfo,
-    ContentConflict,
-    LeaseKey,
-    LeaseRequest,
-    Limits,
-    NoRoom,
-    Order,
-    QueueFull,
-    State,
-    Superseded,
-    Upload,
-    WrongState,
-)
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock
+from ref_server.queue.interface import ContentConflict, NoRoom, QueueFull, Superseded, Upload, WrongState
+from shared.api import BatchSummary, Key, LeaseBody, Order, State
+from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue
 
 STEPS = 50
 EXAMPLES = int(os.environ.get("QUEUE_MODEL_STEPS", "1000")) // 40  # about as many operations an example
 # So tight that every one of them is met.
-LIMITS = Limits(
+LIMITS = make_limits(
     max_batches=12,
     max_batches_per_run=8,
     max_bytes=120,
@@ -59,18 +47,23 @@ uploads = st.builds(
     ),
     ids, runs, st.integers(0, 2), small, st.integers(1, 20), st.booleans(),
 )  # fmt: skip
-requests = st.builds(
-    LeaseRequest,
-    consumer=st.sampled_from(["one", "two"]),
-    incarnation=st.sampled_from([None, "1", "1", "2"]),
-    request_id=st.sampled_from([None, None, "a", "b"]),
-    run=st.sampled_from([None, "x", "y"]),
-    epoch=st.sampled_from([None, None, 0, 1, 2]),
-    policy_version=st.none() | small,
-    max_lag=st.none() | st.integers(0, 2),
-    order=st.sampled_from(Order),
-    lease_seconds=st.sampled_from([5.0, 10.0, 100.0]),
-)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> LeaseBody:
+    run = draw(st.sampled_from([None, "x", "y"]))
+    policy_version = draw(st.none() | small)
+    return LeaseBody(
+        consumer=draw(st.sampled_from(["one", "two"])),
+        incarnation=draw(st.sampled_from([None, "1", "1", "2"])),
+        request_id=draw(st.sampled_from([None, None, "a", "b"])),
+        run=run,
+        epoch=draw(st.sampled_from([None, None, 0, 1, 2])) if run else None,
+        policy_version=policy_version,
+        max_lag=draw(st.none() | st.integers(0, 2)) if run and policy_version is not None else None,
+        order=draw(st.sampled_from(Order)),
+        lease_seconds=draw(st.sampled_from([5.0, 10.0, 100.0])),
+    )
 
 
 class Machine(RuleBasedStateMachine):
@@ -87,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         self.store = self.opened.enter_context(BACKENDS[self.backend](Path(folder)))
         self.queue = self.store.open(self.clock, LIMITS)
         self.model = ModelQueue(LIMITS, self.clock, None if self.backend == "sqlite" else CLAIM_SECONDS)
-        self.keys: list[LeaseKey] = [LeaseKey("0", "made up"), LeaseKey("nobody", "made up")]
+        self.keys: list[Key] = [Key(id="0", token="made up"), Key(id="nobody", token="made up")]
 
     def teardown(self) -> None:
         self.queue.close()
@@ -150,12 +143,12 @@ class Machine(RuleBasedStateMachine):
         id = self.an_id(data, State.SCORING)
         self.same(lambda: self.queue.fail(id, "boom"), lambda: self.model.fail(id, "boom"))
 
-    @rule(asked=st.lists(requests, min_size=1, max_size=3))
-    def lease(self, asked: list[LeaseRequest]) -> None:
+    @rule(asked=st.lists(requests(), min_size=1, max_size=3))
+    def lease(self, asked: list[LeaseBody]) -> None:
         for request in asked:
             self._lease(request)
 
-    def _lease(self, request: LeaseRequest) -> None:
+    def _lease(self, request: LeaseBody) -> None:
         lease, entry = self.both(lambda: self.queue.lease(request), lambda: self.model.lease(request))
         if isinstance(lease, type) or lease is None or entry is None:
             assert lease == entry
@@ -163,7 +156,7 @@ class Machine(RuleBasedStateMachine):
         hold = entry.lease
         assert hold.token in (None, lease.token), "a repeated request gets the same token, another one a new one"
         hold.token = lease.token
-        self.keys.append(LeaseKey(lease.id, lease.token))
+        self.keys.append(Key(id=lease.id, token=lease.token))
         expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.body
         assert (lease.id, lease.lease_seconds, lease.deliveries, lease.body) == expected
 
@@ -208,9 +201,9 @@ class Machine(RuleBasedStateMachine):
         """Mostly of a batch in one of the states, where there is one."""
         return data.draw(st.one_of(ids, *[st.sampled_from(self.ids_in(*states) or ["0"])] * 3))
 
-    def some_keys(self, data: st.DataObject) -> list[LeaseKey]:
+    def some_keys(self, data: st.DataObject) -> list[Key]:
         """Tokens old and new, of one batch or several, some of them twice."""
-        held = [LeaseKey(e.upload.id, e.lease.token or "") for e in self.model.entries if e.state is State.LEASED]
+        held = [Key(id=e.upload.id, token=e.lease.token or "") for e in self.model.entries if e.state is State.LEASED]
         known = [st.sampled_from(held)] * 3 if held else []
         return data.draw(st.lists(st.one_of(st.sampled_from(self.keys), *known), min_size=1, max_size=4))
 
@@ -220,8 +213,7 @@ class Machine(RuleBasedStateMachine):
         listed = self.queue.list(None, None, 1000, None).batches
         assert [_seen(info) for info in listed] == [_modelled(entry) for entry in self.model.entries]
         stats = self.queue.stats()
-        depths = {(depth.run, depth.state): (depth.batches, depth.payload_bytes) for depth in stats.depths}
-        assert depths == self.model.depths()
+        assert stats.runs == self.model.runs()
         assert stats.oldest_age == pytest.approx(self.model.oldest_age())
 
 
@@ -233,7 +225,7 @@ def _answer(operation: Callable[[], Any]) -> Any:
         return QueueFull if isinstance(refusal, NoRoom) else type(refusal)  # the model knows of one fullness
 
 
-def _seen(info: BatchInfo) -> tuple:
+def _seen(info: BatchSummary) -> tuple:
     reason = info.reason if info.reason in MADE_UP_REASONS else bool(info.reason)
     return info.id, info.state, reason, info.payload_bytes, info.deliveries, info.scoring_attempts, info.consumer
 

@@ -11,20 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ref_server.queue.interface import (
-    LeaseKey,
-    LeaseRequest,
-    Limits,
-    Outcome,
-    Queue,
-    QueueFull,
-    State,
-    StorageBroken,
-    Upload,
-    WrongState,
-)
+from ref_server.queue.interface import Queue, QueueFull, StorageBroken, Upload, WrongState
 from ref_server.queue.postgres import PostgresQueue
-from tests.ref_server.queue.backends import PostgresBackend, postgres_backend
+from shared.api import Key, LeaseBody, Outcome, State
+from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +29,7 @@ def backend(tmp_path: Path) -> Iterator[PostgresBackend]:
 def servers(backend: PostgresBackend) -> Iterator[list[PostgresQueue]]:
     """Two servers on one database, as in life: on the database's clock."""
     with ExitStack() as opened:
-        yield [opened.enter_context(closing(PostgresQueue(backend.url, limits=Limits()))) for _ in range(2)]
+        yield [opened.enter_context(closing(PostgresQueue(backend.url, limits=make_limits()))) for _ in range(2)]
 
 
 def upload(id: str, body: bytes = b"raw", **fields) -> Upload:
@@ -51,9 +41,9 @@ def ready(queue: Queue, *ids: str) -> None:
         queue.put(upload(id, to_score=False))
 
 
-def lease(queue: Queue, consumer: str = "trainer", **request) -> LeaseKey | None:
-    held = queue.lease(LeaseRequest(consumer, **{"lease_seconds": 60.0, **request}))
-    return LeaseKey(held.id, held.token) if held else None
+def lease(queue: Queue, consumer: str = "trainer", **request) -> Key | None:
+    held = queue.lease(LeaseBody(consumer=consumer, **{"lease_seconds": 60.0, **request}))
+    return Key(id=held.id, token=held.token) if held else None
 
 
 def state(queue: Queue, id: str) -> State:
@@ -123,12 +113,12 @@ def test_the_limits_hold_exactly_when_many_upload_at_once(backend: PostgresBacke
             return False
 
     with ExitStack() as opened:
-        limits = Limits(max_batches=25)
+        limits = make_limits(max_batches=25)
         queues = [opened.enter_context(closing(PostgresQueue(backend.url, limits=limits))) for _ in range(2)]
         with ThreadPoolExecutor(8) as pool:
             admitted = list(pool.map(put, range(60)))
         assert sum(admitted) == 25
-        assert sum(depth.batches for depth in queues[0].stats().depths) == 25
+        assert sum(depth.batches for states in queues[0].stats().runs.values() for depth in states.values()) == 25
 
 
 def test_one_upload_that_comes_twice_at_once_is_admitted_once(servers: list[PostgresQueue]) -> None:
@@ -157,7 +147,7 @@ def test_those_who_settle_the_same_batches_in_other_orders_do_not_block_each_oth
 
 def test_what_a_server_was_scoring_when_it_died_is_scored_by_another(backend: PostgresBackend) -> None:
     def server(upkeep_seconds: float) -> PostgresQueue:
-        return PostgresQueue(backend.url, limits=Limits(), claim_seconds=0.5, upkeep_seconds=upkeep_seconds)
+        return PostgresQueue(backend.url, limits=make_limits(), claim_seconds=0.5, upkeep_seconds=upkeep_seconds)
 
     with closing(server(3600)) as silent, closing(server(0.1)) as other:
         silent.put(upload("a"))
@@ -172,7 +162,7 @@ def test_what_a_server_was_scoring_when_it_died_is_scored_by_another(backend: Po
 
 
 def test_a_server_that_lives_keeps_its_claims(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=Limits(), claim_seconds=0.6, upkeep_seconds=0.1)) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits(), claim_seconds=0.6, upkeep_seconds=0.1)) as queue:
         queue.put(upload("a"))
         queue.claim(100)
         time.sleep(1.5)
@@ -181,10 +171,10 @@ def test_a_server_that_lives_keeps_its_claims(backend: PostgresBackend) -> None:
 
 
 def test_a_restart_of_a_server_changes_nothing_for_leases(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
         ready(queue, "a", "b")
         held, short = lease(queue), lease(queue, lease_seconds=0.2)
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
         assert held is not None
         assert short is not None
         until(lambda: state(queue, "b") is State.READY)
@@ -207,7 +197,7 @@ def test_counts_stay_right_and_few_under_load(servers: list[PostgresQueue], back
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(cycle, range(120)))
     until(lambda: rows() <= 100)
-    counted = {depth.state: depth.batches for depth in servers[0].stats().depths}
+    counted = {state: depth.batches for states in servers[0].stats().runs.values() for state, depth in states.items()}
     listed = Counter(info.state for info in servers[0].list(None, None, 1000, None).batches)
     assert counted == dict(listed)
 
@@ -217,7 +207,7 @@ def test_counts_stay_right_and_few_under_load(servers: list[PostgresQueue], back
 
 def test_two_servers_that_start_at_once_make_one_schema(backend: PostgresBackend) -> None:
     with ThreadPoolExecutor(4) as pool:
-        queues = list(pool.map(lambda _: PostgresQueue(backend.url, limits=Limits()), range(4)))
+        queues = list(pool.map(lambda _: PostgresQueue(backend.url, limits=make_limits()), range(4)))
     ready(queues[0], "a")
     assert state(queues[3], "a") is State.READY
     for queue in queues:
@@ -225,16 +215,16 @@ def test_two_servers_that_start_at_once_make_one_schema(backend: PostgresBackend
 
 
 def test_another_schema_is_refused(backend: PostgresBackend) -> None:
-    PostgresQueue(backend.url, limits=Limits()).close()
+    PostgresQueue(backend.url, limits=make_limits()).close()
     with psycopg.connect(backend.url) as db:
         db.execute("UPDATE tandem.version SET number = 99")
     with pytest.raises(StorageBroken, match="schema version 99"):
-        PostgresQueue(backend.url, limits=Limits())
+        PostgresQueue(backend.url, limits=make_limits())
 
 
 def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
     with pytest.raises(StorageBroken, match="Connection refused") as refusal:
-        PostgresQueue("postgresql://tandem:secret@127.0.0.1:9/queue", limits=Limits())
+        PostgresQueue("postgresql://tandem:secret@127.0.0.1:9/queue", limits=make_limits())
     assert "secret" not in str(refusal.value)
 
 
@@ -242,14 +232,14 @@ def test_texts_of_a_database_without_an_encoding(backend: PostgresBackend) -> No
     name = backend.url.rpartition("/")[2]
     with psycopg.connect(backend.url, autocommit=True) as db:
         db.execute(f"CREATE DATABASE {name}_ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0".encode())
-    with closing(PostgresQueue(f"{backend.url}_ascii", limits=Limits())) as queue:
+    with closing(PostgresQueue(f"{backend.url}_ascii", limits=make_limits())) as queue:
         ready(queue, "Ä")
         assert state(queue, "Ä") is State.READY
 
 
 def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> None:
     database = backend.url.rpartition("/")[2]
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
         with psycopg.connect(backend.url, autocommit=True) as db:
             db.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on".encode())
             _end_others(db)
@@ -264,7 +254,7 @@ def test_a_read_only_database_is_told_and_survived(backend: PostgresBackend) -> 
 
 
 def test_connections_that_the_database_has_ended_are_replaced(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
         ready(queue, "a")
         with psycopg.connect(backend.url, autocommit=True) as db:
             _end_others(db)
@@ -272,7 +262,7 @@ def test_connections_that_the_database_has_ended_are_replaced(backend: PostgresB
 
 
 def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
 
         def setting(durable: bool) -> str:
             return queue._run(lambda tx: tx.one("SHOW synchronous_commit"), durable=durable)
@@ -281,7 +271,7 @@ def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend:
 
 
 def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
         ready(queue, "a")
         held = lease(queue, "nul \0 nul")
         assert held is not None
@@ -290,7 +280,7 @@ def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
 
 
 def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=Limits())) as queue:
+    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
         ready(queue, "a", "b")
         both_hold_one = threading.Barrier(2, timeout=60)
         attempts: list[str] = []

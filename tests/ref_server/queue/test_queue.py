@@ -12,25 +12,18 @@ import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.interface import (
-    Admission,
     ContentConflict,
     Lease,
-    LeaseKey,
-    LeaseRequest,
-    Limits,
-    Order,
-    Outcome,
     Queue,
     QueueFull,
-    State,
     StorageBroken,
     Superseded,
     TooManyInFlight,
     Upload,
     WrongState,
 )
-from shared.api import LEGACY_RUN
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock
+from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, Order, Outcome, State, Uploaded
+from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock, make_limits
 
 LEASE_SECONDS = 10.0
 Open = Callable[..., Queue]
@@ -52,7 +45,7 @@ def open_queue(backend: Backend, clock: Clock) -> Iterator[Open]:
     with ExitStack() as opened:
 
         def open_with(**limits: int) -> Queue:
-            return opened.enter_context(closing(backend.open(clock, Limits(**limits))))
+            return opened.enter_context(closing(backend.open(clock, make_limits(**limits))))
 
         yield open_with
 
@@ -87,7 +80,7 @@ def make_ready(queue: Queue, *uploads: Upload) -> None:
 
 
 def ask(queue: Queue, consumer: str = "trainer", **request) -> Lease | None:
-    return queue.lease(LeaseRequest(consumer, **{"lease_seconds": LEASE_SECONDS, **request}))
+    return queue.lease(LeaseBody(consumer=consumer, **{"lease_seconds": LEASE_SECONDS, **request}))
 
 
 def lease(queue: Queue, consumer: str = "trainer", **request) -> Lease:
@@ -96,8 +89,8 @@ def lease(queue: Queue, consumer: str = "trainer", **request) -> Lease:
     return held
 
 
-def key(held: Lease) -> LeaseKey:
-    return LeaseKey(held.id, held.token)
+def key(held: Lease) -> Key:
+    return Key(id=held.id, token=held.token)
 
 
 def drain(queue: Queue, **request) -> list[str]:
@@ -128,12 +121,12 @@ def lose(queue: Queue, clock: Clock, *, started: bool, **request) -> None:
 
 
 def test_an_upload_is_queued(queue: Queue) -> None:
-    assert queue.put(upload("a")) == Admission(State.QUEUED, created=True)
+    assert queue.put(upload("a")) == Uploaded(id="a", state=State.QUEUED, created=True)
 
 
 def test_uploading_the_same_again_tells_its_state(queue: Queue) -> None:
     make_ready(queue, upload("a"))
-    assert queue.put(upload("a")) == Admission(State.READY, created=False)
+    assert queue.put(upload("a")) == Uploaded(id="a", state=State.READY, created=False)
 
 
 def test_the_same_id_with_other_content_is_refused(queue: Queue) -> None:
@@ -241,7 +234,7 @@ def test_a_new_life_of_a_consumer_at_its_bound_can_go_on(open_queue: Open) -> No
 
 def test_an_upload_that_is_not_to_be_scored_is_ready_at_once(queue: Queue) -> None:
     admission = queue.put(replace(upload("a"), to_score=False))
-    assert admission == Admission(State.READY, created=True)
+    assert admission == Uploaded(id="a", state=State.READY, created=True)
     assert queue.claim(100) == []
     assert lease(queue).body == b"raw"
 
@@ -402,7 +395,8 @@ def test_a_lost_lease_shows_at_once(queue: Queue, clock: Clock) -> None:
     lease(queue)
     clock.advance(LEASE_SECONDS)
     assert state(queue, "a") is State.READY
-    assert [(depth.state, depth.batches) for depth in queue.stats().depths] == [(State.READY, 1)]
+    [states] = queue.stats().runs.values()
+    assert {state: depth.batches for state, depth in states.items()} == {State.READY: 1}
 
 
 @pytest.mark.parametrize("act", ["ack", "extend", "release"])
@@ -552,13 +546,13 @@ def test_an_old_token_is_stale_after_another_one_settled(queue: Queue, clock: Cl
 def test_a_wrong_token_is_stale(queue: Queue, token: str) -> None:
     make_ready(queue, upload("leased"), upload("ready"))
     lease(queue)
-    assert queue.ack([LeaseKey("leased", token), LeaseKey("ready", token)]) == [Outcome.STALE, Outcome.STALE]
+    assert queue.ack([Key(id="leased", token=token), Key(id="ready", token=token)]) == [Outcome.STALE, Outcome.STALE]
 
 
 def test_one_call_answers_each_lease_in_order(queue: Queue) -> None:
     make_ready(queue, *(upload(str(number)) for number in range(300)))
     keys = [key(lease(queue)) for _ in range(300)]
-    asked = [*keys, keys[0], LeaseKey("0", "wrong"), LeaseKey("nobody", "x")]
+    asked = [*keys, keys[0], Key(id="0", token="wrong"), Key(id="nobody", token="x")]
     expected = [*[Outcome.OK] * 300, Outcome.ALREADY, Outcome.STALE, Outcome.UNKNOWN]
     assert queue.ack(asked) == expected
 
@@ -654,9 +648,8 @@ def test_batches_older_than_the_lag_expire_as_stale(queue: Queue) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        {"policy_version": 9, "max_lag": 2},
+        {"policy_version": 9},
         {"run": "run", "policy_version": 9},
-        {"run": "run", "max_lag": 2},
         {"run": "other", "policy_version": 9, "max_lag": 2},
     ],
 )
@@ -743,11 +736,6 @@ def test_epochs_of_another_run_are_another_matter(queue: Queue) -> None:
     assert state(queue, "other") is State.READY
 
 
-def test_an_epoch_without_a_run_means_nothing(queue: Queue) -> None:
-    make_ready(queue, upload("older", version=9), upload("newer", epoch=2))
-    assert drain(queue, epoch=1, policy_version=5) == ["older", "newer"]
-
-
 def test_an_epoch_without_a_version_abandons_nothing(queue: Queue) -> None:
     make_ready(queue, upload("a", version=9))
     assert drain(queue, run="run", epoch=1) == ["a"]
@@ -778,7 +766,7 @@ def test_what_is_taken_is_done(queue: Queue) -> None:
     assert info is not None
     assert (info.state, info.payload_bytes, info.history[-1].detail) == (State.DONE, 0, "delivered")
     assert queue.payload("a") is None
-    assert queue.put(upload("a")) == Admission(State.DONE, created=False)
+    assert queue.put(upload("a")) == Uploaded(id="a", state=State.DONE, created=False)
     assert queue.activity.counts()[Count.DELIVERED] == 1
 
 
@@ -915,7 +903,7 @@ def test_a_dropped_batch_is_gone_but_known(queue: Queue) -> None:
     assert reason(queue, "a") == "dropped"
     assert queue.payload("a") is None
     assert queue.ack([key(held)]) == [Outcome.STALE]
-    assert queue.put(upload("a")) == Admission(State.EXPIRED, created=False)
+    assert queue.put(upload("a")) == Uploaded(id="a", state=State.EXPIRED, created=False)
     with pytest.raises(WrongState):
         queue.requeue("a")
 
@@ -1008,12 +996,10 @@ def test_stats_count_batches_and_bytes_by_run_and_state(queue: Queue) -> None:
     queue.ack([key(lease(queue, run="two"))])
     queue.extend([key(lease(queue, run="one"))], LEASE_SECONDS, started=True)
     queue.put(upload("d", run="one"))
-    depths = {(depth.run, depth.state): (depth.batches, depth.payload_bytes) for depth in queue.stats().depths}
-    assert depths == {
-        ("one", State.LEASED): (1, 10),
-        ("one", State.READY): (1, 10),
-        ("one", State.QUEUED): (1, 3),
-        ("two", State.DONE): (1, 0),
+    scored, raw, gone = Depth(batches=1, bytes=10), Depth(batches=1, bytes=3), Depth(batches=1, bytes=0)
+    assert queue.stats().runs == {
+        "one": {State.LEASED: scored, State.READY: scored, State.QUEUED: raw},
+        "two": {State.DONE: gone},
     }
 
 
@@ -1043,7 +1029,7 @@ def test_a_settled_id_is_known_for_the_retention_time(open_queue: Open, clock: C
     else:
         queue.drop("a")
     clock.advance(RETENTION)
-    assert queue.put(upload("a")) == Admission(end, created=False)
+    assert queue.put(upload("a")) == Uploaded(id="a", state=end, created=False)
     clock.advance(61)
     assert queue.get("a") is None
     assert queue.put(upload("a")).created

@@ -15,21 +15,12 @@ import apsw
 import pytest
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue.interface import (
-    LeaseKey,
-    LeaseRequest,
-    Limits,
-    Order,
-    Outcome,
-    State,
-    StorageBroken,
-    StorageFull,
-    Upload,
-    WrongState,
-)
+from ref_server.queue.interface import StorageBroken, StorageFull, Upload, WrongState
 from ref_server.queue.sqlite import SqliteQueue
 from ref_server.queue.sqlite_file import file_system
 from ref_server.queue.sqlite_writer import Writer
+from shared.api import Key, LeaseBody, Order, Outcome, State
+from tests.ref_server.queue.backends import make_limits
 
 ROOT = Path(__file__).parents[3]
 LEASE_SECONDS = 10.0
@@ -45,10 +36,10 @@ def make_ready(queue: SqliteQueue, id: str) -> None:
     queue.complete(claim.id, b"scored")
 
 
-def lease(queue: SqliteQueue) -> LeaseKey:
-    held = queue.lease(LeaseRequest("trainer", lease_seconds=LEASE_SECONDS))
+def lease(queue: SqliteQueue) -> Key:
+    held = queue.lease(LeaseBody(consumer="trainer", lease_seconds=LEASE_SECONDS))
     assert held is not None
-    return LeaseKey(held.id, held.token)
+    return Key(id=held.id, token=held.token)
 
 
 def state(queue: SqliteQueue, id: str) -> State:
@@ -112,24 +103,24 @@ def disk() -> Iterator[Disk]:
 
 
 def test_a_restart_queues_again_what_was_being_scored(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         queue.put(upload("a"))
         queue.claim(1)
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         [claim] = queue.claim(1)
         assert (claim.id, claim.attempts) == ("a", 0)
 
 
 def test_a_batch_that_ends_its_server_time_and_again_is_dead_and_takes_no_other_along(path: Path) -> None:
     def claimed_at_start() -> list[str]:
-        with closing(SqliteQueue(path, limits=Limits(max_deliveries=3))) as queue:
+        with closing(SqliteQueue(path, limits=make_limits(max_deliveries=3))) as queue:
             queue.put(upload("poison"))
             queue.put(upload("innocent"))
             return [claim.id for claim in queue.claim(1000)]
 
     lives = [claimed_at_start() for _ in range(4)]
     assert lives == [["poison", "innocent"], ["poison"], ["poison"], ["innocent"]]
-    with closing(SqliteQueue(path, limits=Limits(max_deliveries=3))) as queue:
+    with closing(SqliteQueue(path, limits=make_limits(max_deliveries=3))) as queue:
         info = queue.get("poison")
         assert info is not None
         assert (info.state, info.reason) == (State.DEAD, "the server ended while scoring it, 3 times")
@@ -137,12 +128,12 @@ def test_a_batch_that_ends_its_server_time_and_again_is_dead_and_takes_no_other_
 
 
 def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=Limits(), clock=lambda: 1_000_000.0)) as queue:
+    with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: 1_000_000.0)) as queue:
         for id in ("a", "b"):
             make_ready(queue, id)
         held = [lease(queue), lease(queue)]
     now = 3.0
-    with closing(SqliteQueue(path, limits=Limits(), clock=lambda: now)) as queue:
+    with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: now)) as queue:
         now += LEASE_SECONDS - 0.1
         assert queue.ack(held[:1]) == [Outcome.OK]
         now += 0.1
@@ -150,13 +141,13 @@ def test_a_restart_gives_every_lease_its_full_time_on_the_new_clock(path: Path) 
 
 
 def test_a_restart_keeps_everything_else(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         make_ready(queue, "done")
         make_ready(queue, "ready")
         held = lease(queue)
         queue.ack([held])
         before = queue.list(None, None, 9, None)
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         assert queue.list(None, None, 9, None) == before
         assert queue.payload("ready") == b"scored"
         assert queue.ack([held]) == [Outcome.ALREADY]
@@ -171,14 +162,14 @@ def run_python(code: str, path: Path) -> subprocess.Popen[str]:
 OPEN_ONCE = """
 import sys
 from pathlib import Path
-from ref_server.queue.interface import Limits
+from ref_server.config import QueueConfig
 from ref_server.queue.sqlite import SqliteQueue
-SqliteQueue(Path(sys.argv[1]), limits=Limits()).close()
+SqliteQueue(Path(sys.argv[1]), limits=QueueConfig().limits).close()
 """
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=Limits())):
+    with closing(SqliteQueue(path, limits=make_limits())):
         _, error = (refused := run_python(OPEN_ONCE, path)).communicate(timeout=30)
         assert refused.returncode != 0
         assert f"StorageBroken: another process holds {path}" in error
@@ -190,13 +181,13 @@ def test_a_queue_that_could_not_be_opened_holds_nothing(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"this is no database, " * 1000)
     with pytest.raises(StorageBroken, match="not a database"):
-        SqliteQueue(path, limits=Limits())
+        SqliteQueue(path, limits=make_limits())
     path.unlink()
-    SqliteQueue(path, limits=Limits()).close()
+    SqliteQueue(path, limits=make_limits()).close()
 
 
 def test_a_damaged_file_is_refused(path: Path) -> None:
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         for number in range(50):
             queue.put(upload(str(number), body=b"x" * 3000))
     content = bytearray(path.read_bytes())
@@ -204,15 +195,15 @@ def test_a_damaged_file_is_refused(path: Path) -> None:
     content[page : page + 8] = b"\xff" * 8
     path.write_bytes(content)
     with pytest.raises(StorageBroken, match="damaged"):
-        SqliteQueue(path, limits=Limits())
+        SqliteQueue(path, limits=make_limits())
 
 
 def test_another_schema_is_refused(path: Path) -> None:
-    SqliteQueue(path, limits=Limits()).close()
+    SqliteQueue(path, limits=make_limits()).close()
     with closing(apsw.Connection(str(path))) as db:
         db.pragma("user_version", 99)
     with pytest.raises(StorageBroken, match="schema version 99"):
-        SqliteQueue(path, limits=Limits())
+        SqliteQueue(path, limits=make_limits())
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
@@ -222,7 +213,7 @@ def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.Monkey
         "psutil.disk_partitions", lambda all: [SimpleNamespace(mountpoint=at, fstype=what) for at, what in mounts]
     )
     with pytest.raises(StorageBroken, match=rf"network file system \({kind}\).*PostgreSQL"):
-        SqliteQueue(path, limits=Limits())
+        SqliteQueue(path, limits=make_limits())
 
 
 def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
@@ -233,13 +224,13 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
 def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apsw.sqlite_lib_version", lambda: "3.51.2")
     with pytest.raises(StorageBroken, match=r"SQLite is 3\.51\.2; older than 3\.51\.3"):
-        SqliteQueue(path, limits=Limits())
+        SqliteQueue(path, limits=make_limits())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageBroken, match="file"):
-        SqliteQueue(tmp_path / "file" / "queue.sqlite", limits=Limits())
+        SqliteQueue(tmp_path / "file" / "queue.sqlite", limits=make_limits())
 
 
 # --- committing
@@ -248,9 +239,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 PUT_UNTIL_KILLED = """
 import itertools, sys, threading
 from pathlib import Path
-from ref_server.queue.interface import Limits, Upload
+from ref_server.config import QueueConfig
+from ref_server.queue.interface import Upload
 from ref_server.queue.sqlite import SqliteQueue
-queue = SqliteQueue(Path(sys.argv[1]), limits=Limits())
+queue = SqliteQueue(Path(sys.argv[1]), limits=QueueConfig().limits)
 def put(name):
     for number in itertools.count():
         queue.put(Upload(f"{name}{number}", b"." * 32, "run", 0, 0, 4, 6, 2, b"x" * 3000))
@@ -268,12 +260,12 @@ def test_every_acknowledged_upload_survives_a_kill(path: Path) -> None:
         child.kill()
         acknowledged += child.stdout.readlines()
     ids = [line.strip() for line in acknowledged if line.endswith("\n")]
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         assert [id for id in ids if queue.payload(id) != b"x" * 3000] == []
 
 
 def test_threads_share_commits(path: Path, connections: list[apsw.Connection]) -> None:
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         commits = 0
 
         def count() -> bool:
@@ -284,7 +276,7 @@ def test_threads_share_commits(path: Path, connections: list[apsw.Connection]) -
         connections[0].set_commit_hook(count)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda number: queue.put(upload(str(number))), range(400)))
-        assert sum(depth.batches for depth in queue.stats().depths) == 400
+        assert sum(depth.batches for states in queue.stats().runs.values() for depth in states.values()) == 400
         assert 0 < commits < 300
 
 
@@ -294,10 +286,10 @@ def test_uploads_and_acks_are_flushed_before_they_return_and_leases_are_not(path
         operation()
         return disk.flushes - before
 
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         make_ready(queue, "a")
         assert flushes(lambda: queue.put(upload("b"))) > 0
-        keys: list[LeaseKey] = []
+        keys: list[Key] = []
         assert flushes(lambda: keys.append(lease(queue))) == 0
         assert flushes(lambda: queue.extend(keys, LEASE_SECONDS, started=True)) == 0
         assert flushes(lambda: queue.ack(keys)) > 0
@@ -415,14 +407,14 @@ def test_closing_finishes_what_waits(db: apsw.Connection) -> None:
 def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
     now = 0.0
     with closing(
-        SqliteQueue(path, limits=Limits(), retention_seconds=9.0, clock=lambda: now, wall=lambda: now)
+        SqliteQueue(path, limits=make_limits(), retention_seconds=9.0, clock=lambda: now, wall=lambda: now)
     ) as queue:
         for id in ("done", "expired"):
             make_ready(queue, id)
         queue.ack([lease(queue)])
-        queue.lease(LeaseRequest("c", "life", run="run", epoch=1, policy_version=9, max_lag=1))
+        queue.lease(LeaseBody(consumer="c", incarnation="life", run="run", epoch=1, policy_version=9, max_lag=1))
         now = 100.0
-        assert queue.stats().depths == ()
+        assert queue.stats().runs == {}
     with closing(apsw.Connection(str(path))) as db:
         tables = ("batches", "payloads", "events", "depths", "incarnations")
         assert [db.execute(f"SELECT count(*) FROM {table}").get for table in tables] == [0] * len(tables)
@@ -442,7 +434,7 @@ def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
 def test_a_failing_disk_is_told_and_survived(
     path: Path, disk: Disk, failure: dict[str, type[Exception]], told: type[Exception]
 ) -> None:
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         make_ready(queue, "before")
         held = lease(queue)
         vars(disk).update(failure)
@@ -457,12 +449,12 @@ def test_a_failing_disk_is_told_and_survived(
         assert queue.get("during") is None
         assert queue.put(upload("during")).created
         assert queue.ack([held]) == [Outcome.OK]
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         assert (state(queue, "before"), state(queue, "during")) == (State.DONE, State.QUEUED)
 
 
 def test_a_file_that_may_not_grow_keeps_serving_what_it_has(path: Path, connections: list[apsw.Connection]) -> None:
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    with closing(SqliteQueue(path, limits=make_limits())) as queue:
         make_ready(queue, "a")
         connections[0].pragma("max_page_count", connections[0].pragma("page_count"))
         with pytest.raises(StorageFull):
@@ -490,7 +482,7 @@ def count_steps(db: apsw.Connection, operation: Callable[[], object]) -> int:
 
 def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connections: list[apsw.Connection]) -> None:
     numbers = itertools.count()
-    keys: list[LeaseKey] = []
+    keys: list[Key] = []
 
     def make_one_of_each(queue: SqliteQueue) -> None:
         for _ in range(3):
@@ -500,7 +492,10 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
         keys.append(lease(queue))
 
     def lease_one(order: Order) -> None:
-        request = LeaseRequest("c", "life", f"{next(numbers)}", "run", 0, 5, 9, order)
+        request = LeaseBody(
+            consumer="c", incarnation="life", request_id=f"{next(numbers)}", run="run", epoch=0, policy_version=5,
+            max_lag=9, order=order,
+        )  # fmt: skip
         assert queue.lease(request) is not None
 
     def steps_of_each() -> dict[str, int]:
@@ -514,7 +509,8 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
         }
         return {name: count_steps(connections[0], operation) for name, operation in operations.items()}
 
-    with closing(SqliteQueue(path, limits=Limits())) as queue:
+    # The clock stands still: housekeeping, which comes once a minute, takes steps of its own.
+    with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: 0.0)) as queue:
         for _ in range(80):  # more than one claim looks at
             make_one_of_each(queue)
         steps_of_each()  # the first of a consumer's life is another matter

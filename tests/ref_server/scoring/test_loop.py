@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from policy_trainer.demo.base_model import make_model
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import BatchInfo, Claim, Queue, State, StorageBroken, Upload
+from ref_server.queue.interface import Claim, Queue, StorageBroken, Upload
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
 from ref_server.scoring.scorer import Scorer
 from shared import wire
+from shared.api import BatchDetails, State
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import choose_forward
 
@@ -100,7 +101,7 @@ def submit(loop: ScoringLoop, *batches: RolloutBatch) -> list[Future[Scores]]:
     return [loop.submit(batch.group, batch.temperature) for batch in batches]
 
 
-def settled(queue: Queue, batch: RolloutBatch, *states: State) -> BatchInfo:
+def settled(queue: Queue, batch: RolloutBatch, *states: State) -> BatchDetails:
     deadline = time.monotonic() + 60
     while (info := queue.get(batch.id)) is None or info.state not in (states or (State.READY,)):
         assert time.monotonic() < deadline, info

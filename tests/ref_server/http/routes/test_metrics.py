@@ -9,11 +9,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ref_server.queue.interface import Depth, Queue, Stats, StorageBroken, StorageFull
+from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
 from ref_server.service import gauges as metric_families
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import State
+from shared.api import Depth, State
 from shared.batch import RolloutBatch
 
 Rollout = Callable[..., RolloutBatch]
@@ -169,8 +169,8 @@ def test_clients_make_no_labels(http: httpx.Client) -> None:
     }
 
 
-def families_of(depths: list[Depth]) -> dict[tuple[str, Labels], float]:
-    stats = Stats(tuple(depths), oldest_age=None, waiting_batches=0, waiting_bytes=0)
+def families_of(runs: dict[str, dict[State, Depth]]) -> dict[tuple[str, Labels], float]:
+    stats = Stats(runs, oldest_age=None, waiting_batches=0, waiting_bytes=0)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in metric_families.depths(stats)
@@ -179,9 +179,9 @@ def families_of(depths: list[Depth]) -> dict[tuple[str, Labels], float]:
 
 
 def test_runs_beyond_the_bound_are_summed() -> None:
-    finished = [Depth(f"finished {n:03}", State.DONE, 1000, 0) for n in range(150)]
-    alive = [Depth(f"alive {n:03}", State.READY, n + 1, 10) for n in range(120)]
-    seen = families_of(finished + alive)
+    finished = {f"finished {n:03}": {State.DONE: Depth(batches=1000, bytes=0)} for n in range(150)}
+    alive = {f"alive {n:03}": {State.READY: Depth(batches=n + 1, bytes=10)} for n in range(120)}
+    seen = families_of(finished | alive)
     runs = {dict(values)["run"] for name, values in seen if name == "tandem_batches"}
     assert len(runs) == metric_families.MAX_RUNS + 1
     assert "alive 119" in runs
@@ -193,8 +193,8 @@ def test_runs_beyond_the_bound_are_summed() -> None:
 
 
 def test_a_run_that_is_called_other() -> None:
-    depths = [Depth(f"r{n:03}", State.READY, 2, 1) for n in range(101)] + [Depth("other", State.READY, 100, 1)]
-    seen = families_of(depths)
+    runs = {f"r{n:03}": {State.READY: Depth(batches=2, bytes=1)} for n in range(101)}
+    seen = families_of({**runs, "other": {State.READY: Depth(batches=100, bytes=1)}})
     assert seen["tandem_batches", labels(run="other", state="ready")] == 104
     assert sum(value for (name, _), value in seen.items() if name == "tandem_batches") == 302
 
