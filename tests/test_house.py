@@ -1,0 +1,46 @@
+"""docs/house.md is true: the functions that it names exist, its rooms are there, and a batch seldom goes back."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import ROOMS
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+# A row of the walk: | 3 | `policy_trainer/sampling/hf.py` | `HFSampler.sample` | … |
+STEPS = re.findall(r"^\| \d+ \| `([\w/.]+)` \| `([\w.]+)`", PAGE, re.MULTILINE)
+
+
+def defined(file: Path) -> set[str]:
+    """Functions, classes and methods of a file, as `name` or `Class.name`."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return names
+
+
+def test_the_walk_is_whole() -> None:
+    assert len(STEPS) >= 20
+
+
+@pytest.mark.parametrize(("file", "name"), STEPS)
+def test_every_function_of_the_walk_exists(file: str, name: str) -> None:
+    assert name in defined(ROOT / file)
+
+
+def test_a_batch_returns_to_at_most_two_files() -> None:
+    files = [file for file, _ in STEPS]
+    visits = [file for file, before in zip(files, [None, *files], strict=False) if file != before]
+    assert len(visits) - len(set(visits)) <= 2
+
+
+@pytest.mark.parametrize("package", ["ref_server", "policy_trainer"])
+def test_the_rooms_stand_in_the_order_of_their_imports(package: str) -> None:
+    table = PAGE[PAGE.index(f"## The rooms of `{package}`") :].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE) == list(ROOMS[package][:-1])  # but __main__
