@@ -3,25 +3,33 @@
 from policy_trainer.config.commands import (
     ENV_PREFIX,
     CommonConfig,
+    DemoChoices,
+    DemoConfig,
+    DemoSetupConfig,
     EvalConfig,
     RolloutConfig,
     RunConfig,
 )
-from policy_trainer.config.data import ColumnsConfig, CountdownConfig, DataConfig, MixtureSource, SourceConfig
-from policy_trainer.config.demo import DemoChoices, DemoConfig, DemoSetupConfig
+from policy_trainer.config.data import (
+    ColumnsConfig,
+    CountdownConfig,
+    DataConfig,
+    MixtureSource,
+    PromptConfig,
+    SourceConfig,
+)
 from policy_trainer.config.loss import LossConfig
-from policy_trainer.config.prompts import PromptConfig
 from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
-from policy_trainer.config.sft import SftConfig
-from policy_trainer.config.train import TrainConfig
-from policy_trainer.config.training import (
+from policy_trainer.config.sections import (
     CheckpointConfig,
     EvalEvaluationConfig,
     EvaluationConfig,
     OptimizerConfig,
     ReferenceConfig,
 )
+from policy_trainer.config.sft import SftConfig
+from policy_trainer.config.train import TrainConfig
 
 __all__ = [
     "ENV_PREFIX",

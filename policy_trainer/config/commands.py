@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
-from policy_trainer.config.training import EvalEvaluationConfig
+from policy_trainer.config.sections import EvalEvaluationConfig
 from shared.settings import Dtype, settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
@@ -122,3 +122,32 @@ class EvalConfig(CommonConfig):
     """Measure a model's accuracy on held-out problems. The table goes to standard error, JSON to standard output."""
 
     evaluation: EvalEvaluationConfig = EvalEvaluationConfig()
+
+
+class DemoChoices(BaseSettings):
+    """What can be chosen of the demo, whoever starts its processes."""
+
+    model_config = settings_config(ENV_PREFIX)
+
+    config: Path | None = None
+    """TOML file with any of these settings."""
+    seed: int = Field(default=0, ge=0)
+    """Decides the base model, the problems and the sampling."""
+    run_dir: Path = Path("runs/demo")
+    """Everything the demo leaves."""
+    max_steps: int = Field(default=160, ge=1)
+    """Training steps."""
+
+
+class DemoConfig(DemoChoices):
+    """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
+
+    resume: bool = False
+    """Continue an interrupted demo from its newest checkpoint."""
+
+
+class DemoSetupConfig(DemoChoices):
+    """Write the demo's base model and its config.toml into run_dir, for processes that somebody else starts."""
+
+    server: str = "http://127.0.0.1:8400"
+    """URL of the reference server that will serve the base model."""

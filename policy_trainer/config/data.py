@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from policy_trainer.config.prompts import PromptConfig
-from policy_trainer.config.section import Section
+from policy_trainer.config.sections import Section
 from policy_trainer.config.task_settings import LOOKED_AT, refuse_unused
 
 TASK_NAMES = tuple(LOOKED_AT)
@@ -19,6 +18,18 @@ def _task_name(name: str) -> str:
 
 
 TaskName = Annotated[str, AfterValidator(_task_name)]
+
+
+class PromptConfig(Section):
+    """What every command says alike, whatever it takes its prompts from."""
+
+    prompt_style: Literal["chat", "plain"] = "chat"
+    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
+    system_prompt: str | None = None
+    """Put before every prompt that has no system message of its own. The task's when not given; empty for none."""
+    assistant_prefill: str | None = None
+    """The beginning of the answer, put after every prompt: not sampled, not trained on, and in no completion. The
+    task's when not given."""
 
 
 class ColumnsConfig(Section):

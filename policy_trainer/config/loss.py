@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from policy_trainer.config.section import Section
+from policy_trainer.config.sections import Section
 
 _OWN_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
     "outcome": "group",

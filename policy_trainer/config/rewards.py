@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from policy_trainer.config.section import Section
+from policy_trainer.config.sections import Section
 
 
 class RewardModelConfig(Section):

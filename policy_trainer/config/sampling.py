@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.section import Section
+from policy_trainer.config.sections import Section
 
 
 class SamplingConfig(Section):

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from policy_trainer.config.commands import ModelConfig
-from policy_trainer.config.prompts import PromptConfig
-from policy_trainer.config.training import CheckpointConfig, OptimizerConfig
+from policy_trainer.config.data import PromptConfig
+from policy_trainer.config.sections import CheckpointConfig, OptimizerConfig
 
 
 class SftDataConfig(PromptConfig):

@@ -8,7 +8,7 @@ from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.commands import RunConfig
 from policy_trainer.config.loss import LossConfig
-from policy_trainer.config.training import CheckpointConfig, EvaluationConfig, OptimizerConfig, ReferenceConfig
+from policy_trainer.config.sections import CheckpointConfig, EvaluationConfig, OptimizerConfig, ReferenceConfig
 
 
 class TrainConfig(RunConfig):

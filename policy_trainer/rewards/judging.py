@@ -11,9 +11,9 @@ from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.apart import Apart, ApartRewards
-from policy_trainer.rewards.model import RewardModel
-from policy_trainer.rewards.registry import Rule, accuracy_rule, choose_rewards
+from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
+from policy_trainer.rewards.reward_model import RewardModel
+from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
 
 _GIB = 2**30
 
@@ -34,10 +34,10 @@ class Judge:
         self._tokenizer = tokenizer
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
-        rules = {"accuracy": accuracy_rule(task), **{name: reward.rule for name, reward in chosen.items()}}
-        apart = {name: rule for name, rule in rules.items() if isinstance(rule, Apart)}
+        rules = {"accuracy": accuracy_reward(task), **{name: reward.rule for name, reward in chosen.items()}}
+        apart = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
         limits = {"seconds": config.judging.seconds, "memory": int(config.judging.memory_gib * _GIB)}
-        self._apart = ApartRewards(apart, **limits)
+        self._apart = Sandbox(apart, **limits)
         self._scorers = {name: _scorer(name, rule, self._apart) for name, rule in rules.items()}
 
     def judge(self, problem: Problem, completions: Sequence[Completion]) -> Judgement:
@@ -76,10 +76,10 @@ class Judge:
         return np.array(self._scorers[name](samples), dtype=np.float32)
 
 
-def _scorer(name: str, rule: Rule, apart: ApartRewards) -> Callable[[Sequence[Sample]], list[float]]:
+def _scorer(name: str, rule: Rule, apart: Sandbox) -> Callable[[Sequence[Sample]], list[float]]:
     """What judges any number of completions by one rule, wherever it runs."""
     if isinstance(rule, RewardModel):
         return rule.scores
-    if isinstance(rule, Apart):
+    if isinstance(rule, Sandboxed):
         return partial(apart.scores, name)
     return lambda samples: [rule(sample) for sample in samples]

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from policy_trainer.rewards.words import has_words, is_amount, words_of
-
 # What stands in formulas and not in prose.
 _FORMULA = re.compile(r"[\\^{}_()\[\]+*/=<>|]")
 _PERCENT = re.compile(r"\\?%")
@@ -33,6 +31,14 @@ _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
     (re.compile(r"(?:√|(?<![\\a-zA-Z])sqrt)\s*([0-9.]+|[^\W\d_]|\([^()]*\))"), r"\\sqrt{\1}"),
     (re.compile("·"), r"\\cdot "),
 )
+_LETTER = r"[^\W\d_]"
+# Of two letters or more, not behind a digit as in `2xy`. A list of formulas has `and` and `or` too.
+_WORD = re.compile(rf"(?<!\w)(?!(?:and|or)\b){_LETTER}{{2,}}", re.IGNORECASE)
+_PROSE = re.compile(rf"(?:{_LETTER}|[\s.,;:'\"\u2019!?&()])+")
+# LaTeX in which words may stand.
+_WRAPPING = re.compile(r"\\(?:boxed|text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox|operatorname)(?![a-zA-Z])|\\[()\[\]]|[{}$]")
+# Shorter units, such as cm, are known to math-verify, and `3 xy` has none.
+_AMOUNT = re.compile(rf"\s*[-+]?[0-9][0-9.,]*\s+(?!(?:and|or)\b){_LETTER}{{3,}}(?:{_LETTER}|[\s.'\u2019])*")
 
 
 def equal_math(answer: str, gold: str) -> float:
@@ -129,3 +135,20 @@ def _is_marked(text: str) -> bool:
 
 def _as_latex(text: str) -> str:
     return text if _is_marked(text) else f"${' '.join(text.split()).removesuffix('.')}$"
+
+
+def has_words(text: str) -> bool:
+    return _WORD.search(text) is not None
+
+
+def words_of(text: str) -> str | None:
+    r"""`\text{No  solution.}` -> `no solution`; None for what holds other than words. A single letter is no word."""
+    bare = _WRAPPING.sub("", text)
+    if not _PROSE.fullmatch(bare) or not has_words(bare):
+        return None
+    return " ".join(bare.split()).strip(" .").casefold()
+
+
+def is_amount(text: str) -> bool:
+    """Whether it is a number and its unit in words: `18 dollars`."""
+    return _AMOUNT.fullmatch(text) is not None

@@ -6,29 +6,34 @@ from dataclasses import dataclass
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.data.sample import Reward
-from policy_trainer.rewards.apart import Apart
-from policy_trainer.rewards.correct import Accuracy, may_hang
-from policy_trainer.rewards.countdown import grpo_zero_equation, grpo_zero_format, nano_aha_equation, nano_aha_format
-from policy_trainer.rewards.gsm8k import lm_book_correct, lm_book_tags, simple_grpo_accuracy, simple_grpo_format
+from policy_trainer.rewards.accuracy import Accuracy, needs_sandbox
 from policy_trainer.rewards.mathematics import library
-from policy_trainer.rewards.model import RewardModel
-from policy_trainer.rewards.open_r1 import open_r1_accuracy, open_r1_format, open_r1_tag_count
-from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
+from policy_trainer.rewards.recipes.countdown import (
+    grpo_zero_equation,
+    grpo_zero_format,
+    nano_aha_equation,
+    nano_aha_format,
+)
+from policy_trainer.rewards.recipes.gsm8k import lm_book_correct, lm_book_tags, simple_grpo_accuracy, simple_grpo_format
+from policy_trainer.rewards.recipes.open_r1 import open_r1_accuracy, open_r1_format, open_r1_tag_count
+from policy_trainer.rewards.reward_model import RewardModel
+from policy_trainer.rewards.sandbox.sandbox import Sandboxed
 from policy_trainer.rewards.tags import format_reward, tags_reward
+from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
 
 # A function is judged in this process: its time is in proportion to the completion's length, whatever that holds.
-Rule = Reward | Apart | RewardModel
+Rule = Reward | Sandboxed | RewardModel
 
-RULES: Mapping[str, Reward | Apart] = {
+RULES: Mapping[str, Reward | Sandboxed] = {
     "format": format_reward,
     "tags": tags_reward,
-    "simple_grpo/accuracy": Apart(simple_grpo_accuracy, library, cut_off=-1.0),
+    "simple_grpo/accuracy": Sandboxed(simple_grpo_accuracy, library, cut_off=-1.0),
     "simple_grpo/format": simple_grpo_format,
     "lm_book/correct": lm_book_correct,
     "lm_book/tags": lm_book_tags,
-    "open_r1/accuracy": Apart(open_r1_accuracy, library, cut_off=0.0),
+    "open_r1/accuracy": Sandboxed(open_r1_accuracy, library, cut_off=0.0),
     "open_r1/format": open_r1_format,
     "open_r1/tag_count": open_r1_tag_count,
     "nano_aha/format": nano_aha_format,
@@ -69,9 +74,9 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
     return chosen
 
 
-def accuracy_rule(task: Task) -> Reward | Apart:
+def accuracy_reward(task: Task) -> Reward | Sandboxed:
     score = Accuracy(task.correct)
-    return Apart(score, library, cut_off=0.0) if may_hang(task.correct) else score
+    return Sandboxed(score, library, cut_off=0.0) if needs_sandbox(task.correct) else score
 
 
 def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
@@ -80,8 +85,8 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
     if name in CONFIGURED:
         return CONFIGURED[name](config, task)
     if ":" in name:
-        own = OwnReward(name)
-        return Apart(own, own.load)
+        own = UserFunction(name)
+        return Sandboxed(own, own.load)
     known = sorted([*RULES, *CONFIGURED, *SUMS])
     raise UserError(f"rewards: {name!r} is none of {', '.join(known)}, nor module:function of your own")
 
@@ -100,7 +105,7 @@ def _repetition(config: CommonConfig, task: Task) -> Reward:
 
 
 CONFIGURED: Mapping[str, Callable[[CommonConfig, Task], Rule]] = {
-    "accuracy": lambda config, task: accuracy_rule(task),
+    "accuracy": lambda config, task: accuracy_reward(task),
     "length": lambda config, task: length_penalty(config.judging.penalty.length_tokens),
     "repetition": _repetition,
     "soft_overlong": _soft_overlong,

@@ -1,4 +1,4 @@
-"""Sampling with any Hugging Face causal LM: each prompt is computed once for its group, and finished rows leave."""
+"""Samples with any Hugging Face causal LM: a prompt is computed once for its group, and finished rows are dropped."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,28 +11,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.data.completion import Completion
-from policy_trainer.sampling.copied_prompts import CopiedPrompts
-from policy_trainer.sampling.decoding import Decoding, Prompts, RepeatedPrompts, compute_prompts
-from policy_trainer.sampling.draw import draw
-from policy_trainer.sampling.growing import takes_our_attention
-from policy_trainer.sampling.rows import Rows
+from policy_trainer.sampling.completion_buffer import CompletionBuffer
+from policy_trainer.sampling.decoders import make_decoder
+from policy_trainer.sampling.next_token import sample_tokens
+from policy_trainer.sampling.prefill import prefill
 from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.sampling.shared_prompts import SharedPrompts
 from shared.models import eos_token_ids
-
-# To read so few tokens G times costs less than to bring the parts of attention together.
-_COPIED_TOKENS = 64
-
-
-def make_decoding(model: PreTrainedModel, prompts: Prompts, num_generations: int) -> Decoding:
-    if not takes_our_attention(model):
-        return RepeatedPrompts(model, prompts, num_generations)
-    short = prompts.mask.shape[1] <= _COPIED_TOKENS
-    return (CopiedPrompts if short else SharedPrompts)(model, prompts, num_generations)
 
 
 class HFSampler:
-    """Holds a model of its own, so that it can sample while another process trains."""
+    """Has a model of its own, so that it can sample while another process trains."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self._model = model.eval()
@@ -46,31 +34,31 @@ class HFSampler:
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         size = params.num_generations
         generator = torch.Generator(self._model.device).manual_seed(seed)
-        rows = Rows(len(prompts) * size, params.max_completion_length, self._model.device)
-        computed = compute_prompts(self._model, prompts)
-        decoding = make_decoding(self._model, computed, size)
-        with using_attention(self._model, decoding.attention):
-            logits = computed.logits.repeat_interleave(size, 0)
+        buffer = CompletionBuffer(len(prompts) * size, params.max_completion_length, self._model.device)
+        prefilled = prefill(self._model, prompts)
+        decoder = make_decoder(self._model, prefilled, size)
+        with use_attention(self._model, decoder.attention):
+            logits = prefilled.logits.repeat_interleave(size, 0)
             while True:
-                tokens, logps = draw(logits, params, generator)
-                rows.append(tokens, logps)
-                rows.end(self._ended(tokens, rows, params.stop))
-                if rows.done:
+                tokens, logps = sample_tokens(logits, params, generator)
+                buffer.append(tokens, logps)
+                buffer.finish(self._ended(tokens, buffer, params.stop))
+                if buffer.done:
                     break
-                staying = rows.leave()
-                if staying is not None:
-                    decoding.select(staying)
-                    tokens = tokens[staying]
-                logits = decoding.advance(tokens)
-        completions = rows.completions(self._eos)
+                kept = buffer.drop_finished()
+                if kept is not None:
+                    decoder.select(kept)
+                    tokens = tokens[kept]
+                logits = decoder.step(tokens)
+        completions = buffer.completions(self._eos)
         return [completions[start : start + size] for start in range(0, len(completions), size)]
 
-    def _ended(self, tokens: Tensor, rows: Rows, stop: tuple[str, ...]) -> Tensor:
-        """Which of the active rows (B,) ended with the (B,) tokens that they were just given."""
+    def _ended(self, tokens: Tensor, buffer: CompletionBuffer, stop: tuple[str, ...]) -> Tensor:
+        """bool (B,): which batch rows end with the tokens (B,) that were just appended."""
         ended = torch.isin(tokens, self._eos)
         if stop:
-            # A token is at least a byte, so that the tail is long enough.
-            tails = rows.tails(max(len(text.encode()) for text in stop) + 1)
+            # A token is at least one byte, so these tokens cover the longest stop text.
+            tails = buffer.last_tokens(max(len(text.encode()) for text in stop) + 1)
             texts = [self._tokenizer.decode(tail) for tail in tails]
             ended |= torch.tensor([any(part in text for part in stop) for text in texts], device=ended.device)
         return ended
@@ -82,11 +70,11 @@ def load_weights(model: PreTrainedModel, file: Path) -> None:
 
 
 @contextmanager
-def using_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The same model may be in training, with another attention: it gets that back."""
-    usual: Any = model.config._attn_implementation
+def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Sets the attention implementation, and restores the previous one: the same model may be in training."""
+    previous: Any = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:
         yield
     finally:
-        model.set_attn_implementation(usual)
+        model.set_attn_implementation(previous)

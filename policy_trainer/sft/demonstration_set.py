@@ -8,8 +8,8 @@ from policy_trainer.config import SftConfig
 from policy_trainer.config.sft import SftDataConfig
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder, encode_all, read_demonstrations
+from policy_trainer.tasks.order import Shuffle
 from policy_trainer.tasks.problem_set import HELD_OUT_EVERY
-from policy_trainer.tasks.shuffle import Shuffle
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import context_length, eos_token_ids

@@ -3,17 +3,18 @@
 The words are nano-aha-moment's, after TinyZero's.
 """
 
+import zlib
 from collections.abc import Sequence
+from itertools import count, islice
+from random import Random
 from typing import Any
 
-from policy_trainer.config import SourceConfig
+from policy_trainer.config import CountdownConfig, SourceConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.countdown import nano_aha_equation
-from policy_trainer.tasks.countdown_draws import CountdownDraws
-from policy_trainer.tasks.problem_set import ProblemSet, read_split
-from policy_trainer.tasks.words import asked_by_user
+from policy_trainer.rewards.recipes.countdown import nano_aha_equation
+from policy_trainer.tasks.problem_set import ProblemSet, read_split, user_message
 from shared.errors import UserError
 
 NUMBERS, TARGET = "nums", "target"
@@ -31,6 +32,16 @@ ASSISTANT_PREFILL = "Let me solve this step by step.\n<think>"
 # They put back the opening tag that the prefill has taken from the completion.
 DEFAULT_REWARDS = ("nano_aha/format", "nano_aha/equation")
 
+# The numbers and the target.
+Drawn = tuple[tuple[int, ...], int]
+
+HELD_OUT = 1000
+# Held-out problems are looked for among so many draws, which few numbers do not fill.
+_HELD_OUT_DRAWS = 20_000
+_HELD_OUT_SEED = 20_260
+# One of so many problems is held out, wherever it turns up.
+_HELD_OUT_EVERY = 10
+
 
 def countdown(source: SourceConfig, seed: int) -> Task:
     """Problems of a file or a dataset with columns nums and target, or generated ones where the source names none."""
@@ -44,6 +55,43 @@ def countdown(source: SourceConfig, seed: int) -> Task:
 def correct(problem: Problem, completion: str) -> float:
     """1 for an expression that uses each number once and reaches the target, else 0."""
     return nano_aha_equation(Sample(problem, completion))
+
+
+class CountdownDraws:
+    """held_out: up to 1,000 different problems; `training` never draws one of them, whatever the order of its numbers.
+
+    Raises UserError where the numbers make too few problems for both.
+    """
+
+    def __init__(self, config: CountdownConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        rng = Random(_HELD_OUT_SEED)
+        drawn = [found for _ in range(_HELD_OUT_DRAWS) if (found := self._draw(rng)) is not None]
+        held_out = {_key(found): found for found in drawn if _is_held_out(found)}
+        self.held_out = list(islice(held_out.values(), HELD_OUT))
+        if not held_out or all(map(_is_held_out, drawn)):
+            raise UserError(
+                "data.countdown: makes too few problems: take more numbers, a higher largest, more operators"
+            )
+
+    def training(self, index: int) -> Drawn:
+        """A pure function of (seed, index)."""
+        rng = Random(f"{self._seed} {index}")  # of a text it takes every character
+        draws = (self._draw(rng) for _ in count())
+        return next(found for found in draws if found is not None and not _is_held_out(found))
+
+    def _draw(self, rng: Random) -> Drawn | None:
+        """None where the operators that were drawn lead to no target of at least 1."""
+        numbers = tuple(rng.randint(1, self._config.largest) for _ in range(self._config.numbers))
+        values: list[int] = list(numbers)
+        while len(values) > 1:
+            first, second = (values.pop(rng.randrange(len(values))) for _ in range(2))
+            value = _combined(first, second, rng.choice(self._config.operators))
+            if value is None:
+                return None
+            values.append(value)
+        return (numbers, values[0]) if values[0] >= 1 else None
 
 
 class GeneratedCountdown:
@@ -79,8 +127,27 @@ def _is_whole(value: Any) -> bool:
 def _problem(numbers: Sequence[int], target: int) -> Problem:
     return Problem(
         answer=str(target),
-        messages=asked_by_user(QUESTION.format(numbers=list(numbers), target=target)),
+        messages=user_message(QUESTION.format(numbers=list(numbers), target=target)),
         extras={"numbers": tuple(numbers), "target": target},
         system_prompt=SYSTEM_PROMPT,
         assistant_prefill=ASSISTANT_PREFILL,
     )
+
+
+def _combined(first: int, second: int, operator: str) -> int | None:
+    """None for a division that leaves a remainder. The larger is taken first, so that no value is negative."""
+    small, large = sorted((first, second))
+    if operator == "/":
+        return large // small if small and large % small == 0 else None
+    return {"+": large + small, "-": large - small, "*": large * small}[operator]
+
+
+def _key(drawn: Drawn) -> Drawn:
+    """The same for every order of the numbers."""
+    numbers, target = drawn
+    return tuple(sorted(numbers)), target
+
+
+def _is_held_out(drawn: Drawn) -> bool:
+    """Decided by the problem itself, so that whoever draws it knows."""
+    return zlib.crc32(repr(_key(drawn)).encode()) % _HELD_OUT_EVERY == 0

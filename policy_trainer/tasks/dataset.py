@@ -7,9 +7,8 @@ from policy_trainer.data.fields import answer_of, messages_of, text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import COMPARISONS
-from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.tasks.problem_set import ProblemSet, read_split
-from policy_trainer.tasks.words import asked_by_user
+from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.tasks.problem_set import ProblemSet, read_split, user_message
 
 
 def dataset(source: SourceConfig, seed: int) -> ProblemSet:
@@ -24,5 +23,5 @@ def _problem(row: Row, where: str, columns: ColumnsConfig) -> Problem:
     prompt = columns.prompt
     gold = answer_of(row, columns.answer, where)
     spoken = isinstance(row.get(prompt), list)
-    messages = messages_of(row, prompt, where) if spoken else asked_by_user(text_of(row, prompt, where))
+    messages = messages_of(row, prompt, where) if spoken else user_message(text_of(row, prompt, where))
     return Problem(gold, messages)

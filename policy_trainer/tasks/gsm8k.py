@@ -7,9 +7,8 @@ from policy_trainer.data.fields import text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import equal_math
-from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
-from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
+from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_hub, read_split, user_message
 from shared.errors import UserError
 
 QUESTION, ANSWER = "question", "answer"
@@ -28,4 +27,4 @@ def _problem(row: Row, where: str) -> Problem:
     gold = golds[-1].replace(",", "") if golds else ""
     if not gold:
         raise UserError(f"{where}: {ANSWER} must end with #### and a number")
-    return Problem(gold, asked_by_user(text_of(row, QUESTION, where)), system_prompt=THINK_THEN_ANSWER)
+    return Problem(gold, user_message(text_of(row, QUESTION, where)), system_prompt=THINK_THEN_ANSWER)

@@ -8,9 +8,8 @@ from policy_trainer.data.fields import answer_of, text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import equal_math
-from policy_trainer.rewards.correct import ByAnswer
-from policy_trainer.tasks.problem_set import ProblemSet, or_hub, read_split
-from policy_trainer.tasks.words import THINK_THEN_ANSWER, asked_by_user
+from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_hub, read_split, user_message
 from shared.errors import UserError
 
 PROBLEM, ANSWER, SOLUTION = "problem", "answer", "solution"
@@ -33,7 +32,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _problem(row: Row, where: str) -> Problem:
-    return Problem(_gold(row, where), asked_by_user(text_of(row, PROBLEM, where)), system_prompt=THINK_THEN_ANSWER)
+    return Problem(_gold(row, where), user_message(text_of(row, PROBLEM, where)), system_prompt=THINK_THEN_ANSWER)
 
 
 def _gold(row: Row, where: str) -> str:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
-from policy_trainer.rewards.correct import ByTask
-from policy_trainer.tasks.lazy import LazyProblems
-from policy_trainer.tasks.schedule import Schedule
+from policy_trainer.rewards.accuracy import ByTask
+from policy_trainer.tasks.order import Schedule
+from policy_trainer.tasks.problem_set import LazyProblems
 
 
 class Mixture:

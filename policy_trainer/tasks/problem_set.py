@@ -5,14 +5,20 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
+from typing import overload
 
 from policy_trainer.config import SourceConfig
-from policy_trainer.data.problem import Correct, Problem
+from policy_trainer.data.problem import Correct, Message, Problem
 from policy_trainer.data.rows import Row, Rows, read_dataset, read_file
-from policy_trainer.tasks.lazy import LazyProblems
-from policy_trainer.tasks.shuffle import Shuffle
+from policy_trainer.tasks.order import Shuffle
 from shared.errors import UserError
 
+# The form that the rewards `format` and `tags` look for.
+THINK_THEN_ANSWER = (
+    "You are a helpful assistant. You first think about how to solve the user's question, and then give the answer. "
+    "Put your reasoning between <think> and </think>, and after it the answer alone between <answer> and </answer>: "
+    "<think>your reasoning</think><answer>your answer</answer>."
+)
 # Without held-out problems of its own, every tenth of a source is held out.
 HELD_OUT_EVERY = 10
 
@@ -26,6 +32,27 @@ Parse = Callable[[Row, str], Problem]
 class Split:
     train: Sequence[Problem]
     held_out: Sequence[Problem]
+
+
+class LazyProblems(Sequence[Problem]):
+    """`length` problems, of which `make` makes the one at a place: there may be more than fit into memory."""
+
+    def __init__(self, length: int, make: Callable[[int], Problem]) -> None:
+        self._length = length
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> Problem: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Problem]: ...
+
+    def __getitem__(self, place: int | slice) -> Problem | list[Problem]:
+        places = range(self._length)[place]  # raises IndexError, counts from the end
+        return self._make(places) if isinstance(places, int) else [self._make(one) for one in places]
 
 
 class ProblemSet:
@@ -133,3 +160,7 @@ def _chosen(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Prob
 
 def _asked(problem: Problem) -> tuple[str, ...]:
     return (problem.prompt, *(message["content"] for message in problem.messages))
+
+
+def user_message(text: str) -> tuple[Message, ...]:
+    return ({"role": "user", "content": text},)

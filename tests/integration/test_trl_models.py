@@ -16,7 +16,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.sample import Sample
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.rewards.model import RewardModel
+from policy_trainer.rewards.reward_model import RewardModel
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.sft.sft import sft

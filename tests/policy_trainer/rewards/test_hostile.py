@@ -9,11 +9,11 @@ import pytest
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
-from policy_trainer.rewards.apart import Apart, ApartRewards
-from policy_trainer.rewards.correct import Accuracy, ByAnswer
+from policy_trainer.rewards.accuracy import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import repetition_penalty
 from policy_trainer.rewards.registry import RULES
+from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
 
 MEGABYTE = 2**20
 ASKED = Problem("5", extras={"numbers": (1, 2, 3), "target": 9})
@@ -100,30 +100,30 @@ BEST: Mapping[str, float] = {
     "number": 0,
 }
 _ACCURACY: Mapping[str, Reward] = {name: Accuracy(ByAnswer(COMPARISONS[name])) for name in ("exact", "number")}
-BOUNDED = {name: rule for name, rule in {**RULES, **_ACCURACY}.items() if not isinstance(rule, Apart)}
+BOUNDED = {name: rule for name, rule in {**RULES, **_ACCURACY}.items() if not isinstance(rule, Sandboxed)}
 
 
 @pytest.fixture(scope="module")
-def bounded() -> ApartRewards:
-    return ApartRewards({name: Apart(rule) for name, rule in BOUNDED.items()}, seconds=3, memory=2**30)
+def bounded() -> Sandbox:
+    return Sandbox({name: Sandboxed(rule) for name, rule in BOUNDED.items()}, seconds=3, memory=2**30)
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_rules_that_are_judged_here_are_bounded(bounded: ApartRewards, name: str) -> None:
+def test_rules_that_are_judged_here_are_bounded(bounded: Sandbox, name: str) -> None:
     scores = bounded.scores(name, [Sample(ASKED, completion) for completion in COMPLETIONS])
     assert not bounded.failures[name]
     assert all(score <= BEST[name] for score in scores), scores
 
 
-APART = {name: rule for name, rule in RULES.items() if isinstance(rule, Apart)}
-APART["math"] = Apart(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
+APART = {name: rule for name, rule in RULES.items() if isinstance(rule, Sandboxed)}
+APART["math"] = Sandboxed(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APART)
 def test_rules_that_are_judged_apart_give_the_failing_score(name: str) -> None:
     rule = APART[name]
-    rewards = ApartRewards({name: rule}, seconds=3, memory=2**30)
+    rewards = Sandbox({name: rule}, seconds=3, memory=2**30)
     for text in (*(form.format(part) for part in BUSY for form in ("{}", "<answer>{}</answer>")), *COMPLETIONS[15:]):
         assert rewards.scores(name, [Sample(ASKED, text)]) == [rule.cut_off], text[:40]
 

@@ -7,9 +7,9 @@ import pytest
 from policy_trainer.config import JudgingConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, equal_math
-from policy_trainer.rewards.apart import Apart, ApartRewards
-from policy_trainer.rewards.correct import Accuracy, ByAnswer
+from policy_trainer.rewards.accuracy import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
+from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
 
 # gold answer, what equals it, what does not
 TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -126,10 +126,10 @@ def test_a_gold_answer_with_nothing_to_compare_is_unrewarded(gold: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def apart() -> ApartRewards:
+def apart() -> Sandbox:
     """Where math-verify's own limit, an alarm, interrupts nobody else."""
-    rule = Apart(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
-    return ApartRewards({"math": rule}, seconds=JudgingConfig().seconds, memory=0)
+    rule = Sandboxed(Accuracy(ByAnswer(equal_math)), library, cut_off=0.0)
+    return Sandbox({"math": rule}, seconds=JudgingConfig().seconds, memory=0)
 
 
 @pytest.mark.parametrize("gold", ["5", "1, 2", "x^2+1", "even", "A"])
@@ -142,6 +142,6 @@ def apart() -> ApartRewards:
         "(" * 99,
     ],
 )
-def test_prose_is_wrong_within_the_limit_of_time(answer: str, gold: str, apart: ApartRewards) -> None:
+def test_prose_is_wrong_within_the_limit_of_time(answer: str, gold: str, apart: Sandbox) -> None:
     assert apart.scores("math", [Sample(Problem(gold), f"<answer>{answer}</answer>")]) == [0]
     assert apart.failures == {"math": 0}

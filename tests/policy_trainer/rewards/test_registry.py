@@ -7,11 +7,11 @@ import pytest
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
-from policy_trainer.rewards.apart import Apart
-from policy_trainer.rewards.correct import Accuracy, ByAnswer, ByTask
-from policy_trainer.rewards.own import OwnReward
+from policy_trainer.rewards.accuracy import Accuracy, ByAnswer, ByTask
 from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards
+from policy_trainer.rewards.sandbox.sandbox import Sandboxed
 from policy_trainer.rewards.tags import format_reward, tags_reward
+from policy_trainer.rewards.user_function import UserFunction
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.errors import UserError
 
@@ -65,8 +65,8 @@ def test_weights() -> None:
 )
 def test_accuracy_is_judged_apart_where_math_verify_is_asked(correct: Correct, apart: bool) -> None:
     rule = chosen("accuracy", correct=correct)["accuracy"].rule
-    assert isinstance(rule, Apart) == apart
-    assert (rule.score if isinstance(rule, Apart) else rule) == Accuracy(correct)
+    assert isinstance(rule, Sandboxed) == apart
+    assert (rule.score if isinstance(rule, Sandboxed) else rule) == Accuracy(correct)
 
 
 @pytest.mark.parametrize(("compare", "answer"), [(equal_text, "2"), (equal_math, "4/2")])
@@ -88,7 +88,7 @@ def test_penalties_take_their_settings() -> None:
 
 def test_ones_own() -> None:
     (item,) = chosen("my.rewards:reward").values()
-    assert isinstance(item.rule, Apart) and item.rule.score == OwnReward("my.rewards:reward")
+    assert isinstance(item.rule, Sandboxed) and item.rule.score == UserFunction("my.rewards:reward")
 
 
 @pytest.mark.parametrize(

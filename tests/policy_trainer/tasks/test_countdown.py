@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.config import CountdownConfig, DataConfig
 from policy_trainer.data.problem import Problem, Task
-from policy_trainer.tasks.countdown import countdown
-from policy_trainer.tasks.countdown_draws import CountdownDraws
+from policy_trainer.tasks.countdown import CountdownDraws, countdown
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, write
 

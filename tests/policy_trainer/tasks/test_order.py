@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_trainer.tasks.shuffle import Shuffle
+from policy_trainer.tasks.order import Shuffle
 
 
 @given(st.integers(1, 50), st.integers(0, 2**63), st.integers(0, 10**6))

@@ -20,7 +20,7 @@ from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.model import RewardModel
+from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError
 
 ASKED = ({"role": "user", "content": "1+1=?"},)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Reward, Sample
-from policy_trainer.rewards.gsm8k import (
+from policy_trainer.rewards.recipes.gsm8k import (
     last_number,
     lm_book_correct,
     lm_book_tags,

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.apart import Apart, ApartRewards
-from policy_trainer.rewards.own import OwnReward
 from policy_trainer.rewards.registry import RULES
+from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
+from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
 
 HERE = "tests.policy_trainer.rewards.faulty"
@@ -25,13 +25,13 @@ ASKED = Problem("2", ({"role": "user", "content": "1+1=?"},), extras={"numbers":
 NAN = pytest.approx(math.nan, nan_ok=True)
 
 
-def own(name: str, *, cut_off: float = math.nan) -> Apart:
-    reward = OwnReward(f"{HERE}:{name}")
-    return Apart(reward, reward.load, cut_off)
+def own(name: str, *, cut_off: float = math.nan) -> Sandboxed:
+    reward = UserFunction(f"{HERE}:{name}")
+    return Sandboxed(reward, reward.load, cut_off)
 
 
-def apart(*names: str, seconds: float = 30.0, memory: int = 0) -> ApartRewards:
-    return ApartRewards({name: own(name) for name in names}, seconds=seconds, memory=memory)
+def apart(*names: str, seconds: float = 30.0, memory: int = 0) -> Sandbox:
+    return Sandbox({name: own(name) for name in names}, seconds=seconds, memory=memory)
 
 
 def samples(*texts: str) -> list[Sample]:
@@ -90,7 +90,7 @@ def test_no_number_is_no_reward(text: str, failures: int) -> None:
 
 def test_what_a_rule_gives_where_it_is_cut_off() -> None:
     """A policy must not escape its failing score by keeping a rule busy."""
-    rewards = ApartRewards({"rule": own("leaving", cut_off=-1.0)}, seconds=30, memory=0)
+    rewards = Sandbox({"rule": own("leaving", cut_off=-1.0)}, seconds=30, memory=0)
     assert rewards.scores("rule", samples("a", "leave")) == [1, -1]
     assert rewards.failures == {"rule": 1}
 
@@ -139,34 +139,34 @@ def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]
 )
 def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error: str) -> None:
     with pytest.raises(UserError, match=f"rewards: {name} cannot be imported from {Path.cwd()}, .*: {error}"):
-        ApartRewards({name: Apart(OwnReward(name), OwnReward(name).load)}, seconds=30, memory=0)
+        Sandbox({name: Sandboxed(UserFunction(name), UserFunction(name).load)}, seconds=30, memory=0)
 
 
 def test_what_is_no_function_is_refused_at_start() -> None:
     with pytest.raises(UserError, match=r"not_a_function is no function .*: 5 is not a callable object"):
-        ApartRewards({"five": own("not_a_function")}, seconds=30, memory=0)
+        Sandbox({"five": own("not_a_function")}, seconds=30, memory=0)
 
 
 def test_a_module_that_ends_the_process_is_refused_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ending.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"rewards: loading own ended the process, with status 7"):
-        ApartRewards({"own": Apart(OwnReward("ending:f"), OwnReward("ending:f").load)}, seconds=30, memory=0)
+        Sandbox({"own": Sandboxed(UserFunction("ending:f"), UserFunction("ending:f").load)}, seconds=30, memory=0)
 
 
 def test_too_little_memory_to_load_a_reward_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hoarding.py").write_text("bytearray(2**31)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    own = OwnReward("hoarding:f")
+    own = UserFunction("hoarding:f")
     with pytest.raises(UserError, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
-        ApartRewards({"own": Apart(own, own.load)}, seconds=30, memory=2**30)
+        Sandbox({"own": Sandboxed(own, own.load)}, seconds=30, memory=2**30)
 
 
 def test_too_little_memory_for_a_rule_is_named() -> None:
     rule = RULES["open_r1/accuracy"]
-    assert isinstance(rule, Apart)
+    assert isinstance(rule, Sandboxed)
     with pytest.raises(UserError, match=r"^judging\.memory_gib: too little .*, or 0 for no limit$"):
-        ApartRewards({"rule": rule}, seconds=30, memory=50 * 2**20)
+        Sandbox({"rule": rule}, seconds=30, memory=50 * 2**20)
 
 
 def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,8 @@ def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch:
     (tmp_path / "found_here.py").write_text("def reward(completion):\n    return 5\n")
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
     monkeypatch.chdir(tmp_path)
-    reward = OwnReward("found_here:reward")
-    assert ApartRewards({"own": Apart(reward, reward.load)}, seconds=30, memory=0).scores("own", samples("a")) == [5]
+    reward = UserFunction("found_here:reward")
+    assert Sandbox({"own": Sandboxed(reward, reward.load)}, seconds=30, memory=0).scores("own", samples("a")) == [5]
 
 
 def test_a_process_that_ends_while_nothing_is_judged_costs_nothing() -> None:
@@ -198,12 +198,12 @@ def test_it_ends_with_the_object() -> None:
 PARENT = f"""
 import os, sys, time
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.apart import Apart, ApartRewards
-from policy_trainer.rewards.own import OwnReward
+from policy_trainer.rewards.sandbox.sandbox import Sandboxed, Sandbox
+from policy_trainer.rewards.user_function import UserFunction
 from policy_trainer.data.problem import Problem
 
-reward = OwnReward("{HERE}:" + sys.argv[1])
-rewards = ApartRewards({{"own": Apart(reward, reward.load)}}, seconds=float(sys.argv[2]), memory=0)
+reward = UserFunction("{HERE}:" + sys.argv[1])
+rewards = Sandbox({{"own": Sandboxed(reward, reward.load)}}, seconds=float(sys.argv[2]), memory=0)
 print("started", flush=True)
 rewards.scores("own", [Sample(Problem(""), "hang")])
 """
@@ -256,4 +256,4 @@ def _await_work(child: psutil.Process) -> None:
 
 
 def _children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "policy_trainer.rewards.child" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "policy_trainer.rewards.sandbox.child" in child.cmdline()]

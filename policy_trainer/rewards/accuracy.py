@@ -39,8 +39,8 @@ class Accuracy:
         return self.correct(sample.problem, sample.completion)
 
 
-def may_hang(correct: Correct) -> bool:
+def needs_sandbox(correct: Correct) -> bool:
     """Whether it must be judged apart: math-verify is asked."""
     if isinstance(correct, ByTask):
-        return any(may_hang(part) for part in correct.tasks.values())
+        return any(needs_sandbox(part) for part in correct.tasks.values())
     return isinstance(correct, ByAnswer) and correct.compare is equal_math

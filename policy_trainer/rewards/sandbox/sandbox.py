@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from policy_trainer.data.sample import Reward, Sample
-from policy_trainer.rewards.process import Gone, JudgingProcess
+from policy_trainer.rewards.sandbox.process import ProcessEnded, SandboxProcess
 from shared.errors import UserError
 
 log = structlog.get_logger()
@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Apart:
+class Sandboxed:
     """A reward that is judged in a process of its own: it may be killed. Both functions can be pickled.
 
     prepare: what is not to count against a completion's time. cut_off: what a completion gets over which judging had to
@@ -35,10 +35,10 @@ class Apart:
     cut_off: float = math.nan
 
 
-class ApartRewards:
+class Sandbox:
     """Judges by such rewards. Where one fails on a completion, that is logged and counted."""
 
-    def __init__(self, rewards: Mapping[str, Apart], *, seconds: float, memory: int) -> None:
+    def __init__(self, rewards: Mapping[str, Sandboxed], *, seconds: float, memory: int) -> None:
         """rewards: where there are none, there is no process. seconds: of one completion and one reward. memory: bytes
         of the process, 0 for any number.
 
@@ -62,7 +62,7 @@ class ApartRewards:
             self._await_start()
             try:
                 self._judge(name, samples[len(scores) :], scores)
-            except Gone as gone:
+            except ProcessEnded as gone:
                 self._start()
                 scores.append(self._failed(name, str(gone), self._rewards[name].cut_off))
             except BaseException:  # its answers would be taken for those of other completions
@@ -71,7 +71,7 @@ class ApartRewards:
         return scores
 
     def _judge(self, name: str, samples: Sequence[Sample], scores: list[float]) -> None:
-        """Adds a score for each. Raises Gone when judging the next one ended the process."""
+        """Adds a score for each. Raises ProcessEnded when judging the next one ended the process."""
         self._process.send((name, list(samples)), seconds=self._seconds)
         for _ in samples:
             answer = self._process.receive(seconds=self._seconds)
@@ -95,7 +95,7 @@ class ApartRewards:
         return score
 
     def _start(self) -> None:
-        self._process = JudgingProcess(memory=self._memory, seconds=self._seconds)
+        self._process = SandboxProcess(memory=self._memory, seconds=self._seconds)
         self._started = False
 
     def _await_start(self) -> None:
@@ -106,7 +106,7 @@ class ApartRewards:
         try:
             self._process.send((scores, [reward.prepare for reward in self._rewards.values()]), seconds=_START_SECONDS)
             answer = self._process.receive(seconds=_START_SECONDS)
-        except Gone as gone:
+        except ProcessEnded as gone:
             raise UserError(f"rewards: loading {', '.join(self._rewards)} {gone}") from None
         if "refused" in answer:
             raise UserError(answer["refused"])

@@ -16,7 +16,7 @@ _LARGEST = 1e30
 
 
 @dataclass(frozen=True)
-class OwnReward:
+class UserFunction:
     """Calls the function with those of completion, answer, prompt, messages, tokens, finished and the problem's extras
     that it names, or with all of them when it takes `**`."""
 

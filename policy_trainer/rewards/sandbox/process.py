@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 from shared.lifetime import child_environment
 
 
-class Gone(Exception):
+class ProcessEnded(Exception):
     """The process does not answer: it took too long, or it ended. The message says which. It is no more."""
 
 
-class JudgingProcess:
+class SandboxProcess:
     """Starts at once, and ends with this object. It has a session of its own, so that Ctrl-C is its parent's to answer.
 
     It does not begin as a copy of this process, which may have threads, but as a Python that imports what it needs.
@@ -38,7 +38,7 @@ class JudgingProcess:
                     "-P",
                     "-u",
                     "-m",
-                    "policy_trainer.rewards.child",
+                    "policy_trainer.rewards.sandbox.child",
                     *map(str, (theirs.fileno(), memory, seconds)),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -55,12 +55,12 @@ class JudgingProcess:
         return self._end.alive and not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def send(self, request: Any, *, seconds: float) -> None:
-        """Raises Gone when it is not taken within so many seconds."""
+        """Raises ProcessEnded when it is not taken within so many seconds."""
         with self._within(seconds):
             self._socket.sendall(pickle.dumps(request))
 
     def receive(self, *, seconds: float) -> dict[str, Any]:
-        """The next answer. Raises Gone when there is none within so many seconds."""
+        """The next answer. Raises ProcessEnded when there is none within so many seconds."""
         with self._within(seconds):
             line = self._lines.readline()
             if not line.endswith(b"\n"):
@@ -78,10 +78,10 @@ class JudgingProcess:
             yield
         except TimeoutError:
             self.end()
-            raise Gone(f"took more than {seconds:g} s") from None
+            raise ProcessEnded(f"took more than {seconds:g} s") from None
         except (EOFError, OSError):
             self.end()
-            raise Gone(f"ended the process, {_status(self._process.returncode)}") from None
+            raise ProcessEnded(f"ended the process, {_status(self._process.returncode)}") from None
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: BinaryIO) -> None:

@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 
 from policy_trainer.data.sample import Sample
-from policy_trainer.rewards.expressions import MAX_CHARACTERS, NoExpression, evaluate
+from policy_trainer.rewards.recipes.expressions import MAX_CHARACTERS, NoExpression, evaluate
 from policy_trainer.rewards.tags import matches_whole
 from shared.errors import UserError
 

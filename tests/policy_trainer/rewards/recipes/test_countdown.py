@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Reward, Sample
-from policy_trainer.rewards.countdown import grpo_zero_equation, grpo_zero_format, nano_aha_equation, nano_aha_format
+from policy_trainer.rewards.recipes.countdown import (
+    grpo_zero_equation,
+    grpo_zero_format,
+    nano_aha_equation,
+    nano_aha_format,
+)
 from shared.errors import UserError
 
 WHOLE = "so\n</think>\n<answer>{}</answer>"

@@ -1,0 +1,192 @@
+"""Decoders: each computes one token per row and step, after prompts that were prefilled once for their groups."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.sampling.decoding_attention import AttentionDecoder, supports_decoding_attention
+from policy_trainer.sampling.kv_cache import GrowableLayer
+from policy_trainer.sampling.prefill import PrefilledPrompts
+
+# Shorter prompts are copied: reading so few tokens G times costs less than combining two parts of attention.
+_COPIED_TOKENS = 64
+
+
+class Decoder(Protocol):
+    """B rows in the order of their prompts, at first num_generations for each. Rows may leave; none joins later.
+
+    attention: name of the attention implementation that the model must use meanwhile.
+    """
+
+    attention: str
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only these rows, int64 (B',), in this order."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """int64 (B,) tokens, one per row -> (B, V) logits of the next tokens."""
+        ...
+
+
+def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> Decoder:
+    """The fastest decoder that is right for this model and these prompts."""
+    if not supports_decoding_attention(model):
+        return RepeatedCacheDecoder(model, prompts, num_generations)
+    short = prompts.mask.shape[1] <= _COPIED_TOKENS
+    return (CopiedPromptDecoder if short else SharedPromptDecoder)(model, prompts, num_generations)
+
+
+class RepeatedCacheDecoder:
+    """Repeats the prompts in transformers' own cache, once per row: right for every architecture."""
+
+    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
+        self.attention: str = model.config._attn_implementation  # type: ignore[assignment]
+        self._model = model
+        self._cache = prompts.cache
+        self._cache.batch_repeat_interleave(num_generations)
+        self._mask = prompts.mask.repeat_interleave(num_generations, 0)
+        self._positions = prompts.positions.repeat_interleave(num_generations, 0)
+
+    def select(self, rows: Tensor) -> None:
+        self._cache.batch_select_indices(rows)
+        self._mask, self._positions = self._mask[rows], self._positions[rows]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        self._positions = self._positions + 1
+        output = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=self._positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._cache = output.past_key_values
+        return output.logits[:, -1]
+
+
+class CopiedPromptDecoder(AttentionDecoder):
+    """Each row has a copy of its prompt's keys and values: fastest for short prompts."""
+
+    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
+        def copied(part: Tensor) -> Tensor:
+            return part.repeat_interleave(num_generations, 0)
+
+        layers = [GrowableLayer(copied(layer.keys), copied(layer.values)) for layer in prompts.cache.layers]
+        super().__init__(model, copied(prompts.positions), layers)
+        padding = prompts.padding_bias()
+        self._padding = None if padding is None else copied(padding)
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self._padding is not None:
+            self._padding = self._padding[rows]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows, heads, _, width = query.shape
+        scores = torch.bmm(query.reshape(len(key), -1, width), key.transpose(1, 2))
+        if self._padding is not None:
+            scores.view(rows, heads, -1)[:, :, : self._padding.shape[2]].add_(self._padding)
+        weights = scores.softmax(dim=2, dtype=torch.float32).to(value.dtype)
+        return torch.bmm(weights, value).view(rows, 1, heads, -1)
+
+
+class SharedPromptDecoder(AttentionDecoder):
+    """A group shares one copy of its prompt's keys and values: a step neither copies nor reads a prompt G times.
+
+    Attention over two parts, prompt and completion, as in Hydragen (Juravsky et al., 2024).
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
+        self._groups = torch.arange(len(prompts.positions), device=model.device).repeat_interleave(num_generations)
+        self._prompts = [_PromptLayer(layer.keys, layer.values) for layer in prompts.cache.layers]
+        width = prompts.mask.shape[1]
+        super().__init__(
+            model,
+            prompts.positions[self._groups],
+            [GrowableLayer(*_no_tokens(layer, len(self._groups)), before=width) for layer in self._prompts],
+        )
+        self._padding = prompts.padding_bias()
+        self._layouts = self._make_layouts()
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        prompts, self._groups = self._groups[rows].unique(return_inverse=True)
+        for layer in self._prompts:
+            layer.select(prompts)
+        if self._padding is not None:
+            self._padding = self._padding[prompts]
+        self._layouts = self._make_layouts()
+
+    def _make_layouts(self) -> "dict[int, GroupLayout]":
+        """A layout for each number of key heads that a layer has."""
+        return {heads: GroupLayout(self._groups, heads) for heads in {layer.heads for layer in self._prompts}}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        prompt = self._prompts[layer]
+        layout = self._layouts[prompt.heads]
+        rows, heads, _, width = query.shape
+        query = query.reshape(len(key), -1, width)  # the query heads of a key head are adjacent
+        prompt_scores = torch.bmm(layout.by_group(query), prompt.keys.transpose(1, 2))
+        if self._padding is not None:
+            prompt_scores.view(len(self._padding), -1, prompt_scores.shape[2]).add_(self._padding)
+        own_scores = torch.bmm(query, key.transpose(1, 2))
+        scores = torch.cat([layout.by_row(prompt_scores), own_scores], dim=2)
+        weights = scores.softmax(dim=2, dtype=torch.float32).to(value.dtype)
+        prompt_weights, own_weights = weights.split([prompt_scores.shape[2], own_scores.shape[2]], dim=2)
+        from_prompt = layout.by_row(torch.bmm(layout.by_group(prompt_weights), prompt.values))
+        return torch.baddbmm(from_prompt, own_weights, value).view(rows, 1, heads, -1)
+
+
+class _PromptLayer:
+    """Keys and values of one layer for the prompts, (n K, P, D)."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.heads = keys.shape[1]
+        self.keys, self.values = keys.flatten(0, 1), values.flatten(0, 1)
+
+    def select(self, prompts: Tensor) -> None:
+        if len(prompts) * self.heads < len(self.keys):
+            self.keys = self.keys.unflatten(0, (-1, self.heads))[prompts].flatten(0, 1)
+            self.values = self.values.unflatten(0, (-1, self.heads))[prompts].flatten(0, 1)
+
+
+def _no_tokens(prompt: _PromptLayer, rows: int) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, K, 0, D) of rows that have sampled nothing."""
+    keys, values = (part.new_empty(rows, prompt.heads, 0, part.shape[2]) for part in (prompt.keys, prompt.values))
+    return keys, values
+
+
+class GroupLayout:
+    """Lays rows of n groups out so that each group is one matrix, padded to P rows, those of the largest group.
+
+    Each row has K heads, and each head is a matrix (r, D). A group has one matrix per head, with those of all its rows.
+    Padding rows hold arbitrary values, which are never read back.
+    """
+
+    def __init__(self, groups: Tensor, heads: int) -> None:
+        """groups: int64 (B,), the group of each row, from 0 to n - 1; every group has a row."""
+        counts = groups.bincount()
+        places = int(counts.max())
+        order = groups.argsort(stable=True)
+        sorted_groups = groups[order]
+        place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[sorted_groups]
+        head = torch.arange(heads, device=order.device)
+        cells = (sorted_groups[:, None] * heads + head) * places + place[:, None]
+        matrices = order[:, None] * heads + head
+        self._matrices = len(counts) * heads
+        self._to_groups = order.new_zeros(self._matrices * places)
+        self._to_groups[cells] = matrices
+        self._to_rows = order.new_empty(len(order) * heads)
+        self._to_rows[matrices] = cells
+
+    def by_group(self, x: Tensor) -> Tensor:
+        """(B K, r, D) -> (n K, P r, D)."""
+        return x.index_select(0, self._to_groups).view(self._matrices, -1, x.shape[2])
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """(n K, P r, D) -> (B K, r, D)."""
+        return x.view(len(self._to_groups), -1, x.shape[2]).index_select(0, self._to_rows)

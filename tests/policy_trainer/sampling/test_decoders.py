@@ -1,0 +1,74 @@
+"""Decoders: which models and prompts take which, and that all compute the same logits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from policy_trainer.sampling.decoders import (
+    CopiedPromptDecoder,
+    Decoder,
+    GroupLayout,
+    RepeatedCacheDecoder,
+    SharedPromptDecoder,
+    make_decoder,
+)
+from policy_trainer.sampling.decoding_attention import supports_decoding_attention
+from policy_trainer.sampling.hf import use_attention
+from policy_trainer.sampling.prefill import prefill
+from tests.policy_trainer.sampling.architectures import ARCHITECTURES, PROMPTS, REPEATING, SHARING
+
+
+def test_which_architectures_support_decoding_attention() -> None:
+    supported = {name: supports_decoding_attention(make()) for name, make in ARCHITECTURES.items()}
+    assert supported == dict.fromkeys(SHARING, True) | dict.fromkeys(REPEATING, False)
+
+
+@pytest.mark.parametrize("architecture", list(SHARING))
+@pytest.mark.parametrize("prompts", [PROMPTS, [[7, 8, 9], [9, 8, 7]]], ids=["padded", "of one length"])
+def test_all_decoders_compute_the_same_logits(architecture: str, prompts: list[list[int]]) -> None:
+    """Also after rows have changed places, and after a whole group has left."""
+    torch.manual_seed(3)
+    model = SHARING[architecture]().eval()
+    tokens = torch.arange(3 * len(prompts)) + 10
+    computed = []
+    for make in (SharedPromptDecoder, CopiedPromptDecoder, RepeatedCacheDecoder):
+        with torch.inference_mode():
+            decoder: Decoder = make(model, prefill(model, prompts), 3)
+            with use_attention(model, decoder.attention):
+                logits = [decoder.step(tokens), decoder.step(tokens + 1)]
+                for rows in (torch.tensor([5, 1, 2, 3]), torch.tensor([3, 0])):
+                    decoder.select(rows)
+                    logits += [decoder.step(tokens[: len(rows)]), decoder.step(tokens[-len(rows) :])]
+        computed.append(logits)
+    for shared, copied, repeated in zip(*computed, strict=True):
+        assert (shared - repeated).abs().max() < 2e-5 * repeated.abs().max()
+        assert (copied - repeated).abs().max() < 2e-5 * repeated.abs().max()
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(64, CopiedPromptDecoder), (65, SharedPromptDecoder)])
+def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[Decoder]) -> None:
+    model = next(iter(SHARING.values()))().eval()
+    with torch.inference_mode():
+        decoder = make_decoder(model, prefill(model, [[5] * tokens]), 2)
+    assert type(decoder) is kind
+
+
+def group_matrices(groups: list[int], heads: int, x: Tensor) -> list[Tensor]:
+    """Each group's and head's matrix, row by row."""
+    rows = x.unflatten(0, (-1, heads))
+    return [
+        torch.cat([rows[row, head] for row, mine in enumerate(groups) if mine == group])
+        for group in range(max(groups) + 1)
+        for head in range(heads)
+    ]
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 1, 1], [0, 0, 0, 1], [2, 0, 1, 0, 2, 2], [0], [0, 1, 2]])
+def test_a_layout_has_each_groups_rows_side_by_side(groups: list[int]) -> None:
+    heads = 2
+    layout = GroupLayout(torch.tensor(groups), heads)
+    x = torch.randn(len(groups) * heads, 3, 5)
+    laid_out = layout.by_group(x)
+    for matrix, expected in zip(laid_out, group_matrices(groups, heads, x), strict=True):
+        assert torch.equal(matrix[: len(expected)], expected)
+    assert torch.equal(layout.by_row(laid_out), x)
