@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.data.sample import Reward
-from policy_trainer.rewards.accuracy import Accuracy, needs_sandbox
+from policy_trainer.rewards.correctness import Accuracy, needs_sandbox
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
 from policy_trainer.rewards.recipes.countdown import (

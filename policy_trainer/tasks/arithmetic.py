@@ -10,7 +10,7 @@ import numpy as np
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.steps import Step
 from policy_trainer.rewards import equal_text, parse_answer
-from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.tasks.order import Shuffle
 
 NUMBERS = 100

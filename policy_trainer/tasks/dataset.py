@@ -7,7 +7,7 @@ from policy_trainer.data.fields import answer_of, messages_of, text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import COMPARISONS
-from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.tasks.problem_set import ProblemSet, read_split, user_message
 
 

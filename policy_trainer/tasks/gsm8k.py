@@ -7,7 +7,7 @@ from policy_trainer.data.fields import text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import equal_math
-from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_hub, read_split, user_message
 from shared.errors import UserError
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
-from policy_trainer.rewards.accuracy import ByTask
+from policy_trainer.rewards.correctness import ByTask
 from policy_trainer.tasks.order import Schedule
 from policy_trainer.tasks.problem_set import LazyProblems
 

@@ -16,7 +16,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, wilson_interval
 from policy_trainer.rewards import equal_number, equal_text
-from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import COMPARISONS, Reward, Sample, equal_math
-from policy_trainer.rewards.accuracy import Accuracy, ByAnswer
+from policy_trainer.rewards.correctness import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import repetition_penalty
 from policy_trainer.rewards.registry import RULES

@@ -13,7 +13,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Comparison, equal_math, equal_number, equal_text
-from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from shared.errors import UserError
 

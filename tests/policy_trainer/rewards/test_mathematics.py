@@ -7,7 +7,7 @@ import pytest
 from policy_trainer.config import JudgingConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, equal_math
-from policy_trainer.rewards.accuracy import Accuracy, ByAnswer
+from policy_trainer.rewards.correctness import Accuracy, ByAnswer
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
 

@@ -7,7 +7,7 @@ import pytest
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
-from policy_trainer.rewards.accuracy import Accuracy, ByAnswer, ByTask
+from policy_trainer.rewards.correctness import Accuracy, ByAnswer, ByTask
 from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards
 from policy_trainer.rewards.sandbox.sandbox import Sandboxed
 from policy_trainer.rewards.tags import format_reward, tags_reward

@@ -15,7 +15,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import equal_text
-from policy_trainer.rewards.accuracy import ByAnswer
+from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.rollout.rounds import Drawn, Round, Rounds, SampledGroup
 from policy_trainer.sampling.sampler import SamplingParams
