@@ -43,7 +43,9 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All records. A last line that a crash cut short is skipped."""
+    """All records; none without a file. A last line that a crash cut short is skipped."""
+    if not path.exists():
+        return []
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

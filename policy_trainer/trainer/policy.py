@@ -1,4 +1,4 @@
-"""The policy of a training run, loaded: what trains it, samples from it and measures it."""
+"""Loads the policy of a training run, with its learner, sampler and evaluator."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +32,13 @@ class Policy:
 
 
 def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) -> Policy:
-    """From the checkpoint, or where there is none as the configuration says.
+    """Loads it from the checkpoint, or from config.model where there is none.
 
     Raises UserError for data, rewards or a model that cannot be used.
     """
     source = str(checkpoint) if checkpoint else config.model
     revision = None if checkpoint else config.revision
-    # First: what is wrong with data and rewards shows at once, not after minutes of loading.
+    # Task and rewards first: their errors show at once, not after minutes of loading the model.
     task = make_task(config)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)

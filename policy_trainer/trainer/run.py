@@ -1,7 +1,7 @@
-"""Builds what a training run needs, from its configuration, and runs it."""
+"""Builds a trainer from its configuration, and runs it."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from policy_trainer.reporting.tracking import Trackers, refuse_missing, start_tr
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.run_files.publish import latest
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trainer.policy import load_policy
-from policy_trainer.trainer.train import Parts, Trainer
-from policy_trainer.trainer.workers import ExternalWorkers, InlineWorker, Workers
-from shared.api import Order, State
+from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
+from policy_trainer.trainer.policy import Policy, load_policy
+from policy_trainer.trainer.train import Trainer
+from policy_trainer.trainer.workers import choose_workers
+from shared.api import Order, QueueView, State
 from shared.client import ClientError, RefServerClient
 from shared.models import use_threads
 
@@ -50,6 +51,16 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     """
     refuse_missing(config.report_to)
     use_threads(config.threads)
+    files = open_run(config, console)
+    state = files.state
+    with ExitStack() as stack, suppress(Stopped):
+        build_trainer(config, files, console, on_outage, stack).run()
+    finished = state.step >= config.max_steps
+    return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
+
+
+def open_run(config: TrainConfig, console: Console) -> RunFiles:
+    """The run's files, cut back to the checkpoint to resume from. Raises UserError rather than write over a run."""
     directory = RunDirectory(config.run_dir)
     resumed = directory.open(config, console, resume=config.resume)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
@@ -58,110 +69,55 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     if resumed:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
-    display = make_display(console, config.max_steps, state.step)
-    with StopRequest() as stop:
-        try:
-            _run(config, directory, checkpoint, state, display, stop, checkpoints, on_outage)
-        except Stopped:
-            pass
-        finally:
-            display.stop()
-    return TrainResult(
-        state.step >= config.max_steps, state.step, state.training_seconds, state.batches, state.best_step
-    )
+    return RunFiles(directory, checkpoints, checkpoint, state)
 
 
-def _run(
-    config: TrainConfig,
-    directory: RunDirectory,
-    checkpoint: Path | None,
-    state: TrainState,
-    display: Display,
-    stop: StopRequest,
-    checkpoints: Checkpoints,
-    on_outage: Callable[[], None],
-) -> None:
+def build_trainer(
+    config: TrainConfig, files: RunFiles, console: Console, on_outage: Callable[[], None], stack: ExitStack
+) -> Trainer:
+    """A trainer that is ready to run. What it opens is closed by the stack, also where a later part is refused.
+
+    Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
+    """
+    display = make_display(console, config.max_steps, files.state.step)
+    stop = stack.enter_context(StopRequest())
+    stack.callback(display.stop)
+
     def outage(reason: str, seconds: float) -> None:
         stop.check()
         on_outage()
         display.waiting(reason, seconds)
 
-    policy = load_policy(config, checkpoint, display)
+    policy = load_policy(config, files.resumed_from, display)
     stop.check()
-    trackers = start_trackers(config, state.step, display.note)  # which may ask for a login: before the display
+    past = read_metrics(files.directory.metrics)
+    trackers = start_trackers(config, files.state.step, display.note)  # before the display: one may ask for a login
+    metrics = Trackers([MetricsFile(files.directory.metrics), *trackers])
+    stack.callback(metrics.close)
     display.start()
     client = connect(config, outage)
-    reference = client.model()
-    check_reference(reference, config.loss, config.model)
-    check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
-    check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
-    allowance = _look_at_queue(client, config, display, resumed=checkpoint is not None)
+    stack.callback(client.close)
+    queue = _check_server(client, config, policy)
+    _note_waiting_batches(queue, config, files, display)
     renewal = choose_renewal(
         config.reference,
         config.run,
-        state,
+        files.state,
         policy.learner,
         policy.tokenizer,
         client,
-        checkpoints,
+        files.checkpoints,
         on_wait=outage,
         note=display.note,
     )
-    ledger = Ledger(state.ledger)
-    workers = choose_workers(config, directory, display.note)
-    metrics = Trackers([MetricsFile(directory.metrics), *trackers])
-    past = read_metrics(directory.metrics)
-    feed = _make_feed(client, config, state, ledger, allowance)
-    try:
-        Trainer(
-            Parts(
-                config=config,
-                directory=directory,
-                state=state,
-                ledger=ledger,
-                tokenizer=policy.tokenizer,
-                learner=policy.learner,
-                sampler=policy.sampler,
-                evaluator=policy.evaluator,
-                watch=QueueWatch(client, config.run),
-                feed=feed,
-                workers=workers,
-                checkpoints=checkpoints,
-                renewal=renewal,
-                metrics=metrics,
-                health=Health(config.loss, past),
-                display=display,
-                stop=stop,
-                accuracy=next((one["accuracy"] for one in reversed(past) if one["kind"] == "evaluation"), None),
-            )
-        ).run()
-    finally:
-        workers.stop()
-        stop.set()  # whoever still waits for the server gives up: leases that are not given back run out
-        with suppress(Stopped, ClientError):
-            feed.close()
-        metrics.close()
-        client.close()
-
-
-def _make_feed(
-    client: RefServerClient, config: TrainConfig, state: TrainState, ledger: Ledger, allowance: int
-) -> LeaseFeed:
-    terms = LeaseTerms(
-        consumer=f"trainer of {config.run}",
-        run=config.run,
-        epoch=state.epoch,
-        max_lag=config.max_lag,
-        order=Order(config.order),
-        lease_seconds=config.lease_seconds,
-    )
-    # Half of the allowance may wait for a checkpoint; of the other, what is leased ahead must not be all.
-    ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
-    return LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=state.step)
+    source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
+    reporters = Reporters(metrics, Health(config.loss, past), display)
+    accuracy = next((record["accuracy"] for record in reversed(past) if record["kind"] == "evaluation"), None)
+    return Trainer(config, files, policy, source, renewal, reporters, stop, accuracy=accuracy)
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
-    """The state to resume from. A new epoch invalidates batches sampled after the checkpoint."""
+    """The state to resume from. A new epoch invalidates batches that were sampled after the checkpoint."""
     state = read_state(checkpoint) if checkpoint else TrainState()
     published = latest(directory.weights)
     if checkpoint or published:
@@ -169,22 +125,54 @@ def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
     return state
 
 
-def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
-    if config.rollout == "inline":
-        return InlineWorker(directory.config, directory.logs / "rollout.log", note, config.token)
-    return ExternalWorkers(directory.config)
-
-
-def _look_at_queue(client: RefServerClient, config: TrainConfig, display: Display, *, resumed: bool) -> int:
-    """How many batches may be leased and not yet acked. Tells of batches that are there already.
-
-    Raises UserError for a queue in which a step would wait for ever.
-    """
+def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) -> QueueView:
+    """The server's queue. Raises UserError for a server whose model or limits do not suit the run."""
+    reference = client.model()
+    check_reference(reference, config.loss, config.model)
+    check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
+    check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
     queue = client.queue()
     check_room(queue, config.groups_per_step)
+    return queue
+
+
+def _note_waiting_batches(queue: QueueView, config: TrainConfig, files: RunFiles, display: Display) -> None:
+    """A new run should find none: they are most likely of another run with its name."""
     states = batches_by_state(queue, config.run)
     waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, State.LEASED))
-    if waiting and not resumed:
-        # Of another run of that name, most likely.
+    if waiting and files.resumed_from is None:
         display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")
-    return in_flight_allowance(queue)
+
+
+def _make_source(
+    client: RefServerClient,
+    config: TrainConfig,
+    files: RunFiles,
+    allowance: int,
+    display: Display,
+    stop: StopRequest,
+    stack: ExitStack,
+) -> BatchSource:
+    """Leasing begins here."""
+    ledger = Ledger(files.state.ledger)
+    terms = LeaseTerms(
+        consumer=f"trainer of {config.run}",
+        run=config.run,
+        epoch=files.state.epoch,
+        max_lag=config.max_lag,
+        order=Order(config.order),
+        lease_seconds=config.lease_seconds,
+    )
+    # Half of the allowance may wait for a checkpoint. The other half holds this step, and what is leased ahead of it.
+    ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
+    feed = LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=files.state.step)
+    workers = choose_workers(config, files.directory, display.note)
+
+    @stack.callback
+    def close() -> None:
+        workers.stop()
+        stop.set()  # ends every wait for the server: leases that are not given back expire
+        with suppress(Stopped, ClientError):
+            feed.close()
+
+    return BatchSource(feed, ledger, QueueWatch(client, config.run), workers)

@@ -1,4 +1,4 @@
-"""Who samples for a trainer: a worker that it starts itself, or others that it waits for."""
+"""The rollout workers of a trainer: one that it starts itself, or others that it waits for."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,14 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
-from policy_trainer.config import ENV_PREFIX
+from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
+from policy_trainer.run_files.run_directory import RunDirectory
 
-# So many deaths without a batch in between are a fault that a restart does not mend.
+# After this many deaths without a batch in between, a restart does not help.
 _MAX_DEATHS = 5
-# The status of a command that refuses its settings or data: another start would end the same.
+# Exit status of a command that refuses its settings or data: another start would end the same way.
 _REFUSED = 2
 
 
@@ -21,25 +22,31 @@ class Workers(Protocol):
     def start(self) -> None: ...
 
     def check(self) -> None:
-        """Looks after them; called while the trainer waits."""
+        """Restarts workers that died, where that is ours to do. Called while the trainer waits."""
         ...
 
     def delivered(self) -> None:
-        """A batch has come."""
+        """Called when batches have arrived."""
         ...
 
     def describe(self) -> str:
-        """Whom the trainer waits for."""
+        """What the trainer waits for, in words."""
         ...
 
     def stop(self) -> None: ...
 
 
+def choose_workers(config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
+    if config.rollout == "inline":
+        return InlineWorker(directory.config, directory.logs / "rollout.log", note, config.token)
+    return ExternalWorkers(directory.config)
+
+
 class InlineWorker:
-    """One rollout worker as a process of the trainer's, started again when it dies."""
+    """One rollout worker as a child process, restarted when it dies."""
 
     def __init__(self, config: Path, log: Path, note: Callable[[str], None], token: SecretStr | None) -> None:
-        """token: of the server. It is in no file, and everybody sees a command line."""
+        """token: of the server; passed by the environment, since command lines are visible to everyone."""
         secret = {f"{ENV_PREFIX}TOKEN": token.get_secret_value()} if token else {}
         self._child = Child("rollout worker", "policy_trainer", ["rollout", "--config", str(config)], log, secret)
         self._note = note
