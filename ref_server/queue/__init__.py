@@ -1,1 +1,1 @@
-"""The durable queue of batches, behind one interface."""
+"""The durable queue of batches: one interface (`interface.py`), two stores (SQLite, PostgreSQL)."""

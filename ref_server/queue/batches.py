@@ -1,4 +1,4 @@
-"""Batches in SQL from their admission to their scoring, and what an operator does to them."""
+"""SQL operations on batches: admission, scoring, expiry, and the operator's requeue and drop."""
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import leasing
@@ -6,14 +6,14 @@ from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull
 from ref_server.queue.transaction import Transaction
 from shared.api import State, Uploaded
 
-# Only so many queued batches are looked at for one claim; a forward of more would be of tiny ones.
+# One claim takes at most this many queued batches: a forward of more would consist of tiny batches.
 _MAX_CLAIMS = 64
-# What counts against the bounds of what waits.
+# SQL condition: the batches that count against max_batches and max_bytes.
 WAITING = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT started)"
 
 
 def put(tx: Transaction, upload: Upload) -> Uploaded:
-    tx.db.serialise("admission")  # so that the limits hold exactly, and an id is admitted once
+    tx.db.serialise("admission")  # so that limits hold exactly and each id is admitted once
     known = tx.one("SELECT content_hash, state FROM batches WHERE id = ?", upload.id)
     if known is not None:
         content_hash, state = known
@@ -85,13 +85,13 @@ def drop(tx: Transaction, id: str) -> None:
 
 
 def expire(tx: Transaction, seq: int, reason: str) -> None:
-    """Ends a batch, and a lease of it, for good: its payload is gone."""
+    """Expires a batch for good: deletes its payload and ends its lease, if it has one."""
     tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
     leasing.end(tx, seq, State.EXPIRED, reason, reason=reason, payload_bytes=0)
 
 
 def sweep(tx: Transaction) -> None:
-    """Takes back every claim and every lease whose time is over."""
+    """Takes back every claim and every lease that has expired."""
     over = tx.rows(f"SELECT seq, state FROM batches WHERE expires <= ? {tx.db.skip_locked}", tx.now)
     for seq, state in over:
         if state == State.SCORING:
@@ -102,13 +102,16 @@ def sweep(tx: Transaction) -> None:
 
 
 def recover(tx: Transaction) -> None:
-    """Takes back what a process that is gone was scoring."""
+    """Takes back the claims of a process that has ended."""
     for (seq,) in tx.rows("SELECT seq FROM batches WHERE state = 'scoring' ORDER BY seq"):
         interrupt(tx, seq)
 
 
 def interrupt(tx: Transaction, seq: int) -> None:
-    """Queues a batch again whose server ended while scoring it. When that happens time and again, it is the cause."""
+    """Queues a batch again after its server ended while scoring it.
+
+    After max_deliveries such interruptions the batch is dead: it is probably what ends the servers.
+    """
     count = 1 + tx.one("SELECT interruptions FROM batches WHERE seq = ?", seq)
     detail = "the server ended while scoring it"
     ended = {"interruptions": count, "scorer": None, "expires": None}
@@ -121,13 +124,13 @@ def interrupt(tx: Transaction, seq: int) -> None:
 
 
 def forget(tx: Transaction, older_than: float) -> None:
-    """Removes every trace of what was settled, and every life of a consumer that was first seen, before that time."""
+    """Deletes batches settled before `older_than` (Unix seconds), and incarnations first seen before it."""
     tx.execute("DELETE FROM batches WHERE settled_at < ?", older_than)
     tx.execute("DELETE FROM incarnations WHERE seen_at < ?", older_than)
 
 
 def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
-    """Raises QueueFull when one more batch of so many bytes would break a limit."""
+    """Raises QueueFull when one more batch of payload_bytes would exceed a limit."""
     limits = tx.limits
     batches, size, of_run, size_of_run = tx.one(
         f"""
@@ -145,7 +148,7 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
     if of_run >= limits.max_batches_per_run:
         raise QueueFull(f"{of_run} batches of run {run!r} wait and max_batches_per_run is {limits.max_batches_per_run}")
     if size + payload_bytes > limits.max_bytes:
-        full = NoRoom if payload_bytes <= limits.max_bytes // 100 else QueueFull  # a smaller one than that may fit
+        full = NoRoom if payload_bytes <= limits.max_bytes // 100 else QueueFull  # else smaller ones may fit
         raise full(f"{size} bytes wait, this batch has {payload_bytes} and max_bytes is {limits.max_bytes}")
     if size_of_run + payload_bytes > limits.max_bytes_per_run:
         raise QueueFull(
@@ -179,9 +182,9 @@ def _insert(tx: Transaction, upload: Upload, state: State) -> None:
 
 
 def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
-    """The longest run of queued batches from the oldest on whose tokens fit, but at least one.
+    """seq of queued batches, oldest first, as many as fit max_tokens, but at least one.
 
-    One that was interrupted goes alone: should it be what ends its server, it takes no other with it.
+    A batch that was interrupted before is claimed alone: if it ends its server again, no other batch is affected.
     """
     queued = f"""
         SELECT seq, prompt_tokens + completion_tokens, interruptions FROM batches
@@ -200,7 +203,7 @@ def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:
 
 
 def _claimed(tx: Transaction, id: str) -> tuple[int, int, float]:
-    """seq, failed attempts and time of admission of a batch that this scorer has claimed."""
+    """seq, failed attempts and admission time of a batch that this scorer has claimed. Raises KeyError, WrongState."""
     seq, state = _find(tx, id)
     scorer, attempts, admitted_at = tx.one(
         "SELECT scorer, scoring_attempts, admitted_at FROM batches WHERE seq = ?", seq

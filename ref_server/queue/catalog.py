@@ -1,4 +1,4 @@
-"""Looking into a queue in SQL without changing it."""
+"""SQL queries that read the queue without changing it."""
 
 import re
 
@@ -7,7 +7,7 @@ from ref_server.queue.interface import CURSOR, Stats
 from ref_server.queue.transaction import Transaction
 from shared.api import BatchDetails, BatchPage, BatchSummary, Depth, Event, State
 
-# Columns have the names of the record's fields.
+# The columns are named like the record's fields.
 _FIELDS = tuple(BatchSummary.model_fields)
 _SUMMARIES = f"SELECT {', '.join(_FIELDS)}, seq FROM batches"
 

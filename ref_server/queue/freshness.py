@@ -1,4 +1,4 @@
-"""Batches that no consumer will want again: too old a policy, or weights that a resumed training left behind."""
+"""Expires useless batches: stale (the policy is too old) or abandoned (sampled after the checkpoint of a resume)."""
 
 from collections.abc import Iterator
 
@@ -6,16 +6,17 @@ from ref_server.metrics.activity import Count
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 
-# As the index on waiting batches says it.
+# Must match the condition of the index `waiting_by_version`, or SQLite does not use it.
 _WAITING = "state IN ('queued', 'ready')"
 _REASONS = {Count.EXPIRED_STALE: "stale", Count.EXPIRED_ABANDONED: "abandoned"}
 
 
 def expire_useless(tx: Transaction, request: LeaseBody) -> None:
-    """Expires waiting batches of the request's run that are stale or abandoned for it; those of newer epochs stay.
+    """Expires waiting batches of the request's run that are stale or abandoned for it. Newer epochs are left alone.
 
-    One that is in doubt is leased once more before it is stale: a trainer that has its effect acks it. What is
-    abandoned is newer than the checkpoint that the lineage goes on from, so that its effect is in none.
+    A batch in doubt is leased once more instead of becoming stale: a trainer that has its effect then acks it.
+    Abandoned batches are expired even when in doubt: they are newer than the checkpoint that the run resumed from, so
+    that checkpoint cannot contain their effect.
     """
     if request.run is None:
         return
@@ -29,7 +30,7 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
 
 
 def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[int]:
-    """Epochs up to `newest` that batches of the run wait in, from the newest on: a look at an index for each."""
+    """Epochs <= `newest` in which the run has waiting batches, newest first. One index lookup per epoch."""
     below = tx.one(
         f"SELECT max(epoch) FROM batches WHERE run = ? AND {_WAITING} AND epoch <= coalesce(?, epoch)", run, newest
     )
@@ -39,7 +40,7 @@ def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[i
 
 
 def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
-    """The first request of a new epoch comes at the version of the checkpoint where it forks off."""
+    """Stores the fork version of a new epoch: its first request has the policy version of the resumed checkpoint."""
     if request.epoch is not None and request.policy_version is not None:
         tx.execute(
             "INSERT INTO epochs (run, epoch, fork_version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
@@ -50,7 +51,7 @@ def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
 
 
 def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None:
-    """The last version of `epoch` that is still in the lineage of the request's epoch; None when all of it is."""
+    """The last policy version of `epoch` that the request's epoch continues from; None when no later epoch forked."""
     return tx.one(
         "SELECT min(fork_version) FROM epochs WHERE run = ? AND epoch > ? AND epoch <= ?",
         request.run,

@@ -1,4 +1,4 @@
-"""How the batches are found, in both stores: no request walks through those it does not want."""
+"""The indexes of both stores. With them, no request reads batches that it does not need."""
 
 INDEXES = """
 CREATE INDEX batches_in_state ON batches (state, seq);

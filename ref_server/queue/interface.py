@@ -1,8 +1,8 @@
-"""What a queue of batches promises, whatever stores it.
+"""The interface of the queue: what each method guarantees, whichever store is behind it.
 
 A batch moves `queued -> scoring -> ready -> leased -> done`, or ends as `expired` or `dead` with a reason. Methods
-block, are safe to call from any thread, and return only when what they say is true; those that admit or settle a batch
-return once that survives a power cut. The queue knows no HTTP and no tensors: payloads are bytes.
+block and are safe to call from any thread. They return after their change is committed; those that admit or settle a
+batch return once the change survives a power cut. The queue knows no HTTP and no tensors: payloads are bytes.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Protocol
 from ref_server.metrics.activity import Activity
 from shared.api import BatchDetails, BatchPage, Depth, Key, LeaseBody, Outcome, State, Uploaded
 
-# What a cursor of a page looks like.
+# Regular expression of a page cursor: the seq of the last batch, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"
 
 
@@ -25,15 +25,15 @@ class QueueFull(Exception):
 
 
 class NoRoom(QueueFull):
-    """So much waits that hardly any other batch is admitted, whatever its run."""
+    """The whole queue is full, so hardly any batch of any run is admitted."""
 
 
 class TooManyInFlight(QueueFull):
-    """So many batches are leased and not yet settled that no more are: ack or release some."""
+    """Too many batches are leased and not yet settled: ack or release some."""
 
 
 class ContentConflict(Exception):
-    """The id is known with other content."""
+    """The id is already known, with different content."""
 
 
 class WrongState(Exception):
@@ -41,11 +41,11 @@ class WrongState(Exception):
 
 
 class Superseded(Exception):
-    """A newer incarnation of the consumer has asked since: this one is over."""
+    """A newer incarnation of the consumer has taken over; this one gets no more leases."""
 
 
 class StorageFull(Exception):
-    """The disk has no room: nothing was kept of what was asked."""
+    """The disk is full. The operation changed nothing."""
 
 
 class StorageBroken(Exception):
@@ -54,7 +54,7 @@ class StorageBroken(Exception):
 
 @dataclass(frozen=True)
 class Upload:
-    """A checked batch on its way in. content_hash: 32 bytes. completions: G. to_score: else it is ready at once."""
+    """A checked batch to admit. content_hash: 32 bytes. completions: G. to_score: False makes it ready at once."""
 
     id: str
     content_hash: bytes
@@ -70,7 +70,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Claim:
-    """One batch handed to the scorer. attempts: that failed before. interruptions: servers that ended scoring it."""
+    """A batch handed to the scorer. attempts: failed scorings so far. interruptions: servers that ended scoring it."""
 
     id: str
     body: bytes
@@ -91,9 +91,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class Stats:
-    """runs: the depths of each run, only of states that have batches. oldest_age: seconds, of the oldest waiting batch.
+    """runs: each run's depth by state, empty states left out. oldest_age: age in seconds of the oldest waiting batch.
 
-    waiting_batches, waiting_bytes: what counts against `max_batches` and `max_bytes`.
+    waiting_batches, waiting_bytes: the totals that count against `max_batches` and `max_bytes`.
     """
 
     runs: dict[str, dict[State, Depth]]
@@ -111,34 +111,34 @@ class Queue(Protocol):
         ...
 
     def put_displacing(self, upload: Upload) -> list[str]:
-        """Admits a batch as `put` does. Where there is no room, its run's oldest waiting batches make it.
+        """Admits a batch as `put` does; if there is no room, expires the run's oldest waiting batches to make some.
 
-        Those expire (reason `displaced`), their payloads are gone, and their ids are returned, oldest first; batches
-        that are leased or being scored stay. When even that makes no room it raises QueueFull, and all stay.
+        They expire with reason `displaced`, their payloads are deleted, and their ids are returned, oldest first.
+        Batches that are leased or being scored stay. Raises QueueFull, and expires nothing, if that is not enough.
         """
         ...
 
     def take(self, run: str) -> bytes | None:
-        """The payload of the freshest ready batch of a run, which is durably done before: delivered at most once."""
+        """The payload of the freshest ready batch of a run. Marks it done, durably, first: at-most-once delivery."""
         ...
 
     def claim(self, max_tokens: int) -> list[Claim]:
-        """Takes queued batches for scoring, oldest first, as many as fit max_tokens (P + C each) but at least one."""
+        """Claims queued batches for scoring, oldest first: as many as fit max_tokens (P + C each), but at least one."""
         ...
 
     def complete(self, id: str, body: bytes) -> None:
-        """Replaces the payload of a claimed batch by its scored form: it is ready. Raises KeyError, WrongState."""
+        """Replaces the payload of a claimed batch by its scored form, makes it ready. Raises KeyError, WrongState."""
         ...
 
     def fail(self, id: str, error: str) -> State:
-        """Notes a failed scoring: the batch is queued again, or dead once max_scoring_attempts have failed.
+        """Records a failed scoring: queues the batch again, or makes it dead after max_scoring_attempts failures.
 
         Raises KeyError, WrongState.
         """
         ...
 
     def lease(self, request: LeaseBody) -> Lease | None:
-        """Leases one ready batch, or None. Expires what the request shows to be stale or abandoned.
+        """Leases one ready batch; None if there is none. First expires what the request makes stale or abandoned.
 
         Raises Superseded, TooManyInFlight.
         """
@@ -149,22 +149,22 @@ class Queue(Protocol):
         ...
 
     def extend(self, leases: Sequence[Key], lease_seconds: float, started: bool = False) -> list[Outcome]:
-        """Gives leases lease_seconds from now; `started` says that training on them begins."""
+        """Makes leases end lease_seconds from now. started: training on them begins now."""
         ...
 
     def release(self, leases: Sequence[Key], error: str | None = None) -> list[Outcome]:
-        """Gives batches back. With an error it counts as a delivery, without one it does not."""
+        """Gives batches back. It counts as a delivery only if an error is given."""
         ...
 
     def requeue(self, id: str) -> State:
-        """Brings a dead or expired batch back, its counts at zero: ready if it was scored, queued otherwise. Durable.
+        """Restores a dead or expired batch, with its counts at zero: ready if it was scored, else queued. Durable.
 
-        Raises KeyError, QueueFull, and WrongState when it is neither or its payload was dropped.
+        Raises KeyError, QueueFull, and WrongState if the batch is not dead or expired, or its payload was dropped.
         """
         ...
 
     def drop(self, id: str) -> None:
-        """Removes a batch's payload, durably; its id stays known, as `expired` (reason `dropped`). Ends its lease.
+        """Deletes a batch's payload, durably, and ends its lease. Its id stays known as `expired` (reason `dropped`).
 
         A done batch stays done. Raises KeyError, and WrongState while the batch is being scored.
         """
@@ -175,11 +175,11 @@ class Queue(Protocol):
         ...
 
     def payload(self, id: str) -> bytes | None:
-        """The body of a batch as it stands (scored once it is ready); None when unknown or gone."""
+        """The current body of a batch, scored once ready. None if the batch is unknown or its payload deleted."""
         ...
 
     def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> BatchPage:
-        """Batches in order of admission, without their histories. Raises ValueError for a cursor it did not give."""
+        """Batches in order of admission, without their histories. Raises ValueError for a malformed cursor."""
         ...
 
     def stats(self) -> Stats: ...

@@ -1,4 +1,4 @@
-"""Runs without leases in SQL: the freshest batch goes to whoever asks, and when there is no room the oldest go."""
+"""SQL operations for runs without leases: deliver the freshest batch; when the queue is full, displace the oldest."""
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import batches, leasing
@@ -35,7 +35,7 @@ def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
         except QueueFull:
             oldest = _oldest_waiting(tx, upload.run)
             if oldest is None:
-                raise  # and with the transaction all that was displaced is back
+                raise  # the transaction rolls back, so nothing is displaced
             seq, id = oldest
             batches.expire(tx, seq, "displaced")
             tx.count(Count.EXPIRED_DISPLACED)

@@ -1,4 +1,4 @@
-"""Leases in SQL: who holds which batch, until when, and what becomes of it then."""
+"""SQL operations on leases: who holds which batch, until when, and what happens when a lease ends."""
 
 import hmac
 import secrets
@@ -11,7 +11,7 @@ from ref_server.queue.interface import Lease, Superseded, TooManyInFlight
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LEGACY_RUN, Key, LeaseBody, Order, Outcome, State
 
-# What comes back from a lease is first in line whatever the order.
+# In every order, batches that came back from a lease come first.
 ORDERS = {
     Order.FIFO: "returned DESC, seq",
     Order.FRESHEST: "returned DESC, policy_version DESC, seq DESC",
@@ -32,19 +32,19 @@ _HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
 
 
 def grant_grace(tx: Transaction) -> None:
-    """Gives every lease its full time from now: its holder could not reach a queue that was down."""
+    """Restarts the time of every lease: its holder could not extend it while the queue was down."""
     tx.execute("UPDATE batches SET expires = ? + lease_seconds WHERE expires IS NOT NULL", tx.now)
 
 
 def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
-    tx.db.serialise(f"consumer {request.consumer}")  # a repeated request may come while the first is under way
-    _recognise(tx, request)
+    tx.db.serialise(f"consumer {request.consumer}")  # the same request may arrive twice at once
+    _supersede_older(tx, request)
     expire_useless(tx, request)
     seq = _find_repeated(tx, request)
     repeated = seq is not None
     if seq is None:
         _check_in_flight(tx, request)
-        seq = _choose(tx, request)
+        seq = _first_ready(tx, request)
         if seq is None:
             return None
         _grant(tx, seq, request)
@@ -64,7 +64,7 @@ def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Ou
         tx.move(held.seq, State.DONE, detail, payload_bytes=0, expires=None)
         tx.count(Count.ACKED)
 
-    return _use(tx, keys, settle)
+    return _apply_to_leases(tx, keys, settle)
 
 
 def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: bool) -> list[Outcome]:
@@ -77,7 +77,7 @@ def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: 
             held.seq,
         )
 
-    return _use(tx, keys, prolong)
+    return _apply_to_leases(tx, keys, prolong)
 
 
 def release(tx: Transaction, keys: Sequence[Key], error: str | None) -> list[Outcome]:
@@ -86,15 +86,15 @@ def release(tx: Transaction, keys: Sequence[Key], error: str | None) -> list[Out
         tx.count(Count.RELEASED)
         detail = f"given back by {held.consumer}"
         if error is None:
-            _return(tx, held, detail, held.deliveries)
+            _return_to_ready(tx, held, detail, held.deliveries)
         else:
-            _return_counted(tx, held, f"{detail}: {error}")
+            _count_failed_delivery(tx, held, f"{detail}: {error}")
 
-    return _use(tx, keys, give_back, once_released=Outcome.ALREADY)
+    return _apply_to_leases(tx, keys, give_back, once_released=Outcome.ALREADY)
 
 
 def end(tx: Transaction, seq: int, state: State, detail: str, **columns: Value) -> None:
-    """Moves a batch on, and with it ends the lease that it may be under."""
+    """Moves a batch to `state` and ends its lease, if it has one."""
     for column in ("token", "consumer", "incarnation", "request_id", "expires"):
         columns[column] = None
     tx.move(seq, state, detail, started=False, **columns)
@@ -103,19 +103,23 @@ def end(tx: Transaction, seq: int, state: State, detail: str, **columns: Value) 
 def lose(tx: Transaction, seq: int, why: str) -> None:
     """Takes a lease away. It counts as a delivery if training on the batch had started.
 
-    Then its effect may be in a checkpoint whose ack did not arrive: only the next to lease it knows.
+    In that case the batch is in doubt: a checkpoint may contain its effect while the ack was lost. The trainer that
+    leases it next can tell.
     """
     held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
     if held.started:
         tx.execute("UPDATE batches SET in_doubt = ? WHERE seq = ?", True, seq)
-        _return_counted(tx, held, detail)
+        _count_failed_delivery(tx, held, detail)
     else:
-        _return(tx, held, detail, held.deliveries)
+        _return_to_ready(tx, held, detail, held.deliveries)
 
 
-def _recognise(tx: Transaction, request: LeaseBody) -> None:
-    """Ends a consumer's other leases when a new life of it shows itself; refuses a life that a newer one has ended."""
+def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
+    """Ends the leases of a consumer's earlier incarnations at the first request of a new one.
+
+    Raises Superseded for an incarnation that is no longer the newest.
+    """
     consumer, incarnation = request.consumer, request.incarnation
     if incarnation is None:
         return
@@ -135,7 +139,7 @@ def _recognise(tx: Transaction, request: LeaseBody) -> None:
 
 
 def _find_repeated(tx: Transaction, request: LeaseBody) -> int | None:
-    """The batch that this very request has leased before: its answer may have been lost on the way."""
+    """seq of the batch that the same request_id leased before: its response may have been lost. None if none."""
     if request.request_id is None:
         return None
     return tx.one(
@@ -146,7 +150,7 @@ def _find_repeated(tx: Transaction, request: LeaseBody) -> int | None:
 
 
 def _check_in_flight(tx: Transaction, request: LeaseBody) -> None:
-    """Raises TooManyInFlight when so many batches are leased and not yet settled that no more may be."""
+    """Raises TooManyInFlight when the leased, unsettled batches reach a limit."""
     leased, of_run = tx.one(
         """
         SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
@@ -165,8 +169,8 @@ def _check_in_flight(tx: Transaction, request: LeaseBody) -> None:
         )
 
 
-def _choose(tx: Transaction, request: LeaseBody) -> int | None:
-    """The first batch in the request's order. An index of that order finds it, however many batches wait."""
+def _first_ready(tx: Transaction, request: LeaseBody) -> int | None:
+    """seq of the first ready batch in the request's order. Each order has an index, so depth does not matter."""
     if request.run is None:
         conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
     else:
@@ -191,50 +195,50 @@ def _grant(tx: Transaction, seq: int, request: LeaseBody) -> None:
     )
 
 
-def _use(
+def _apply_to_leases(
     tx: Transaction,
     keys: Sequence[Key],
     effect: Callable[[_Held], None],
     once_released: Outcome = Outcome.STALE,
 ) -> list[Outcome]:
-    """Applies the effect to the batches whose tokens still hold, and answers each key in its place.
+    """Applies `effect` to each batch whose token is still valid. Returns the outcomes in the order of `keys`.
 
-    once_released: the answer to a token that gave its batch back.
+    once_released: the outcome for a token whose lease was released before.
     """
     outcomes: dict[int, Outcome] = {}
-    # In an order that all keep to, so that two who want the same batches do not wait for each other.
+    # Sorted by id: transactions that lock the same batches in the same order cannot deadlock.
     for place, key in sorted(enumerate(keys), key=lambda item: (item[1].id, item[0])):
-        outcomes[place] = _use_one(tx, key, effect, once_released)
+        outcomes[place] = _apply_to_key(tx, key, effect, once_released)
     return [outcomes[place] for place in range(len(keys))]
 
 
-def _use_one(tx: Transaction, key: Key, effect: Callable[[_Held], None], once_released: Outcome) -> Outcome:
+def _apply_to_key(tx: Transaction, key: Key, effect: Callable[[_Held], None], once_released: Outcome) -> Outcome:
     row = tx.one(f"{_HELD} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:
         return Outcome.UNKNOWN
     held = _Held(*row)
-    if _same(held.token, key.token):
+    if _token_matches(held.token, key.token):
         if held.state == State.DONE:
             return Outcome.ALREADY
         effect(held)
         return Outcome.OK
-    return once_released if _same(held.released_token, key.token) else Outcome.STALE
+    return once_released if _token_matches(held.released_token, key.token) else Outcome.STALE
 
 
-def _same(known: str | None, shown: str) -> bool:
+def _token_matches(known: str | None, shown: str) -> bool:
     return known is not None and hmac.compare_digest(known.encode(), shown.encode())
 
 
-def _return_counted(tx: Transaction, held: _Held, detail: str) -> None:
-    """Takes back a batch that may be what broke its consumer: at max_deliveries such returns it is dead."""
+def _count_failed_delivery(tx: Transaction, held: _Held, detail: str) -> None:
+    """Takes back a batch that may have crashed its consumer. After max_deliveries such returns it is dead."""
     deliveries = held.deliveries + 1
     if deliveries < tx.limits.max_deliveries:
-        _return(tx, held, detail, deliveries)
+        _return_to_ready(tx, held, detail, deliveries)
     else:
         reason = f"{deliveries} failed deliveries; the last: {detail}" if deliveries > 1 else detail
         end(tx, held.seq, State.DEAD, reason, reason=reason, deliveries=deliveries)
         tx.count(Count.DEAD_TRAINING)
 
 
-def _return(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
+def _return_to_ready(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
     end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=True)

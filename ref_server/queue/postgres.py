@@ -1,7 +1,7 @@
 """The queue on PostgreSQL: several servers score from it, several trainers lease from it.
 
-A method is one transaction on a connection of its own, so that many run at once. Rows that change are locked, rows that
-others hold are left out (SKIP LOCKED). Leases and claims run on the database's clock.
+Each method is one transaction on its own connection, so many run at once. A transaction locks the rows that it changes
+and skips rows that others have locked (SKIP LOCKED). Leases and claims use the database's clock.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 _CONNECTIONS = 16
 _CONNECT_SECONDS = 5.0
-# The other of two that waited for each other has gone on meanwhile.
+# A deadlocked transaction is retried: the other one has continued meanwhile.
 _DEADLOCK_ATTEMPTS = 5
 
 
@@ -39,11 +39,11 @@ def database_time(db: psycopg.Connection) -> float:
 
 
 class PostgresQueue(SqlQueue):
-    """The `Queue` in the database at `url`; its tables are made if there are none.
+    """The `Queue` in the database at `url`. Creates its tables if there are none.
 
-    retention_seconds: how long a settled batch's id stays known. claim_seconds: a server that shows no sign of life for
-    so long loses what it was scoring. upkeep_seconds: how often it shows one. clock: Unix seconds; the database's,
-    unless a test has others. Raises StorageBroken when the database cannot be reached or has an unknown schema.
+    retention_seconds: how long a settled batch's id stays known. claim_seconds: a server that does not renew its claims
+    for this long loses them. upkeep_seconds: how often claims are renewed. clock: Unix seconds, by default the
+    database's; tests pass their own. Raises StorageBroken when the database is unreachable or has an unknown schema.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class PostgresQueue(SqlQueue):
         self._claims.update(claim.id for claim in claims)
         return claims
 
-    # Forgotten even if a crash of the database undoes it: the claim then runs out, and another scores the batch.
+    # `complete` and `fail` stop renewing the claim even if a database crash undoes their commit: the claim then
+    # expires and another server scores the batch.
 
     def complete(self, id: str, body: bytes) -> None:
         super().complete(id, body)
@@ -83,7 +84,7 @@ class PostgresQueue(SqlQueue):
         return state
 
     def close(self) -> None:
-        """Ends the connections; every later call raises StorageBroken."""
+        """Closes the connections. Every later call raises StorageBroken."""
         self._closing.set()
         self._upkeep.join()
         self._pool.close()
@@ -117,11 +118,11 @@ class PostgresQueue(SqlQueue):
                 self.activity.flushed(time.monotonic() - started, 1)
             return result, tx.tally
         except ReadOnlySqlTransaction:
-            db.close()  # after a failover it leads to what is now the standby; a new one leads to the primary
+            db.close()  # after a failover this connection leads to the standby; a new one leads to the primary
             raise
 
     def _keep_up(self) -> None:
-        """Holds on to what is being scored here, and keeps counting cheap."""
+        """Renews this server's claims and adds up the rows of `depths`, every upkeep_seconds until close."""
         while not self._closing.wait(self._upkeep_seconds):
             try:
                 self._run(self._renew)
@@ -130,7 +131,7 @@ class PostgresQueue(SqlQueue):
                 log.warning("the database cannot be used", error=str(error))
 
     def _renew(self, tx: Transaction) -> None:
-        """Only claims that are known here: one whose answer was lost on the way runs out and is claimed again."""
+        """Renews the claims this server knows of. One whose commit was not confirmed expires and is made again."""
         mine = "id = ? AND state = 'scoring' AND scorer = ?"
         for id in sorted(self._claims.copy()):
             renewed = f"UPDATE batches SET expires = ? WHERE {mine} RETURNING id"
@@ -139,7 +140,7 @@ class PostgresQueue(SqlQueue):
 
 
 class _Postgres:
-    """A connection, with `?` for values as in SQLite."""
+    """The `Database` of a PostgreSQL connection. Takes `?` as placeholder, as SQLite does."""
 
     lock = "FOR UPDATE"
     skip_locked = "FOR UPDATE SKIP LOCKED"
@@ -156,27 +157,27 @@ class _Postgres:
 
 
 def _storable(value: Value) -> Value:
-    """PostgreSQL has no NUL in its texts."""
+    """Replaces NUL in texts, which PostgreSQL cannot store."""
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value
 
 
 def _connect(url: str) -> ConnectionPool:
     def configure(db: psycopg.Connection) -> None:
-        # A cluster made where no locale was set keeps texts as SQL_ASCII, in which psycopg reads them as bytes.
+        # A cluster created without a locale stores texts as SQL_ASCII, which psycopg would return as bytes.
         db.execute(f"SET client_encoding TO 'UTF8'; SET search_path TO {postgres_schema.SCHEMA}".encode())
-        # An index finds what each query wants, in its order. Until the tables are first analysed the planner does not
-        # know how many rows there are, and would read and sort them all to take a few.
+        # Every query has an index in its order. Until the tables are first analysed the planner does not know their
+        # sizes, and would read and sort all rows to return a few.
         db.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off")
         db.commit()
 
-    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # the errors of our calls tell what it would
-    # check: after a restart of the database the connections that it has ended are replaced before they are used.
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # our own errors say the same
+    # check: replaces connections that a restart of the database has closed, before they are used.
     pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
         url, min_size=1, max_size=_CONNECTIONS, timeout=_CONNECT_SECONDS, configure=configure,
         check=ConnectionPool.check_connection, open=False,
     )  # fmt: skip
     try:
-        with psycopg.connect(url, connect_timeout=int(_CONNECT_SECONDS)) as db:  # whose error tells why it cannot
+        with psycopg.connect(url, connect_timeout=int(_CONNECT_SECONDS)) as db:  # the pool's error lacks the reason
             configure(db)
             postgres_schema.prepare(db)
         pool.open(wait=True, timeout=_CONNECT_SECONDS)
@@ -187,7 +188,7 @@ def _connect(url: str) -> ConnectionPool:
 
 
 def _storage_error(error: psycopg.Error) -> Exception:
-    """What the database did, in the queue's words; any other error is a bug and stays what it is."""
+    """Translates a database error to StorageFull or StorageBroken. Other errors are bugs and are returned unchanged."""
     if isinstance(error, DiskFull):
         return StorageFull(f"the database's disk is full: {error}")
     if isinstance(error, PoolClosed):

@@ -1,4 +1,4 @@
-"""The tables of the queue on PostgreSQL: those of `sqlite_file.py`, in a schema of their own."""
+"""The tables of the queue on PostgreSQL, in their own schema. `sqlite_file.py` explains the columns."""
 
 import psycopg
 
@@ -8,7 +8,7 @@ from ref_server.queue.interface import StorageBroken
 SCHEMA = "tandem"
 SCHEMA_VERSION = 1
 
-# Texts compare byte by byte, as in SQLite, whatever the database's locale.
+# COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
 CREATE TABLE version (number INTEGER NOT NULL);
 
@@ -73,8 +73,8 @@ CREATE TABLE incarnations (
     UNIQUE (consumer, incarnation)
 );
 
--- How many batches more or fewer, since when does not matter: the sums are what counts. Transactions append to it, so
--- that they never wait for each other, and each server adds its rows up now and then.
+-- Each row is a change in the number and bytes of batches; the depth is the sum of the rows. Transactions only append,
+-- so they never wait for each other. Each server replaces the rows by their sums now and then (ADD_UP).
 CREATE TABLE depths (
     state         TEXT COLLATE "C" NOT NULL,
     run           TEXT COLLATE "C" NOT NULL,
@@ -109,7 +109,7 @@ CREATE TRIGGER go AFTER DELETE ON batches
     REFERENCING OLD TABLE AS old FOR EACH STATEMENT EXECUTE FUNCTION batches_go();
 """
 
-# One statement sees one moment: nobody ever reads a sum in between. Of a few rows there is nothing to gain.
+# One statement, so nobody reads a partial sum. Does nothing for 100 rows or fewer: there is nothing to gain.
 ADD_UP = """
 WITH gone AS (DELETE FROM depths WHERE (SELECT count(*) FROM depths) > 100 RETURNING *)
 INSERT INTO depths SELECT state, run, started, sum(batches), sum(payload_bytes) FROM gone
@@ -118,7 +118,7 @@ GROUP BY state, run, started HAVING sum(batches) <> 0 OR sum(payload_bytes) <> 0
 
 
 def prepare(db: psycopg.Connection) -> None:
-    """Brings the database to the schema, in one transaction. Raises StorageBroken, psycopg.Error."""
+    """Creates the schema if missing and checks its version, in one transaction. Raises StorageBroken, psycopg.Error."""
     db.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('tandem schema', 0))"
     )  # several servers may start at once

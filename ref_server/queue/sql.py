@@ -1,8 +1,8 @@
 """The queue in SQL: each method of the protocol is one operation in one transaction.
 
-A transaction begins by taking back the claims and leases whose time is over, so that none ever sees one that no longer
-holds. What SQLite and PostgreSQL do differently stands in `sqlite.py` and `postgres.py`: how a transaction is run, what
-makes it durable, and which clock it goes by.
+A transaction first takes back expired claims and leases, so no operation sees one that is no longer valid. `sqlite.py`
+and `postgres.py` hold what differs between the stores: how a transaction is run, what makes it durable, and which clock
+it uses.
 """
 
 import secrets
@@ -22,7 +22,7 @@ _HOUSEKEEPING_SECONDS = 60.0
 
 
 class SqlQueue(ABC):
-    """A `Queue`; see `interface.py` for what the methods promise."""
+    """A `Queue`. `interface.py` documents the methods."""
 
     _claim_seconds: float | None = None
 
@@ -35,10 +35,10 @@ class SqlQueue(ABC):
 
     @abstractmethod
     def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
-        """What `operation` returns, once its transaction is committed; durable: once it survives a power cut.
+        """Runs `operation` in one transaction and returns its result after the commit.
 
-        It begins with `_begin`; what it tallied is added to the activity then. Raises what the operation raises,
-        StorageFull, StorageBroken.
+        durable: returns once the commit survives a power cut. The transaction begins with `_begin`; its tally is added
+        to the activity after the commit. Raises what the operation raises, StorageFull, StorageBroken.
         """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class SqlQueue(ABC):
 
     def take(self, run: str) -> bytes | None:
         if not self._run(lambda tx: latest.any_ready(tx, run)):
-            return None  # trainers ask every second: nothing to be flushed, nor to be counted as a flush
+            return None  # trainers ask every second: an empty answer must not cost a disk flush
         return self._run(lambda tx: latest.take(tx, run), durable=True)
 
     def claim(self, max_tokens: int) -> list[Claim]:

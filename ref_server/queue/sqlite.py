@@ -21,10 +21,10 @@ _DAY = 86400.0
 
 
 class SqliteQueue(SqlQueue):
-    """The `Queue` in the file `path`, made if there is none.
+    """The `Queue` in the file `path`. Creates the file if there is none.
 
-    retention_seconds: how long a settled batch's id stays known. clock: seconds that never jump; leases run on it, so a
-    restart, which starts another clock, gives every lease its full time again. wall: Unix seconds.
+    retention_seconds: how long a settled batch's id stays known. clock: monotonic seconds, used for leases; a restart
+    starts another clock, so it gives every lease its full time again. wall: Unix seconds.
     Raises StorageBroken when the file is damaged, of an unknown schema, on a network file system, or held by another
     process.
     """
@@ -56,11 +56,11 @@ class SqliteQueue(SqlQueue):
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Finishes what waits; every later call raises StorageBroken."""
+        """Finishes waiting operations. Every later call raises StorageBroken."""
         self._opened.close()
 
     def _recover(self) -> Tally:
-        """Takes up what the last process left: nobody scores its claims now, and its leases could not be prolonged."""
+        """Takes back the last process's claims, and restarts the time of leases, which nobody could extend."""
         tx = self._transaction(self._db, self._clock(), self._wall())
         batches.recover(tx)
         leasing.grant_grace(tx)
@@ -77,7 +77,7 @@ class SqliteQueue(SqlQueue):
 
 
 class _Sqlite:
-    """One thread writes, so there is nobody to lock out."""
+    """The `Database` of the SQLite connection. It needs no locks, since only one thread uses it."""
 
     lock = ""
     skip_locked = ""

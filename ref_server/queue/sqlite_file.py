@@ -1,4 +1,4 @@
-"""The SQLite file of the embedded queue: who may hold it, where it may lie, how it is opened, what is in it."""
+"""The SQLite file of the embedded queue: its lock, the file systems it may be on, its schema, and how it is opened."""
 
 import fcntl
 from pathlib import Path
@@ -12,8 +12,8 @@ from ref_server.queue.interface import StorageBroken
 
 SCHEMA_VERSION = 2
 
-# Payloads live apart, so that walking through batches never reads them. `depths` counts batches as they move, so that
-# admission and statistics cost the same at any depth; the triggers below are the only code that writes it.
+# Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
+# admission and statistics cost the same at any depth. Only the triggers below write it.
 _TABLES = """
 CREATE TABLE batches (
     seq               INTEGER PRIMARY KEY,         -- order of admission
@@ -28,17 +28,17 @@ CREATE TABLE batches (
     payload_bytes     INTEGER NOT NULL,            -- 0 once the payload is gone
     admitted_at       REAL NOT NULL,               -- Unix seconds
     state             TEXT NOT NULL,
-    reason            TEXT,                        -- why it is expired or dead
-    settled_at        REAL,                        -- Unix seconds; since when it is done, expired or dead
+    reason            TEXT,                        -- why the batch is expired or dead
+    settled_at        REAL,                        -- Unix seconds; when it became done, expired or dead
     scored            INTEGER NOT NULL DEFAULT 0,
-    scoring_attempts  INTEGER NOT NULL DEFAULT 0,  -- those that failed
-    interruptions     INTEGER NOT NULL DEFAULT 0,  -- servers that ended while scoring it
-    scorer            TEXT,                        -- who has claimed it, while scoring
-    deliveries        INTEGER NOT NULL DEFAULT 0,  -- that count: lost once training had started, or broken
-    returned          INTEGER NOT NULL DEFAULT 0,  -- it came back from a lease, so it is first in line
-    in_doubt          INTEGER NOT NULL DEFAULT 0,  -- lost while it was trained on: somebody may have its effect
-    released_token    TEXT,                        -- the last token that gave it back, to know a repeated release
-    token             TEXT,                        -- of the lease that holds, or of the one that settled the batch
+    scoring_attempts  INTEGER NOT NULL DEFAULT 0,  -- failed ones
+    interruptions     INTEGER NOT NULL DEFAULT 0,  -- how often a server ended while scoring it
+    scorer            TEXT,                        -- the server that has claimed it, while scoring
+    deliveries        INTEGER NOT NULL DEFAULT 0,  -- lost after training had started, or released with an error
+    returned          INTEGER NOT NULL DEFAULT 0,  -- it came back from a lease, so it is leased first
+    in_doubt          INTEGER NOT NULL DEFAULT 0,  -- lost while trained on: a checkpoint may contain its effect
+    released_token    TEXT,                        -- of the last released lease, to recognise a repeated release
+    token             TEXT,                        -- of the current lease, or of the one that settled the batch
     consumer          TEXT,
     incarnation       TEXT,
     request_id        TEXT,
@@ -60,7 +60,7 @@ CREATE TABLE events (
     detail TEXT NOT NULL
 ) STRICT;
 
--- At which version the weights of a run stood when a consumer first showed an epoch.
+-- The policy version in the first lease request of each epoch of a run.
 CREATE TABLE epochs (
     run          TEXT NOT NULL,
     epoch        INTEGER NOT NULL,
@@ -68,7 +68,7 @@ CREATE TABLE epochs (
     PRIMARY KEY (run, epoch)
 ) STRICT, WITHOUT ROWID;
 
--- Every life of every consumer, the newest last, so that a late request of an older one is known for what it is.
+-- The incarnations of each consumer, newest last, so that a late request of an older one can be refused.
 CREATE TABLE incarnations (
     number      INTEGER PRIMARY KEY,
     consumer    TEXT NOT NULL,
@@ -90,10 +90,10 @@ CREATE TABLE probe (written_at REAL NOT NULL) STRICT;
 INSERT INTO probe VALUES (0);
 """
 
-# Of a file system with these, WAL mode's shared memory and locks mean nothing, or less than they say.
+# Network file systems: WAL mode's shared memory and locks do not work on them, or not reliably.
 _NETWORK = {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
 
-# Before it, the log of one connection could be reset under another's reader: a rare but real loss of data.
+# Older versions can reset the WAL while another connection reads it, a rare bug that loses data.
 _OLDEST_SQLITE = (3, 51, 3)
 
 _ENTER = """
@@ -114,7 +114,7 @@ CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN {_LEAVE} END;
 
 
 def hold(path: Path) -> IO[bytes]:
-    """The data directory's lock, held until the file that is returned is closed. Raises StorageBroken."""
+    """Locks the data directory until the returned file is closed. Raises StorageBroken."""
     lock_path = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _refuse_network(directory: Path) -> None:
 
 
 def file_system(directory: Path) -> str:
-    """The kind of the file system that holds a directory, as the operating system names it; empty when not known."""
+    """The type of the file system that holds a directory, as the operating system names it; '' when unknown."""
     above = [directory.resolve(), *directory.resolve().parents]
     mounted = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     return next((mounted[path].lower() for path in above if path in mounted), "")
@@ -156,7 +156,7 @@ def _refuse_old_sqlite() -> None:
 
 
 def prepare(db: apsw.Connection, path: Path) -> None:
-    """Checks the file, brings it to the schema, sets what a connection forgets. Raises StorageBroken, apsw.Error."""
+    """Checks the file, creates the schema in a new one, sets the pragmas of `db`. Raises StorageBroken, apsw.Error."""
     _refuse_old_sqlite()
     verdict = db.pragma("quick_check", 1)
     if verdict != "ok":
@@ -164,11 +164,11 @@ def prepare(db: apsw.Connection, path: Path) -> None:
     version = db.pragma("user_version")
     if version not in (0, SCHEMA_VERSION):
         raise StorageBroken(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}")
-    db.set_busy_timeout(5000)  # somebody may look into the file with the sqlite3 shell
+    db.set_busy_timeout(5000)  # in case someone reads the file with the sqlite3 shell
     db.pragma("journal_mode", "WAL")
     db.pragma("foreign_keys", True)
     db.pragma("fullfsync", True)  # macOS: a plain fsync stops at the drive's cache
-    db.pragma("journal_size_limit", 64 * 2**20)  # a log that grew under a burst is cut back
+    db.pragma("journal_size_limit", 64 * 2**20)  # truncates a WAL that grew during a burst
     if version == 0:
         with db:
             db.execute(_TABLES + INDEXES + _TRIGGERS)

@@ -1,9 +1,9 @@
-"""One thread that owns the connection and commits what many threads ask, together.
+"""Group commit: one thread owns the SQLite connection and commits the operations of many threads together.
 
-A commit that survives a power cut costs a disk flush: some milliseconds that all who wait can share. So the thread
-takes everything that waits, runs each operation in a savepoint of its own inside one transaction, commits once, and
-only then tells the callers. Those who want a flush also wait, for a moment, for as many others as lately came together;
-one who is alone waits for nobody, and neither does an operation that needs no flush.
+A commit that survives a power cut costs a disk flush of some milliseconds, which all waiting operations can share. So
+the thread takes every waiting operation, runs each in its own savepoint inside one transaction, commits once, and only
+then answers the callers. An operation that needs a flush also waits briefly (_LINGER_SECONDS) until as many have come
+as did last time. A caller that is alone does not wait, nor does an operation that needs no flush.
 """
 
 import threading
@@ -24,7 +24,7 @@ from ref_server.queue.interface import StorageBroken, StorageFull
 T = TypeVar("T")
 
 _MAX_GROUP = 256
-# Longest wait for others who want a flush, in seconds: about what one takes on a slow disk.
+# Longest wait for other durable operations, in seconds: about one flush on a slow disk.
 _LINGER_SECONDS = 0.02
 _BROKEN = (
     apsw.IOError,
@@ -39,7 +39,7 @@ _BROKEN = (
 
 
 def storage_error(error: Exception) -> Exception:
-    """What the disk did, in the queue's words; any other error is a bug and stays what it is."""
+    """Translates an SQLite error to StorageFull or StorageBroken. Other errors are bugs and are returned unchanged."""
     if isinstance(error, apsw.FullError):
         return StorageFull(f"the disk is full: {error}")
     if isinstance(error, _BROKEN):
@@ -49,45 +49,49 @@ def storage_error(error: Exception) -> Exception:
 
 @dataclass(frozen=True)
 class _Job:
-    """durable: its caller may only be told once it survives a power cut."""
+    """An operation and its caller's future. durable: answer only once the commit survives a power cut."""
 
     operation: Callable[[], Any]
     durable: bool
     answer: Future[Any] = field(default_factory=Future)
 
     def refuse(self, error: Exception) -> None:
-        told = storage_error(error)
-        if told is not error:
-            told.__cause__ = error
-        self.answer.set_exception(told)
+        translated = storage_error(error)
+        if translated is not error:
+            translated.__cause__ = error
+        self.answer.set_exception(translated)
 
 
 class Writer:
-    """Runs operations on `db`, which nobody else may touch until `close` has returned. Commits show in `activity`."""
+    """Runs operations on `db`, which nobody else may use until `close` has returned. Counts commits in `activity`."""
 
     def __init__(self, db: apsw.Connection, activity: Activity) -> None:
         self._db = db
         self._activity = activity
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
-        self._ended = False  # nothing comes any more
-        self._together = 1  # operations that lately wanted a flush at the same time
-        self._door = threading.Lock()  # no job may slip in behind the None that ends the thread
+        self._ended = False  # no job will come any more
+        self._expected = 1  # durable operations to expect in the next group
+        self._putting = threading.Lock()  # no job may be put after the None that ends the thread
         self._thread = threading.Thread(target=self._work, name="queue-writer", daemon=True)
         self._thread.start()
 
     def call(self, operation: Callable[[], T], *, durable: bool) -> T:
-        """What `operation` returns, once it is committed. What it raises rolls back itself and nothing else."""
+        """Runs `operation`, returns its result after the commit. If it raises, only its own changes are rolled back."""
+        return self.submit(operation, durable=durable).result()
+
+    def submit(self, operation: Callable[[], T], *, durable: bool) -> Future[T]:
+        """Queues `operation` and returns at once. The future gets the result that `call` returns."""
         job = _Job(operation, durable)
-        with self._door:
+        with self._putting:
             if self._closed:
                 raise StorageBroken("the queue is closed")
             self._jobs.put(job)
-        return job.answer.result()
+        return job.answer
 
     def close(self) -> None:
-        """Finishes what waits."""
-        with self._door:
+        """Finishes the waiting operations, then ends the thread."""
+        with self._putting:
             if not self._closed:
                 self._closed = True
                 self._jobs.put(None)
@@ -102,20 +106,20 @@ class Writer:
                 deadline = time.monotonic() + _LINGER_SECONDS
             quick = [job for job in jobs if not job.durable]
             durable += [job for job in jobs if job.durable]
-            if durable and (len(durable) >= self._together or self._ended or time.monotonic() >= deadline):
+            if durable and (len(durable) >= self._expected or self._ended or time.monotonic() >= deadline):
                 self._commit(quick + durable)
-                self._learn(len(durable))
+                self._expect_next(len(durable))
                 durable = []
             elif quick:
                 self._commit(quick)
-            del jobs, quick  # their payloads must not stay in memory while nothing comes
+            del jobs, quick  # frees their payloads while the thread waits
 
-    def _learn(self, came: int) -> None:
-        """As many as came are awaited next time; one more than before as long as others were only just too late."""
-        self._together = came if self._jobs.empty() else max(came, self._together) + 1
+    def _expect_next(self, came: int) -> None:
+        """Expects as many durable operations next time as came now, or one more if others arrived just too late."""
+        self._expected = came if self._jobs.empty() else max(came, self._expected) + 1
 
     def _take(self, timeout: float | None) -> list[_Job]:
-        """All that waits: at least one job, unless the time is over or the queue closed."""
+        """All waiting jobs: at least one, unless the timeout (seconds) passed or the writer was closed."""
         group: list[_Job] = []
         with suppress(Empty):
             job = self._jobs.get(timeout=timeout if timeout is None else max(0.0, timeout))
@@ -129,7 +133,7 @@ class Writer:
 
     def _commit(self, group: list[_Job]) -> None:
         try:
-            # Only outside a transaction does SQLite take this setting. NORMAL keeps a crash of the process harmless.
+            # SQLite takes this setting only outside a transaction. With NORMAL, a crash of the process loses nothing.
             durable = any(job.durable for job in group)
             self._db.pragma("synchronous", "FULL" if durable else "NORMAL")
             self._db.execute("BEGIN IMMEDIATE")
@@ -138,7 +142,7 @@ class Writer:
             self._db.execute("COMMIT")
             if durable:
                 self._activity.flushed(time.monotonic() - started, len(group))
-        except Exception as error:  # whatever it is, those who wait must hear it and the thread must live on
+        except Exception as error:  # any error must reach the callers, and the thread must go on
             self._roll_back()
             for job in group:
                 job.refuse(error)
@@ -147,13 +151,13 @@ class Writer:
                 answer()
 
     def _attempt(self, job: _Job) -> Callable[[], None]:
-        """Runs one operation; returns how to answer its caller once the group is committed."""
+        """Runs one operation. Returns a function that answers its caller, to call after the commit."""
         self._db.execute("SAVEPOINT job")
         try:
             answer = partial(job.answer.set_result, job.operation())
         except Exception as error:
             if not self._db.in_transaction:
-                raise  # a full or failing disk can make SQLite drop the whole transaction, and with it the group
+                raise  # SQLite rolled back the whole transaction, as it may on a full or failing disk
             self._db.execute("ROLLBACK TO job")
             answer = partial(job.refuse, error)
         self._db.execute("RELEASE job")

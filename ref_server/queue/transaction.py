@@ -1,7 +1,7 @@
-"""What one operation on a queue in SQL sees: the store, the bounds, and a moment that stands still.
+"""The context of one SQL operation: the connection, the limits, and a fixed time.
 
-The operations are written once, in the SQL that SQLite and PostgreSQL share. Where the two differ, in locks, a
-`Database` answers.
+Each operation is written once, in SQL that SQLite and PostgreSQL share. The two differ in locks, which a `Database`
+provides.
 """
 
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ Value = str | int | float | bool | bytes | None
 
 
 class Database(Protocol):
-    """A connection inside a transaction. Values stand as `?` in the SQL."""
+    """A connection inside a transaction. `?` is the placeholder for values."""
 
     lock: str
-    """Ends a SELECT whose rows are about to change: others wait for them."""
+    """SQL suffix of a SELECT that locks its rows: other transactions wait for them."""
     skip_locked: str
-    """The same, but rows that another transaction holds are left out."""
+    """The same, but skips rows that another transaction has locked."""
 
     def rows(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
-        """All that a statement returns; nothing for one that returns nothing."""
+        """Runs a statement and returns its rows, if any."""
         ...
 
     def serialise(self, name: str) -> None:
-        """From here to the end of the transaction, nobody else who asks for the same name."""
+        """Takes a lock of this name until the transaction ends; others that ask for it wait."""
         ...
 
 
@@ -34,8 +34,8 @@ class Database(Protocol):
 class Transaction:
     """now: seconds on the clock of leases. at: Unix seconds, for people and for retention.
 
-    scorer: whose claims these are. claim_seconds: how long a claim holds unless renewed; None when it ends with the
-    process only. tally: what this transaction does, to be counted once it is committed.
+    scorer: id of the server that claims. claim_seconds: how long a claim lasts unless renewed; None: until the process
+    ends. tally: counts of this transaction, added to the totals after the commit.
     """
 
     db: Database
@@ -48,7 +48,7 @@ class Transaction:
 
     @property
     def claim_expires(self) -> float | None:
-        """When a claim that is made or renewed now runs out."""
+        """When a claim made or renewed now expires, on the clock of `now`; None: never."""
         return None if self.claim_seconds is None else self.now + self.claim_seconds
 
     def count(self, what: Count) -> None:
@@ -61,12 +61,12 @@ class Transaction:
         return self.db.rows(sql, values)
 
     def one(self, sql: str, *values: Value) -> Any:
-        """The one row that a query finds, or its value where it has but one column; None when it finds none."""
+        """The first row of a query, or its value if it has one column; None if there is no row."""
         row = next(iter(self.db.rows(sql, values)), None)
         return row[0] if row is not None and len(row) == 1 else row
 
     def move(self, seq: int, state: State, detail: str = "", **columns: Value) -> None:
-        """Brings a batch into a state, sets the columns that change with it, and writes a line of its history."""
+        """Moves a batch to `state`, sets `columns` with it, and adds an event to its history."""
         columns["state"] = state
         if state in (State.DONE, State.EXPIRED, State.DEAD):
             columns["settled_at"] = self.at

@@ -182,7 +182,7 @@ class ModelQueue:
     # --- leases
 
     def lease(self, request: LeaseBody) -> Entry | None:
-        self._recognise(request)
+        self._supersede_older(request)
         if request.run is not None:
             if request.epoch is not None and request.policy_version is not None:
                 self.forks.setdefault((request.run, request.epoch), request.policy_version)
@@ -218,14 +218,14 @@ class ModelQueue:
             entry.settled_by, entry.body = entry.hold, None
             self._settle(entry, State.DONE, None)
 
-        return self._use(keys, settle)
+        return self._apply_to_leases(keys, settle)
 
     def extend(self, keys: Sequence[Key], seconds: float, started: bool) -> list[Outcome]:
         def prolong(entry: Entry) -> None:
             entry.lease.expires, entry.lease.seconds = self.clock.now + seconds, seconds
             entry.lease.started = entry.lease.started or started
 
-        return self._use(keys, prolong)
+        return self._apply_to_leases(keys, prolong)
 
     def release(self, keys: Sequence[Key], error: str | None) -> list[Outcome]:
         def give_back(entry: Entry) -> None:
@@ -233,7 +233,7 @@ class ModelQueue:
             entry.in_doubt = False
             self._return(entry, counts=error is not None)
 
-        return self._use(keys, give_back, once_released=Outcome.ALREADY)
+        return self._apply_to_leases(keys, give_back, once_released=Outcome.ALREADY)
 
     # --- what an operator does
 
@@ -299,7 +299,7 @@ class ModelQueue:
                 return False
         return True
 
-    def _recognise(self, request: LeaseBody) -> None:
+    def _supersede_older(self, request: LeaseBody) -> None:
         if request.incarnation is None:
             return
         lives = [incarnation for consumer, incarnation, _ in self.lives if consumer == request.consumer]
@@ -330,12 +330,12 @@ class ModelQueue:
             return True
         return entry.upload.run == request.run and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
-    def _use(
+    def _apply_to_leases(
         self, keys: Sequence[Key], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
     ) -> list[Outcome]:
-        return [self._use_one(key, effect, once_released) for key in keys]
+        return [self._apply_to_key(key, effect, once_released) for key in keys]
 
-    def _use_one(self, key: Key, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
+    def _apply_to_key(self, key: Key, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
         entry = self._known(key.id)
         if entry is None:
             return Outcome.UNKNOWN

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from ref_server.queue.interface import Queue, QueueFull, StorageBroken, Upload, WrongState
-from ref_server.queue.postgres import PostgresQueue
+from ref_server.queue.postgres import PostgresQueue, database_time
 from shared.api import Key, LeaseBody, Outcome, State
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 
@@ -262,12 +262,27 @@ def test_connections_that_the_database_has_ended_are_replaced(backend: PostgresB
 
 
 def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
+    settings: list[str] = []
 
-        def setting(durable: bool) -> str:
-            return queue._run(lambda tx: tx.one("SHOW synchronous_commit"), durable=durable)
+    def clock(db: psycopg.Connection) -> float:
+        """Called in each transaction."""
+        [setting] = db.execute("SHOW synchronous_commit").fetchone() or [""]
+        settings.append(setting)
+        return database_time(db)
 
-        assert (setting(True), setting(False)) == ("on", "off")
+    def settings_of(operation: Callable[[], object]) -> list[str]:
+        settings.clear()
+        operation()
+        return list(settings)
+
+    with closing(PostgresQueue(backend.url, limits=make_limits(), upkeep_seconds=3600, clock=clock)) as queue:
+        assert settings_of(lambda: ready(queue, "a")) == ["on"]
+        keys: list[Key | None] = []
+        assert settings_of(lambda: keys.append(lease(queue))) == ["off"]
+        [held] = keys
+        assert held is not None
+        assert settings_of(lambda: queue.extend([held], 60.0)) == ["off"]
+        assert settings_of(lambda: queue.ack([held])) == ["on"]
 
 
 def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
@@ -280,25 +295,31 @@ def test_texts_with_a_nul_are_taken(backend: PostgresBackend) -> None:
 
 
 def test_a_deadlock_is_tried_again(backend: PostgresBackend) -> None:
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
+    both_hold_one = threading.Barrier(2, timeout=60)
+    hold_first: dict[int, str] = {}
+    attempts: list[int] = []
+
+    def clock(db: psycopg.Connection) -> float:
+        """Called in each transaction, before its operation. Locks a batch in the first transaction of a thread."""
+        thread = threading.get_ident()
+        attempts.append(thread)
+        if id := hold_first.pop(thread, None):
+            db.execute("SELECT seq FROM tandem.batches WHERE id = %s FOR UPDATE", [id])
+            both_hold_one.wait()
+        return database_time(db)
+
+    def drop(id: str, after_locking: str) -> None:
+        hold_first[threading.get_ident()] = after_locking
+        queue.drop(id)
+
+    with closing(PostgresQueue(backend.url, limits=make_limits(), upkeep_seconds=3600, clock=clock)) as queue:
         ready(queue, "a", "b")
-        both_hold_one = threading.Barrier(2, timeout=60)
-        attempts: list[str] = []
-
-        def hold(first: str, second: str) -> None:
-            def operation(tx) -> None:
-                attempts.append(first)
-                tx.one("SELECT seq FROM batches WHERE id = ? FOR UPDATE", first)
-                if len(attempts) <= 2:
-                    both_hold_one.wait()
-                tx.one("SELECT seq FROM batches WHERE id = ? FOR UPDATE", second)
-
-            queue._run(operation)
-
+        attempts.clear()
         with ThreadPoolExecutor(2) as pool:
-            for done in [pool.submit(hold, "a", "b"), pool.submit(hold, "b", "a")]:
+            for done in [pool.submit(drop, "a", after_locking="b"), pool.submit(drop, "b", after_locking="a")]:
                 done.result(timeout=60)
         assert len(attempts) > 2
+        assert state(queue, "a") is state(queue, "b") is State.EXPIRED
 
 
 def _is_writable(queue: Queue) -> bool:

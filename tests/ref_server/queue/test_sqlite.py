@@ -4,9 +4,8 @@ import itertools
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,22 +312,11 @@ def kept_busy(writer: Writer) -> Iterator[None]:
     thread.join(60)
 
 
-def submit(pool: ThreadPoolExecutor, writer: Writer, *operations: Callable[[], object]) -> list[Future[object]]:
-    """Gives the operations to the writer, each from a thread of its own, in this order."""
-    calls = []
-    for count, operation in enumerate(operations, start=1):
-        calls.append(pool.submit(writer.call, operation, durable=True))
-        while writer._jobs.qsize() < count:
-            time.sleep(0.001)
-    return calls
-
-
 def call_together(writer: Writer, *operations: Callable[[], object]) -> list[object]:
     """What each of them returned or raised."""
-    with ThreadPoolExecutor(len(operations)) as pool:
-        with kept_busy(writer):
-            calls = submit(pool, writer, *operations)
-        return [call.exception(10) or call.result() for call in calls]
+    with kept_busy(writer):
+        calls = [writer.submit(operation, durable=True) for operation in operations]
+    return [call.exception(60) or call.result() for call in calls]
 
 
 @pytest.fixture
@@ -393,13 +381,12 @@ def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer:
 
 def test_closing_finishes_what_waits(db: apsw.Connection) -> None:
     writer = Writer(db, Activity())
-    with ThreadPoolExecutor(2) as pool:
-        with kept_busy(writer):
-            calls = submit(pool, writer, write(db, 1), write(db, 2))
-            closer = threading.Thread(target=writer.close)
-            closer.start()
-        assert [call.result(60) for call in calls] == [1, 2]
-        closer.join(60)
+    with kept_busy(writer):
+        calls = [writer.submit(write(db, number), durable=True) for number in (1, 2)]
+        closer = threading.Thread(target=writer.close)
+        closer.start()
+    assert [call.result(60) for call in calls] == [1, 2]
+    closer.join(60)
     assert not closer.is_alive()
     assert written(db) == [1, 2]
 
