@@ -14,7 +14,7 @@ from policy_trainer.learner.optimizer import Weights
 from shared.models import load_model
 
 Average = Mapping[str, Tensor]
-"""float32 tensors by the names that the model has for its parameters; a tied weight once."""
+"""float32 tensors by parameter name; a tied weight once."""
 
 
 def begin_average(weights: Weights) -> Average:
@@ -34,7 +34,7 @@ def move_average(average: Average, weights: Weights, decay: float) -> Average:
 
 
 def averaged_state(model: PreTrainedModel, average: Average) -> dict[str, Tensor]:
-    """The model's state dict with the average in place of its parameters, in their dtype. Tied weights stay one tensor."""
+    """The model's state dict with the average for its parameters, in their dtype. Tied weights stay one tensor."""
     replaced = {id(own): average[name].to(own.dtype) for name, own in model.named_parameters()}
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     return {name: replaced.get(id(own), own) for name, own in state.items()}

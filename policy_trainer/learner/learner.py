@@ -142,8 +142,8 @@ class Learner:
     def noise_floor(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time.
 
-        A KL to the reference that is no larger than this is noise. In float32 it is rounding alone; half precision depends
-        on the shapes that a device multiplies. Halves, since a large group is packed alone in training too.
+        A KL to the reference that is no larger than this is noise. In float32 it is rounding alone; half precision
+        depends on the shapes that a device multiplies. Halves, since a large group is packed alone in training too.
         """
         rollouts = [rollout_of(batch) for batch in batches]
         groups = [(rollout.group, rollout.temperature) for rollout in rollouts]

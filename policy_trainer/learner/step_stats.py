@@ -91,7 +91,7 @@ def micro_batch_sums(
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
-    """The sums of several micro-batches or updates, float64 on the CPU. Call it after all of them were launched: reading
+    """The sums of several micro-batches or updates, float64 on the CPU. Call it after launching all of them: reading
     one waits for the device."""
     together = torch.stack([part.cpu().double() for part in parts])
     count = len(_SUMS)

@@ -1,7 +1,7 @@
 """The loss of the GRPO family, token by token: a surrogate, and a KL penalty to the reference.
 
-Each formula is a function in a dictionary, under the setting that chooses it. aggregation.py gives each token its weight
-in the loss of the whole update, so that the sum over any micro-batches is that loss.
+Each formula is a function in a dictionary, under the setting that chooses it. aggregation.py gives each token its
+weight in the loss of the whole update, so that the sum over any micro-batches is that loss.
 """
 
 from collections.abc import Callable

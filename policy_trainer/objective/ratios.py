@@ -44,8 +44,10 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """(C,) -> float64 (C,): element i is the sum over completion i. There are at most C completions; asking a device for
-    their number would wait for it."""
+    """(C,) -> float64 (C,): element i is the sum over completion i, and 0 past the last.
+
+    There are at most C completions; reading their number would wait for the device.
+    """
     return torch.zeros(len(sequence_ids), dtype=torch.float64, device=sequence_ids.device).index_add(
         0, sequence_ids, values.double()
     )

@@ -11,10 +11,10 @@ from shared.models import tokenizer_fingerprint
 
 
 def check_reference(reference: ModelInfo, loss: LossConfig, name: str) -> None:
-    """Raises UserError for a KL penalty to a reference that the server does not have."""
+    """Raises UserError if the loss has a KL penalty and the server has no reference model."""
     if reference.name is None and loss.beta > 0:
         raise UserError(
-            "server: it has no reference model (--no-model), which the KL penalty is taken to; start it with: "
+            "server: it has no reference model (--no-model), and the KL penalty needs one; start it with: "
             f"ref-server serve --model {name}, or train without the penalty: --loss.beta 0"
         )
 
@@ -22,9 +22,9 @@ def check_reference(reference: ModelInfo, loss: LossConfig, name: str) -> None:
 def check_models_match(
     reference: ModelInfo, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
-    """Raises UserError unless vocabulary and tokenizer are the reference's: its log-probs would mean other tokens.
+    """Raises UserError unless the reference has the same vocabulary and tokenizer: its log-probs belong to token ids.
 
-    A server without a model has nothing to compare with.
+    A server without a model is not compared.
     """
     if reference.name is None:
         return
@@ -42,22 +42,22 @@ def check_models_match(
 
 
 def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, prompt: int) -> None:
-    """Raises UserError where the longest groups would be more than the server takes: it would then train on the others.
+    """Raises UserError if the server would reject the longest groups: the run would train on the shorter ones alone.
 
-    prompt: tokens that a prompt may have, see `prompt_limit`.
+    prompt: the most tokens of a prompt, see `prompt_limit`.
     """
     tokens = prompt + sampling.num_generations * sampling.max_completion_length
     if tokens > reference.max_batch_tokens:
         raise UserError(
             f"sampling.num_generations, sampling.max_completion_length: {sampling.num_generations} completions of "
-            f"{sampling.max_completion_length} tokens and a prompt of {prompt} have {tokens}, and the server takes batches of "
-            f"{reference.max_batch_tokens} at most; lower them, or data.max_prompt_length, or start the server with: "
-            f"ref-server serve --max-batch-tokens {tokens}"
+            f"{sampling.max_completion_length} tokens and a prompt of {prompt} have {tokens}, and the server takes "
+            f"batches of {reference.max_batch_tokens} at most; lower them, or data.max_prompt_length, or start the "
+            f"server with: ref-server serve --max-batch-tokens {tokens}"
         )
 
 
 def check_room(queue: QueueView, groups_per_step: int) -> None:
-    """Raises UserError for a queue in which a step would wait for ever."""
+    """Raises UserError if the queue is so small that a step would wait for ever."""
     room = min(queue.limits.max_batches, queue.limits.max_batches_per_run)
     if groups_per_step > room:
         raise UserError(

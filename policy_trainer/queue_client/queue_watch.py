@@ -1,4 +1,4 @@
-"""A trainer's eye on the server's queue, which must not hold it up."""
+"""The state of the server's queue, read now and then without holding the trainer up."""
 
 import time
 
@@ -6,13 +6,13 @@ from policy_trainer.queue_client.server import batches_by_state, leases_are_full
 from shared.api import State
 from shared.client import RefServerClient
 
-# The queue is asked for at most this often, in seconds.
+# The least time between two requests.
 _EVERY_SECONDS = 1.0
 _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 
 
 class QueueWatch:
-    """Batches of one run by state, as the server last said; None before it has said anything."""
+    """depth: batches of one run by state, as of the last answer; None before the first."""
 
     def __init__(self, client: RefServerClient, run: str) -> None:
         self._client = client
@@ -22,7 +22,7 @@ class QueueWatch:
         self.leases_full = False
 
     def look(self) -> None:
-        """Asks anew, unless it just has, and only if the server answers at once."""
+        """Reads the queue, unless it just did. A server that does not answer at once is left alone."""
         if time.monotonic() - self._asked < _EVERY_SECONDS:
             return
         queue = self._client.glance()
@@ -33,7 +33,7 @@ class QueueWatch:
         self._asked = time.monotonic()
 
     def wait_reason(self, workers: str) -> str:
-        """Whom a trainer without batches waits for. workers: what it is when those have nothing."""
+        """What a trainer without batches waits for. workers: the reason when the server has nothing to do."""
         to_score = (self.depth[State.QUEUED] or 0) + (self.depth[State.SCORING] or 0)
         if self.leases_full:
             reason = "leased batches to be settled: the reference server has as many out as it allows"

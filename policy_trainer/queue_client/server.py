@@ -1,4 +1,4 @@
-"""What a trainer and its workers ask of the reference server, and what they read out of its answers."""
+"""The connection to the reference server, the terms of leases, and counts read from its view of the queue."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from shared.errors import UserError
 
 
 def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:
-    """A client that waits for the server as long as on_wait lets it. Raises UserError for what cannot be used."""
+    """A client that waits for the server until on_wait raises. Raises UserError for an unusable token or CA."""
     try:
         token = choose_token(config.token, config.token_file)
         return RefServerClient(config.server, token=token, ca=config.tls_ca, patience=None, on_wait=on_wait)
@@ -23,7 +23,7 @@ def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """Which batches a consumer wants: the same for every lease of one life of it."""
+    """Which batches a consumer wants: the same for all leases of one process."""
 
     consumer: str
     run: str
@@ -34,7 +34,7 @@ class LeaseTerms:
     incarnation: str = field(default_factory=lambda: uuid4().hex)
 
     def at(self, policy_version: int, *, wait_seconds: float) -> LeaseBody:
-        """What to ask for now, with the weights of policy_version."""
+        """The body of a lease request, for a policy of that version."""
         return LeaseBody(
             consumer=self.consumer,
             incarnation=self.incarnation,
@@ -49,16 +49,16 @@ class LeaseTerms:
 
 
 def batches_by_state(queue: QueueView, run: str) -> Counter[State]:
-    """How many batches of a run are in each state; 0 where there are none."""
+    """Numbers of a run's batches by state; 0 for states without any."""
     return Counter({state: depth.batches for state, depth in queue.runs.get(run, {}).items()})
 
 
 def in_flight_allowance(queue: QueueView) -> int:
-    """How many batches one run may hold leased and not yet acked."""
+    """The most batches that one run may have leased and not yet acked."""
     return min(queue.limits.max_in_flight, queue.limits.max_in_flight_per_run)
 
 
 def leases_are_full(queue: QueueView, run: str) -> bool:
-    """Whether the server leases a run nothing more until something is settled."""
+    """Whether the server leases nothing more to a run until it acks or releases a batch."""
     leased, of_run = queue.states[State.LEASED].batches, batches_by_state(queue, run)[State.LEASED]
     return leased >= queue.limits.max_in_flight or of_run >= queue.limits.max_in_flight_per_run

@@ -25,7 +25,7 @@ from shared.errors import UserError
 
 class Renewal(Protocol):
     average: Average | None
-    """What the reference was rounded from, for a checkpoint; None where it is a copy of the policy."""
+    """The float32 average that the reference was rounded from, for checkpoints; None if it is a copy of the policy."""
 
     def tend(self) -> None:
         """Has the server score with the right reference. Call before anything is sampled, and before each step.
@@ -36,7 +36,7 @@ class Renewal(Protocol):
 
 
 class FixedReference:
-    """The reference stays what the server began with."""
+    """The reference stays the model that the server began with."""
 
     average: Average | None = None
 
@@ -45,11 +45,11 @@ class FixedReference:
 
 
 class RenewedReference:
-    """The reference is a snapshot of the policy, or of its moving average: of the policy that the run begins with at
-    first, then every sync_steps steps.
+    """The reference is a snapshot of the policy or of its moving average, taken when the run begins and then every
+    sync_steps steps.
 
-    A server that was restarted has forgotten it and is told again. Whoever else replaces it ends the run: neither would
-    know what its batches are scored with. average: as of the last renewal.
+    A restarted server has forgotten it and is told again. If another run replaces it, this run ends: neither would know
+    what its batches are scored with. average: as of the last renewal.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RenewedReference:
 
     def tend(self) -> None:
         state, every = self._state, self._config.sync_steps
-        # By the state alone: what no checkpoint knows of has not happened.
+        # Only the state decides: a renewal that no checkpoint holds is done again.
         if state.reference is None or 0 < every <= state.step - state.renewed_at:
             self._renew()
         else:
@@ -104,7 +104,7 @@ class RenewedReference:
         )
 
     def _keep(self, reference: str) -> None:
-        """Puts the run's reference back where the server scores with another."""
+        """Puts the run's reference back if the server scores with another one."""
         state, served = self._state, self._served.look()
         if (served.snapshot, served.reference_version) == (reference, state.reference_version):
             return
@@ -136,7 +136,7 @@ class RenewedReference:
         self._state.reference, self._state.reference_version = snapshot, served
 
     def _remove_old(self) -> None:
-        """What neither the server nor a checkpoint needs. Where nothing may be removed, that is only told."""
+        """Removes snapshots that neither the server nor a checkpoint needs. A failure is noted, no more."""
         try:
             self._snapshots.remove_all_but({self._state.reference, *self._checkpoints.references()})
         except OSError as error:
@@ -155,7 +155,7 @@ def choose_renewal(
     on_wait: OnWait,
     note: Callable[[str], None],
 ) -> Renewal:
-    """By the settings, and by what the newest checkpoint was trained with. Raises UserError when that cannot be had."""
+    """By the settings and the reference of the newest checkpoint. Raises UserError if that cannot be found."""
     if not config.sync_steps and state.reference is None:
         return FixedReference()
     if config.snapshot_root is None:
@@ -180,7 +180,7 @@ def choose_renewal(
 def _average(
     config: ReferenceConfig, state: TrainState, checkpoint: Path | None, snapshots: Snapshots
 ) -> Average | None:
-    """As it was. That of a run which has had none, and now wants one, begins with its reference."""
+    """The checkpoint's average. A run that first asks for one when it is resumed begins with its reference."""
     if checkpoint is None or state.reference is None:
         return None
     average = read_average(checkpoint, state.renewed_at)

@@ -1,4 +1,4 @@
-"""The reference on the server: looked at, and replaced by a snapshot."""
+"""Reads which reference the server scores with, and replaces it by a snapshot."""
 
 import time
 from pathlib import Path
@@ -8,13 +8,13 @@ from shared.client import RefServerClient, RefServerError
 from shared.client.connection import OnWait
 from shared.errors import UserError
 
-# Somebody is replacing the reference at this moment: these pass.
+# Errors while somebody else replaces the reference: they pass.
 _PASSING = ("busy", "older_version")
 _BUSY_SECONDS = 0.5
 
 
 class ServedReference:
-    """root: the directory of snapshots as this process sees it. on_wait: what it raises ends a wait."""
+    """root: the directory of snapshots as this process sees it. on_wait: called while waiting; it may raise to stop."""
 
     def __init__(self, client: RefServerClient, root: Path, on_wait: OnWait) -> None:
         self._client = client
@@ -25,9 +25,9 @@ class ServedReference:
         return self._client.model()
 
     def replace(self, snapshot: str, version: int) -> int:
-        """Has the server score with a snapshot in that version, or in the next it takes: which. Repeating is harmless.
+        """Has the server score with a snapshot. Returns its version: `version`, or the next that the server takes.
 
-        Raises UserError when the server cannot.
+        It may be repeated. Raises UserError when the server refuses.
         """
         began = time.monotonic()
         while True:
@@ -46,7 +46,7 @@ class ServedReference:
     def _why(self, snapshot: str, error: RefServerError) -> str:
         if error.code == "no_snapshot_root":
             return (
-                "reference.sync_steps: the server takes no other reference: start ref-server with --snapshot-root "
+                "reference.sync_steps: the server cannot replace its reference: start ref-server with --snapshot-root "
                 f"{self._root}"
             )
         if error.code == "not_found":

@@ -1,4 +1,4 @@
-"""One run's snapshots: what the server is told to score with, in a directory that both can see."""
+"""One run's snapshots of the policy: models in a directory that trainer and server share."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ class Snapshots:
 
     @property
     def newest_version(self) -> int:
-        """0 before the first. A name is not used twice while versions count on from here."""
+        """0 before the first. A new version must be higher, so that no name is used twice."""
         return max((_order(path)[0] for path in self._saved()), default=0)
 
     def write(
@@ -36,9 +36,9 @@ class Snapshots:
         epoch: int,
         version: int,
     ) -> str:
-        """The name of a new snapshot of the model, or of an average of it, once it survives a power cut.
+        """Writes a snapshot of the model or of its average. Returns its name once it would survive a power cut.
 
-        Raises OSError, SafetensorError when it cannot be written.
+        Raises OSError, SafetensorError.
         """
         name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
         with whole_directory(self.root / name) as directory:
@@ -49,7 +49,7 @@ class Snapshots:
         return (self.root / name).is_dir()
 
     def find(self, name: str) -> Path:
-        """Raises UserError when it is gone."""
+        """Its directory. Raises UserError when it is gone."""
         if not self.holds(name):
             raise UserError(
                 f"reference.snapshot_root: the reference of this run, {name}, is gone from {self.root}: put it back, "

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and that survive a power cut."""
+"""Files and directories that appear whole or not at all, and survive a power cut."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replaces the file in one rename, and returns once it is on the disk. A reader sees the old or the new one."""
+    """Replaces the file in one rename. Returns once its bytes are on the disk. A reader sees the old or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w") as file:
         json.dump(value, file, indent=2)
@@ -20,7 +20,10 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory to fill. It is synced and renamed to `target` when the block ends; leftovers of killed writes go."""
+    """A temporary directory to fill, which is synced and renamed to `target` when the block ends.
+
+    Directories that killed writers left behind are removed first.
+    """
     for leftover in target.parent.glob(".tmp-*"):
         shutil.rmtree(leftover)
     temporary = target.parent / f".tmp-{target.name}"
@@ -33,7 +36,7 @@ def whole_directory(target: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Returns once a file's bytes, or a directory's names, are on the disk."""
+    """Returns once a file's bytes, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """Checkpoints: the weights and the ledger of trained batches in one atomic rename.
 
 A checkpoint is a directory `step-00000080` that is also a Hugging Face model. It is written under a temporary name,
-synced, and renamed, so that whatever bears its name is whole.
+synced, and renamed, so that a directory with such a name is complete.
 """
 
 import json
@@ -20,13 +20,13 @@ from shared.models import save_model
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
-# In a directory of its own: some programs take every safetensors file beside a model for a part of it.
+# In a directory of its own: some programs read every safetensors file beside a model as a part of it.
 _MASTERS = "masters/weights.safetensors"
 
 
 @dataclass
 class TrainState:
-    """Where a run stands, beside its tensors.
+    """A run's progress: all of a checkpoint but its tensors.
 
     step: training steps done. epoch: lineage of the weights. ledger: ids of batches whose effect the weights hold and
     whose ack was not answered yet. next_index: the data position, one past the newest problem trained.
@@ -68,7 +68,7 @@ class Checkpoints:
         """Returns once the checkpoint survives a power cut."""
         target = self._path(state.step)
         if (target / _STATE).exists():
-            # The same step has the same weights. Only the state has moved on, and in place nothing is ever missing.
+            # The weights of a step are the same. Only the state is new, and replacing it leaves no moment without one.
             _write_state(target, state, average)
             sync(target)
         else:
@@ -88,7 +88,7 @@ class Checkpoints:
         return {read_state(path).reference for path in self._saved()}
 
     def discard_after(self, step: int) -> None:
-        """Removes what an abandoned lineage left beyond the step that is resumed from."""
+        """Removes checkpoints later than the step that is resumed from: their lineage was abandoned."""
         for path in self._saved():
             if path > self._path(step):
                 shutil.rmtree(path)
@@ -115,7 +115,7 @@ def restore(checkpoint: Path, weights: Weights) -> None:
     learning rate is a function of the step."""
     saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu")
     for group, own in zip(saved["optimizer"]["param_groups"], weights.optimizer.param_groups, strict=True):
-        group.update(foreach=own["foreach"], fused=own["fused"])  # of this version, not of the one that saved them
+        group.update(foreach=own["foreach"], fused=own["fused"])  # as this process chose, not the one that saved them
     weights.optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["rng"])
     if (checkpoint / _MASTERS).exists():
@@ -123,13 +123,13 @@ def restore(checkpoint: Path, weights: Weights) -> None:
 
 
 def read_average(checkpoint: Path, renewed_at: int) -> Average | None:
-    """The average that the reference was rounded from at its last renewal; None where the checkpoint has none."""
+    """The average that the reference was rounded from at its last renewal; None if the checkpoint has none."""
     file = _average_file(checkpoint, renewed_at)
     return safetensors.torch.load_file(file) if file.exists() else None
 
 
 def _write_state(directory: Path, state: TrainState, average: Average | None) -> None:
-    """The average first: the state names it."""
+    """Writes the average before the state that names it."""
     if average is not None:
         _write_average(_average_file(directory, state.renewed_at), average)
     write_json(directory / _STATE, asdict(state))
@@ -146,18 +146,18 @@ def _write_masters(weights: Weights, file: Path) -> None:
     file.parent.mkdir()
     tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
     safetensors.torch.save_file(tensors, file)
-    shutil.copymode(file.parent.with_name(_OPTIMIZER), file)  # safetensors keeps it from every other user
+    shutil.copymode(file.parent.with_name(_OPTIMIZER), file)  # safetensors lets only the owner read
 
 
 @torch.no_grad()
 def _read_masters(weights: Weights, file: Path) -> None:
-    """Into whatever is stepped now: a run may go on in another precision than it began in."""
+    """Into the tensors that this run steps, masters or the model's: precision may have changed since the checkpoint."""
     for name, master in safetensors.torch.load_file(file).items():
         weights.stepped[name].copy_(master)
 
 
 def _average_file(checkpoint: Path, renewed_at: int) -> Path:
-    # In a directory of its own, as the masters are. A name for each renewal: the state may still name the one before.
+    # In a directory of its own, as the masters are. One file a renewal: the state may still name the one before.
     return checkpoint / "reference" / f"average-{renewed_at:08d}.safetensors"
 
 
@@ -167,7 +167,7 @@ def _write_average(file: Path, average: Average) -> None:
     file.parent.mkdir(exist_ok=True)
     temporary = file.with_name(f".{file.name}.tmp")
     safetensors.torch.save_file(dict(average), temporary)
-    shutil.copymode(file.parent.with_name("config.json"), temporary)  # safetensors keeps it from every other user
+    shutil.copymode(file.parent.with_name("config.json"), temporary)  # safetensors lets only the owner read
     sync(temporary)
     temporary.replace(file)
     sync(file.parent)

@@ -1,4 +1,4 @@
-"""Published weights: how a trainer hands them to its workers, through a directory that both can see.
+"""Published weights: a trainer hands them to its workers through a directory that both can see.
 
 Each publication is a safetensors file of its own; `latest.json` is replaced in one rename, so that a reader sees the
 old publication or the new one, never half of one.
@@ -13,17 +13,17 @@ from transformers import PreTrainedModel
 
 from policy_trainer.run_files.atomic_files import write_json
 
-# A worker may still be reading the one before the newest.
+# Two: a worker may still be reading the publication before the newest.
 KEPT = 2
 
 
 @dataclass(frozen=True)
 class Publication:
-    """Which weights: a run's epoch and the number of steps behind them.
+    """Which weights, by the run's epoch and the number of steps behind them (version).
 
-    file: name in the directory. next_index: where a worker without a memory of its own begins among the problems.
-    max_waiting: groups of the run that may wait in the server; with more, workers wait, so that none grows old.
-    finished: the run is over, and workers may go.
+    file: name in the directory. next_index: the problem at which a new worker begins. max_waiting: groups of the run
+    that may wait in the server; with more, workers pause, so that groups do not grow old. finished: the run is over,
+    and workers exit.
     """
 
     run: str

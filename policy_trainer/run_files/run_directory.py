@@ -1,4 +1,4 @@
-"""Where a run keeps what it leaves."""
+"""The directory of a run: the names of its files, and its configuration."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shared.errors import UserError
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The names in one run's directory."""
+    """Paths of one run's files."""
 
     root: Path
 
@@ -53,7 +53,10 @@ class RunDirectory:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
-        """Whether an earlier life of the run is continued. Raises UserError rather than write over one unasked."""
+        """Writes the configuration. Returns whether an earlier run is continued.
+
+        Raises UserError if the directory holds a run and resume is off.
+        """
         known = self.holds_a_run()
         if known and not resume:
             raise UserError(
@@ -65,7 +68,7 @@ class RunDirectory:
         return known
 
     def write_config(self, config: BaseSettings) -> None:
-        """The effective configuration, as a file that every command takes with --config.
+        """Writes the effective configuration, a file that every command takes with --config.
 
         Replaced in one rename: a worker may start while a resumed trainer writes it, or after one was killed doing so.
         """

@@ -786,8 +786,8 @@ class TestStatistics:
     def test_of_nothing_there_are_none(self, model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
         stats = learner(model).step([batches[1]], step=0)
         names = (
-            "ratio_min", "ratio_mean", "ratio_max", "effective_sample_size", "sampling_logp_difference_mean", "sampling_logp_difference_max",
-            "clip_ratio", "importance_sampling_clip_ratio", "advantage_std",
+            "ratio_min", "ratio_mean", "ratio_max", "effective_sample_size", "sampling_logp_difference_mean",
+            "sampling_logp_difference_max", "clip_ratio", "importance_sampling_clip_ratio", "advantage_std",
         )  # fmt: skip
         assert all(math.isnan(getattr(stats, name)) for name in names)
         assert stats.frac_reward_zero_std == 1 and stats.updates == 0

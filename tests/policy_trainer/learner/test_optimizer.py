@@ -1,4 +1,4 @@
-"""Learning rates by hand. What the optimizer steps: masters against AdamW by hand in float64, and what becomes of what bfloat16 loses."""
+"""Learning rates by hand; masters beside AdamW by hand in float64, and what bfloat16 rounds away without them."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -18,8 +18,8 @@ def random_groups(
     unfinished: float = 0.0,
     noise: float = 0.4,
 ) -> list[list[Completion]]:
-    """Groups of `size` completions, or of random sizes. unrewarded, unfinished: how often a reward is NaN, and how often
-    a completion is cut off."""
+    """Groups of `size` completions, or of random sizes. unrewarded, unfinished: the probability that a reward is NaN,
+    and that a completion is cut off."""
     return [
         [random_completion(rng, unrewarded, unfinished, noise) for _ in range(size or rng.randint(1, 5))]
         for _ in range(count)

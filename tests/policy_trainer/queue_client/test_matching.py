@@ -53,7 +53,8 @@ def test_the_longest_group_must_fit_a_batch(limit: int, prompt: int, needed: int
         if needed is None:
             check_group_fits(reference, sampling, prompt)
         else:
-            words = rf"^sampling.num_generations, sampling.max_completion_length: 8 .* 40 .* {limit} .*--max-batch-tokens {needed}$"
+            settings = "sampling.num_generations, sampling.max_completion_length"
+            words = rf"^{settings}: 8 .* 40 .* {limit} .*--max-batch-tokens {needed}$"
             with pytest.raises(UserError, match=words):
                 check_group_fits(reference, sampling, prompt)
 

@@ -1,0 +1,116 @@
+"""The three choices of old-policy log-probs, and the KL penalty that is taken off the rewards, on hand-made groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from policy_trainer.config import LossConfig
+from policy_trainer.learner.groups import make_group
+from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
+from policy_trainer.objective.group import Group
+from shared.batch import Array
+
+SAMPLER = [[-1.0, -2.0], [-3.0, -4.0, -5.0]]
+REFERENCE = [[-1.5, -1.0], [-2.0, -4.5, -5.0]]
+LEARNER = [[-0.5, -2.5], [-3.5, -4.0, -4.5]]
+
+
+class Recompute:
+    """Answers LEARNER for the two groups, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, groups: Sequence[Group]) -> list[Array]:
+        self.calls += 1
+        assert [len(group.mask) for group in groups] == [2, 3]
+        return [np.float32(own) for own in LEARNER]
+
+
+@pytest.fixture
+def recompute() -> Recompute:
+    return Recompute()
+
+
+@pytest.fixture
+def filled_in(make_scored: Any, recompute: Recompute) -> Any:
+    """Settings of the loss -> two groups, of 2 and of 3 tokens, with their old log-probs."""
+
+    def fill_in(updates: int, **settings: Any) -> list[Group]:
+        loss = LossConfig.model_validate(settings)
+        batches = [
+            make_scored([3], [[4], [5]], [0.0, 1.0], old_logps=SAMPLER[0], ref_logps=REFERENCE[0]),
+            make_scored([3], [[4, 6], [5]], [0.0, 1.0], old_logps=SAMPLER[1], ref_logps=REFERENCE[1], number=1),
+        ]
+        groups = [make_group(batch, loss) for batch in batches]
+        return with_old_logps(groups, loss, choose_old_logps(loss, updates), recompute)
+
+    return fill_in
+
+
+def values(arrays: Sequence[Array | None]) -> list[list[float] | None]:
+    return [None if array is None else array.tolist() for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("old_logps", "updates", "expected", "calls"),
+    [
+        ("sampler", 1, SAMPLER, 0),
+        ("sampler", 2, SAMPLER, 0),
+        ("recomputed", 1, [None, None], 0),
+        ("recomputed", 2, LEARNER, 1),
+        ("current", 1, [None, None], 0),
+        ("current", 2, [None, None], 0),
+    ],
+)
+def test_the_ratio_is_taken_against_the_choice(
+    filled_in: Any, recompute: Recompute, old_logps: str, updates: int, expected: list[Any], calls: int
+) -> None:
+    """None is the current policy: before a single update the recomputed log-probs would be the same."""
+    groups = filled_in(updates, old_logps=old_logps)
+    assert values([group.old_logps for group in groups]) == expected
+    assert recompute.calls == calls
+    assert all(group.kl_penalty is None for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("old_logps", "updates", "in_ratio", "in_penalty", "calls"),
+    [
+        ("sampler", 2, SAMPLER, SAMPLER, 0),
+        ("recomputed", 1, [None, None], LEARNER, 1),
+        ("recomputed", 2, LEARNER, LEARNER, 1),
+        ("current", 2, [None, None], LEARNER, 1),
+    ],
+)
+def test_a_penalty_off_the_rewards_needs_log_probs_even_where_the_ratio_does_not(
+    filled_in: Any,
+    recompute: Recompute,
+    old_logps: str,
+    updates: int,
+    in_ratio: list[Any],
+    in_penalty: list[list[float]],
+    calls: int,
+) -> None:
+    """beta times k1, which is log old policy - log reference."""
+    groups = filled_in(updates, old_logps=old_logps, kl_in="reward", kl="k1", beta=0.5)
+    assert values([group.old_logps for group in groups]) == in_ratio
+    assert recompute.calls == calls
+    for group, old, reference in zip(groups, in_penalty, REFERENCE, strict=True):
+        assert group.kl_penalty is not None
+        np.testing.assert_allclose(group.kl_penalty, 0.5 * (np.array(old) - np.array(reference)))
+
+
+@pytest.mark.parametrize(("old_logps", "updates"), [("sampler", 2), ("recomputed", 1), ("current", 2)])
+def test_a_correction_compares_the_sampler_with_the_current_policy(old_logps: str, updates: int) -> None:
+    choice = choose_old_logps(LossConfig.model_validate({"old_logps": old_logps}), updates)
+    old, current = torch.tensor([-1.0]), torch.tensor([-2.0])
+    assert choice.of_learner(old, current) is current
+
+
+def test_a_correction_compares_the_sampler_with_the_recomputed_log_probs_where_there_are_any() -> None:
+    choice = choose_old_logps(LossConfig(old_logps="recomputed"), 2)
+    old, current = torch.tensor([-1.0]), torch.tensor([-2.0])
+    assert choice.of_learner(old, current) is old
