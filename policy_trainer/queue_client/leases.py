@@ -1,16 +1,16 @@
-"""Scored batches on their way into training: leased ahead, kept alive, and settled when a checkpoint holds them."""
+"""Leases scored batches ahead of training, keeps the leases alive, and acks batches that a checkpoint holds."""
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import missing_input
-from policy_trainer.queue_client.ledger import Ledger
+from policy_trainer.queue_client.ledger import Fate, Ledger
 from policy_trainer.queue_client.server import LeaseTerms
 from shared.api import Outcome
 from shared.client import Leased, RefServerClient
@@ -22,13 +22,12 @@ _POLL_SECONDS = 2.0
 
 
 class LeaseFeed:
-    """Leases batches on a thread of its own, up to `ahead` before they are asked for, and sends heartbeats on another.
+    """Leases up to `ahead` batches in advance on one thread, and sends heartbeats on another. The ledger keeps count.
 
     allowance: batches that may be leased and not yet acked. loss: says which inputs a batch must have.
 
-    A batch that comes again although the ledger holds it was trained in an earlier life: it is acked and skipped. One
-    that was trained in this life comes again when its lease was lost, as by a suspended machine: it waits for the next
-    checkpoint under its new lease.
+    A batch may come again after its training: when the process was killed before its ack was answered, or when its
+    lease was lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint holds its effect.
     """
 
     def __init__(
@@ -49,9 +48,6 @@ class LeaseFeed:
         self._allowance = allowance
         self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
         self._version = version
-        self._held: dict[str, Leased] = {}
-        self._trained: dict[str, Leased] = {}
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._dry = threading.Event()
         self._failure: Exception | None = None
@@ -65,8 +61,8 @@ class LeaseFeed:
     def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
 
-        on_idle is told every half second how long there has been nothing; what it raises ends the wait, and the
-        batches taken so far go back.
+        on_idle is called every half second without a batch, with the seconds since the last. If it raises, the wait
+        ends and the batches taken so far are given back.
         """
         self._version = version
         taken: list[Leased] = []
@@ -78,7 +74,7 @@ class LeaseFeed:
                     on_idle(time.monotonic() - idle_since)
                     continue
                 idle_since = time.monotonic()
-                if self._superseded(leased):
+                if not self._ledger.trainable([leased]):
                     continue
                 if self._too_old(leased):
                     self._give_back([leased])
@@ -97,34 +93,27 @@ class LeaseFeed:
 
     def trained(self, leased: Sequence[Leased]) -> None:
         """Tells the feed that the weights now hold the effect of these batches."""
-        with self._lock:
-            self._ledger.add(lease.id for lease in leased)
-            self._trained.update({lease.id: lease for lease in leased})
+        self._ledger.train(leased)
 
     @property
     def unsettled(self) -> int:
-        """Batches that were trained and wait for a checkpoint, so that they can be acked."""
-        with self._lock:
-            return len(self._trained)
+        """How many batches were trained and wait for a checkpoint, which lets them be acked."""
+        return self._ledger.unsettled
 
     @property
     def settling_is_due(self) -> bool:
-        """Whether half of the allowance waits for a checkpoint: the other half must do for the next step."""
+        """Whether half of the allowance waits for a checkpoint. The next step needs the other half."""
         return 2 * self.unsettled >= self._allowance
 
     def settle(self, checkpoint: Path) -> None:
-        """Acks what a durable checkpoint holds. What is answered leaves the ledger."""
-        with self._lock:
-            trained = list(self._trained.values())
-        self._ack(trained, checkpoint.name)
-        with self._lock:
-            self._forget(trained)
+        """Acks the batches that a durable checkpoint holds. Those that the server has as acked leave the ledger."""
+        self._ack(self._ledger.settle(), checkpoint.name)
 
     def settle_rest(self, *, check: Callable[[], None]) -> None:
-        """Waits until what the ledger still holds has come again and is acked: nobody will ask for it after this life.
+        """Waits until the batches that the ledger still holds have come again and are acked.
 
-        No longer than the server has something to lease: what it does not lease again is settled there. check is called
-        while waiting; what it raises ends the wait.
+        Call it when a run is finished: no later process will ack them. The wait ends when the server has nothing more
+        to lease: it no longer holds the others. check is called while waiting; it may raise to end the wait.
         """
         self._dry.clear()
         while self._ledger.ids() and not self._waiting.full() and not self._dry.wait(0.05):
@@ -137,31 +126,10 @@ class LeaseFeed:
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout=_POLL_SECONDS + 1)
-        with self._lock:
-            unused = [lease for id, lease in self._held.items() if id not in self._trained]
-        self._give_back(unused)
+        self._give_back(self._ledger.untrained())
 
     def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
-        outcomes = self._client.ack(leases, checkpoint)
-        # Otherwise the id stays in the ledger: should its batch come again, it is then acked untrained.
-        self._ledger.remove(id for id, outcome in outcomes.items() if outcome in (Outcome.OK, Outcome.ALREADY))
-
-    def _forget(self, leases: Iterable[Leased]) -> None:
-        """These leases, but not a newer one of the same batch. Under the lock."""
-        for lease in leases:
-            for known in (self._held, self._trained):
-                if known.get(lease.id) is lease:
-                    del known[lease.id]
-
-    def _superseded(self, leased: Leased) -> bool:
-        """Whether, while it waited here, the lease was lost or its batch trained under an earlier one."""
-        with self._lock:
-            if self._held.get(leased.id) is not leased:
-                return True
-        if leased.id in self._ledger:
-            self._receive(leased)
-            return True
-        return False
+        self._ledger.acked(leases, self._client.ack(leases, checkpoint))
 
     def _next(self) -> Leased | None:
         if self._failure:
@@ -176,19 +144,16 @@ class LeaseFeed:
         return self._terms.max_lag is not None and lag > self._terms.max_lag
 
     def _start(self, taken: list[Leased]) -> list[Leased]:
-        """Those that are still ours: a trainer that slept past its leases finds out here, before it trains."""
-        with self._lock:  # a batch that came again may appear twice; keep the live lease
-            taken = [lease for lease in taken if self._held.get(lease.id) is lease]
+        """Marks leases as started. Returns those that are still live: after a suspension they may have run out."""
+        taken = self._ledger.trainable(taken)  # a batch that came again may appear twice; keep the live lease
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
-        with self._lock:
-            self._forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
+        self._ledger.forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
         return [lease for lease in taken if outcomes[lease.id] == Outcome.OK]
 
     def _give_back(self, leases: Sequence[Leased], *, error: str | None = None) -> None:
         if error:
             log.warning("a batch cannot be trained on", ids=[lease.id for lease in leases], error=error)
-        with self._lock:
-            self._forget(leases)
+        self._ledger.forget(leases)
         self._client.release(leases, error=error)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -206,17 +171,11 @@ class LeaseFeed:
                 self._receive(leased)
 
     def _receive(self, leased: Leased) -> None:
-        with self._lock:
-            self._held[leased.id] = leased
-            trained, unsettled = leased.id in self._ledger, leased.id in self._trained
-            if unsettled:
-                self._trained[leased.id] = leased
-        if not trained:
+        fate = self._ledger.add(leased)
+        if fate is Fate.TRAIN:
             self._offer(leased)
-        elif not unsettled:  # a checkpoint holds its effect
+        elif fate is Fate.ACK:
             self._ack([leased], "an earlier checkpoint")
-            with self._lock:
-                self._forget([leased])
 
     def _offer(self, leased: Leased) -> None:
         while not self._stop.is_set():
@@ -227,13 +186,9 @@ class LeaseFeed:
 
     def _beat(self) -> None:
         while not self._stop.wait(self._terms.lease_seconds / 3):
-            with self._lock:
-                held = list(self._held.values())
-            outcomes = self._client.extend(held, self._terms.lease_seconds)
-            lost = [lease for lease in held if outcomes[lease.id] in (Outcome.STALE, Outcome.UNKNOWN)]
+            live = self._ledger.live()
+            outcomes = self._client.extend(live, self._terms.lease_seconds)
+            lost = [lease for lease in live if outcomes[lease.id] in (Outcome.STALE, Outcome.UNKNOWN)]
             if lost:
                 log.warning("leases were lost: this process slept, or the server has forgotten them", batches=len(lost))
-            with self._lock:
-                for lease in lost:
-                    if self._held.get(lease.id) is lease:
-                        del self._held[lease.id]
+            self._ledger.forget(lost)
