@@ -144,9 +144,7 @@ class Trainer:
         finished = state.step >= self._config.max_steps
         if finished:
             save_model(self._policy.learner.model, self._policy.tokenizer, self._files.directory.model)
-            self._publish(
-                finished=True
-            )  # the workers end now, and whoever watches them may take that for the run's end
+            self._publish(finished=True)  # the workers end now: the model is complete before that
             # An earlier life may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
         elif self._source.ledger.ids() or state.step:

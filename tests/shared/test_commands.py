@@ -16,7 +16,8 @@ COMMANDS = {"ping": "say whether it is ready", "demo-setup": "write files"}
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
     with pytest.raises(SystemExit) as caught:
         choose_command("prog", "A program.", COMMANDS, "nowhere", list(arguments))
-    return caught.value.code, *capsys.readouterr()
+    out, err = capsys.readouterr()
+    return caught.value.code, out, err
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def add(app: FastAPI) -> None:
             page["security"] = [{"token": []}]
             for route in app.routes:
                 if isinstance(route, APIRoute):
-                    for method in route.methods:
+                    for method in route.methods or ():
                         _describe(page["paths"][route.path][method.lower()], requirement_of(route))
             app.openapi_schema = page
         return app.openapi_schema
