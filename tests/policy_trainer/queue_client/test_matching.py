@@ -1,4 +1,4 @@
-"""A policy and a reference of other tokens are refused, and a server without room for a group or a step."""
+"""Refused: a reference with another vocabulary or tokenizer, a server too small for a group or a step."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from shared.models import tokenizer_fingerprint
 
 
 def described(**known: Any) -> ModelInfo:
-    """A reference of which only this is known."""
+    """A reference model of which only these fields are known."""
     return ModelInfo.model_validate(dict.fromkeys(ModelInfo.model_fields) | {"max_batch_tokens": 1000} | known)
 
 
@@ -47,7 +47,7 @@ def test_a_server_without_a_model_has_nothing_to_compare_with(make_tiny: Any, to
     [(8 * 40 + 100, 100, None), (8 * 40 + 16, 16, None), (8 * 40 + 99, 100, 420), (8 * 40 + 15, 16, 336)],
 )
 def test_the_longest_group_must_fit_a_batch(limit: int, prompt: int, needed: int | None) -> None:
-    """Also one of a server without a model."""
+    """A server without a model has the limit too."""
     sampling = SamplingConfig(num_generations=8, max_completion_length=40)
     for reference in (described(max_batch_tokens=limit), described(max_batch_tokens=limit, name="ref")):
         if needed is None:

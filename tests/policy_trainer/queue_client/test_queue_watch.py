@@ -1,4 +1,4 @@
-"""What a trainer sees of the queue, and says of its waiting."""
+"""The watched state of the queue, and the reason for waiting read from it."""
 
 import re
 from typing import Any, cast
@@ -12,7 +12,7 @@ from tests.policy_trainer.queues import queue_of
 
 
 class Client:
-    """Answers a glance with what is left to say."""
+    """Answers each glance with the next of its answers."""
 
     def __init__(self, *answers: QueueView | None) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""What a trainer asks of the server, reads out of its queue, and refuses to begin with."""
+"""Terms of leases, counts read from the queue, and tokens and CAs that are refused."""
 
 from pathlib import Path
 from typing import Any

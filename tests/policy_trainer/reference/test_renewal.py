@@ -1,4 +1,4 @@
-"""The reference's renewal: right at every step of every life, wherever a life ends, against weights worked out anew."""
+"""Renewal scores with the right reference at every step, wherever the run is killed; weights are worked out anew."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ EVERY, CHECKPOINT_EVERY = 2, 3
 
 
 class RefServer:
-    """What API.md says of PUT /v1/reference, kept in a few attributes. weights: as read when they were asked for."""
+    """PUT /v1/reference as API.md has it, in a few attributes. weights: as read at the request."""
 
     def __init__(self, open_site: Callable[..., Any], root: Path | None) -> None:
         self.root = root
@@ -101,7 +101,7 @@ class Run:
         return Life(self)
 
     def policy(self, step: int) -> dict[str, Tensor]:
-        """As the optimizer has it after so many steps."""
+        """The optimizer's parameter after so many steps."""
         kept = torch.float32 if self.master_weights == "float32" else self.base.dtype
         weights = {name: own.detach().to(kept) for name, own in self.base.named_parameters()}
         for number in range(step):
@@ -109,7 +109,7 @@ class Run:
         return weights
 
     def reference(self, step: int) -> dict[str, Tensor]:
-        """What must score at a step, in float64."""
+        """The right reference at a step, in float64."""
         reference = {name: own.double() for name, own in self.policy(0).items()}
         for renewed in range(self.every, step + 1, self.every):
             policy = self.policy(renewed)
@@ -120,7 +120,7 @@ class Run:
 
 
 class Life:
-    """From the newest checkpoint on. What a trainer does, but for the training."""
+    """One process, from the newest checkpoint on: all that a trainer does except training."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -170,7 +170,7 @@ class Life:
 
 
 def assert_right(life: Life) -> None:
-    """What scores is what must score, and the state says so."""
+    """The server scores with the right reference, and the state names it."""
     run, server, state = life.run, life.run.server, life.state
     assert (state.reference, state.reference_version) == (server.snapshot, server.version)
     expected = run.reference(state.step)
@@ -188,7 +188,7 @@ def assert_right(life: Life) -> None:
 
 
 def assert_kept(life: Life) -> None:
-    """Nothing lacks its reference."""
+    """The references of the state and of all checkpoints exist."""
     for name in (life.state.reference, *life.checkpoints.references()):
         assert name is None or (life.run.root / name / "model.safetensors").exists()
 
@@ -359,7 +359,7 @@ class TestServer:
 
     @pytest.mark.parametrize("decay", [0.0, 0.5])
     def test_who_is_stopped_meanwhile_saves_what_was(self, make_run: Callable[..., Run], decay: float) -> None:
-        """A checkpoint follows, in which the renewal has not happened: it does in the next life."""
+        """The checkpoint that follows does not hold the renewal: the next life does it."""
         run = make_run(decay=decay)
         life = run.begin().until(1)
         life.update()
@@ -484,7 +484,7 @@ class TestOtherSettings:
             torch.testing.assert_close(own.double(), expected, rtol=0, atol=1e-6)
 
     def test_the_same_step_saved_on_both_sides_of_a_renewal(self, make_run: Callable[..., Run]) -> None:
-        """As when a stop is asked for just after it: the average goes with the reference."""
+        """A stop is requested just after the renewal: the average goes with the reference."""
         run = make_run(decay=0.5, every=3)
         life = run.begin().until(3)
         assert read_state(life.checkpoints.newest() or Path()).renewed_at == 0

@@ -62,7 +62,7 @@ def steps(run: Run) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*"))
 
 
-# The precision of the weights, and what the optimizer's own are kept in.
+# The dtype of the model's weights, and that of their masters.
 MODES = [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "none")]
 
 
@@ -132,7 +132,7 @@ def test_masters_go_on_as_the_weights_of_a_float32_model(
 
 
 def test_a_checkpoint_of_another_implementation_of_adamw_goes_on_in_this_one(run: Run) -> None:
-    """As they were before the fused one: the moments come back, and the optimizer stays what it is."""
+    """Saved before the fused optimizer: the moments come back, and the optimizer stays fused."""
     optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, foreach=True)
     for parameter in run.model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -217,7 +217,7 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new(
 def test_saving_a_step_again_never_loses_it(
     tmp_path: Path, make_tiny: Make, tokenizer: PreTrainedTokenizerFast, fuse: Any
 ) -> None:
-    """As after a request to stop just behind a checkpoint, whose batches are acked: nothing older has their effect."""
+    """As after a stop just behind a checkpoint: its batches are acked, so no older one may be resumed."""
     model = make_tiny(vocabulary=len(tokenizer))
     for number in count(1):
         run = Run(tmp_path / str(number), model, tokenizer, keep=2)

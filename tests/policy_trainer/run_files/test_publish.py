@@ -1,4 +1,4 @@
-"""Published weights: what the pointer names is always there and whole."""
+"""Published weights: the file that latest.json names is always there and complete."""
 
 from collections.abc import Callable
 from itertools import count
@@ -86,7 +86,7 @@ def test_a_crash_at_any_moment_leaves_whole_weights(tmp_path: Path, make_tiny: M
         assert newest is not None
         load_weights(read, directory / newest.file)
         assert same(read, new if newest.version == 3 else old)
-        # A worker that has just read the pointer of before still finds its file.
+        # A worker that has just read the previous latest.json still finds its file.
         assert (directory / publication(2).file).exists()
         publish(new, directory, publication(4))
         assert latest(directory) == publication(4)
