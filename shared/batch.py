@@ -1,7 +1,7 @@
 """The two messages of the system: a rollout batch, and the same batch scored by the reference model.
 
-A batch is one prompt, the G completions sampled for it and their raw rewards. Rows are ragged and concatenated: C is
-the sum of the completion lengths, P the length of the prompt. Everything is checked once, when a batch is built.
+A batch is one prompt, the G completions sampled for it and their raw rewards. Completions differ in length and are
+concatenated: C is the sum of their lengths, P the length of the prompt. A batch is checked once, when it is built.
 """
 
 import json
@@ -23,7 +23,7 @@ MAX_SAMPLE_BYTES = 16 * 1024
 
 
 class BatchError(ValueError):
-    """A batch breaks the contract. `field` names the tensor or metadata key, the message says what would be right."""
+    """A batch is invalid. `field` names the tensor or metadata key, the message says what is required."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field} {message}")
@@ -47,7 +47,7 @@ class TokenGroup:
             if not len(getattr(self, name)):
                 raise BatchError(name, "must not be empty")
         total = len(self.completion_ids)
-        # Bounded one by one first, so that the sum cannot overflow.
+        # Check each length before the sum, which could overflow otherwise.
         if self.completion_lengths.min() < 1 or self.completion_lengths.max() > total:
             raise BatchError("completion_lengths", f"must each lie in [1, {total}], the number of completion tokens")
         if self.completion_lengths.sum() != total:
@@ -63,20 +63,20 @@ class TokenGroup:
 
     @property
     def tokens(self) -> int:
-        """P + C: the tokens a forward pass computes when the prompt is computed once."""
+        """P + C: the tokens of a forward pass that computes the prompt once."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
     @property
     def longest_row(self) -> int:
-        """P + the longest completion: what must fit the model's context."""
+        """P + the longest completion: must fit the model's context."""
         return len(self.prompt_ids) + int(self.completion_lengths.max())
 
     def completions(self) -> list[Array]:
-        """The G completions as arrays of their own length."""
+        """The token ids of each completion: G arrays, int64."""
         return np.split(self.completion_ids, np.cumsum(self.completion_lengths)[:-1])
 
     def halves(self) -> "list[TokenGroup]":
-        """Two groups with half of the completions each, in order; a group of one stays whole."""
+        """Two groups with half of the completions each, in order; a group of one completion is returned whole."""
         if self.size == 1:
             return [self]
         first, second = np.split(self.completion_lengths, [self.size // 2])
@@ -98,7 +98,7 @@ class StepRewards:
 
     @property
     def unrewarded(self) -> Array:
-        """bool (G,): which completions have a step whose reward is NaN."""
+        """bool (G,): true for completions with a step whose reward is NaN."""
         unknown = np.zeros(len(self.counts), np.bool_)
         unknown[np.repeat(np.arange(len(self.counts)), self.counts)[np.isnan(self.rewards)]] = True
         return unknown
@@ -109,10 +109,10 @@ class RolloutBatch:
     """One prompt, its G completions and their raw rewards: what is uploaded, scored, leased and trained on.
 
     rewards: float32 (G,), NaN where a completion could not be judged. finished: bool (G,), true where the completion
-    ended by itself. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature` under the policy
-    that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on. policy_versions: int64 (G,),
-    when completions differ in version; `policy_version` is then the oldest. sample: free JSON of the client, as text.
-    Raises BatchError for whatever breaks the contract.
+    ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
+    under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
+    policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
+    oldest. sample: any JSON of the client, as text. Raises BatchError if a field is invalid.
     """
 
     id: str
@@ -162,7 +162,7 @@ class RolloutBatch:
             raise BatchError("step_rewards", "must not be infinite (NaN means: could not be judged)")
         ends = np.split(self.steps.ends, np.cumsum(counts)[:-1])
         for row, length in zip(ends, self.group.completion_lengths, strict=True):
-            # Compared, not subtracted: differences of int64 overflow.
+            # Compare neighbours instead of subtracting them: differences of int64 can overflow.
             if len(row) and (row[0] < 0 or row[-1] >= length or (row[1:] <= row[:-1]).any()):
                 raise BatchError("step_ends", "must rise within each completion and stay below its length")
 
@@ -198,7 +198,7 @@ class RolloutBatch:
 class ScoredBatch:
     """A rollout batch and the reference model's log-prob of every completion token.
 
-    ref_logps: float32 (C,), of logits divided by the batch's temperature. reference_version says which weights.
+    ref_logps: float32 (C,), of logits divided by the batch's temperature. reference_version: names the weights.
     """
 
     rollout: RolloutBatch

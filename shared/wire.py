@@ -1,7 +1,7 @@
 """Batches as safetensors bytes: the body of every upload and of every lease.
 
-A body is a plain safetensors file, so any safetensors library reads it and nothing in it can run. Its header is
-checked before anything is built from it, and nothing is allocated by a length that was merely claimed.
+A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code. The header is checked
+before anything else is read. No memory is allocated from a length in the header that the body does not back.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ CONTENT_TYPE = "application/vnd.safetensors"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
 MAX_HEADER_BYTES = 64 * 1024
-# Scoring adds a tensor and a version to a header that was admitted, and may write its numbers in another way.
+# Scoring adds a tensor and a version to an admitted header, and may format its numbers differently.
 _MAX_SCORED_HEADER_BYTES = MAX_HEADER_BYTES + 1024
 
 _DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
@@ -48,7 +48,7 @@ _METADATA = {
 
 
 def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
-    """The batch as a safetensors file. Raises BatchError when its names alone outgrow the header's limit."""
+    """The batch as a safetensors file. Raises BatchError when its header exceeds the limit."""
     rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
     tensors: dict[str, Array | None] = {
         "prompt_ids": rollout.group.prompt_ids,
@@ -86,25 +86,25 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items() if tensor is not None},
         {name: str(value) for name, value in metadata.items() if value is not None},
     )
-    _check_header_size(int.from_bytes(body[:8], "little"), metadata["format"])  # many reward parts could outgrow it
+    _check_header_size(int.from_bytes(body[:8], "little"), metadata["format"])  # many reward parts can exceed it
     return body
 
 
 @dataclass(frozen=True, eq=False)
 class Parsed:
-    """A safetensors file whose header, names and dtypes are checked; its values are not."""
+    """A safetensors file. Header, names, dtypes are checked; values are checked by `batch`."""
 
     metadata: dict[str, str]
     tensors: dict[str, Array]
 
     def batch(self) -> RolloutBatch | ScoredBatch:
-        """The checked batch. Raises BatchError naming the first field that breaks the contract."""
+        """The checked batch. Raises BatchError naming the first invalid field."""
         return _batch(self.metadata, self.tensors)
 
     def content_hash(self) -> bytes:
-        """SHA-256 of metadata pairs, and each tensor's name, dtype, shape and bytes, in sorted order.
+        """32 bytes: SHA-256 of the sorted metadata, then of each tensor's name, dtype, shape and bytes, sorted by name.
 
-        Two safetensors files of the same content may differ in their bytes, since metadata has no fixed order.
+        The body itself is not hashed: files of equal content may differ in bytes, since metadata has no fixed order.
         """
         digest = hashlib.sha256(json.dumps(self.metadata, sort_keys=True).encode())
         for name in sorted(self.tensors):
@@ -115,7 +115,7 @@ class Parsed:
 
 
 def decode(body: bytes) -> RolloutBatch | ScoredBatch:
-    """Bytes from anywhere -> a checked batch. Raises BatchError naming the first field that breaks the contract."""
+    """Untrusted bytes -> a checked batch. Raises BatchError naming the first invalid field."""
     return parse(body).batch()
 
 
@@ -125,7 +125,7 @@ def content_hash(body: bytes) -> bytes:
 
 
 def parse(body: bytes) -> Parsed:
-    """Bytes from anywhere -> metadata and tensors. Raises BatchError."""
+    """Untrusted bytes -> metadata and tensors. Raises BatchError."""
     metadata, names = _read_header(body)
     for name in names:
         if name not in _TENSORS and not name.startswith(_REWARD_PREFIX):
@@ -181,11 +181,11 @@ def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch 
 
 
 def _read_header(body: bytes) -> tuple[dict[str, str], list[str]]:
-    """Metadata and tensor names, read from the JSON header without trusting its length."""
+    """Metadata and tensor names from the JSON header. Checks the header's claimed length first."""
     size = int.from_bytes(body[:8], "little")
     if len(body) < 8 or size > len(body) - 8:
         raise BatchError("body", f"must be a safetensors file; its {len(body)} bytes do not hold the header they claim")
-    _check_header_size(size, SCORED_FORMAT)  # the larger one, before it is parsed
+    _check_header_size(size, SCORED_FORMAT)  # the larger of the two limits, before parsing
     try:
         header = json.loads(body[8 : 8 + size], object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
@@ -213,7 +213,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(mapping) != len(pairs):
         raise ValueError("a key stands twice")
     for key in mapping:
-        key.encode()  # a lone surrogate is a ValueError: such a name could not even be reported as UTF-8
+        key.encode()  # raises ValueError for a lone surrogate: an error could not name such a key in UTF-8
     return mapping
 
 
@@ -246,7 +246,7 @@ def _required(mapping: dict[str, Any], name: str) -> Any:
 
 
 def _number(metadata: dict[str, str], name: str, kind: Callable[[str], Any]) -> Any:
-    """A decimal number. Python's own parsers also take `1_0`, ` 1 ` and other alphabets' digits: those are refused."""
+    """Parses a decimal number. Refuses `1_0`, ` 1 ` and non-ASCII digits, which Python's own parsers accept."""
     text = _required(metadata, name)
     pattern = r"-?[0-9]{1,19}" if kind is int else r"-?[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?"
     if not re.fullmatch(pattern, text, re.ASCII):

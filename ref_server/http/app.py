@@ -1,4 +1,4 @@
-"""The ASGI application: routes and middleware around a service."""
+"""The ASGI application: routes and middleware around a `Service`. `draining_server.py` runs it in uvicorn."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

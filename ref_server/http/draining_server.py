@@ -1,4 +1,4 @@
-"""The uvicorn server that runs the application: it drains on a signal, then ends the process."""
+"""The uvicorn server that runs the application of `app.py`: its ports, its signals, and its end."""
 
 import asyncio
 import os

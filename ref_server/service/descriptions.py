@@ -1,4 +1,4 @@
-"""The views of the queue and of one batch's tokens that clients read."""
+"""Builds the API records that describe the queue, and one batch's tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from shared.batch import RolloutBatch, ScoredBatch
 
 
 def describe_queue(stats: Stats, counts: Mapping[Count, int], totals: ScoringTotals, limits: LimitsView) -> QueueView:
-    """counts: what this process has done in the queue since it started."""
+    """The record of `GET /v1/queue`. counts: events since this process started."""
     return QueueView(
         states={state: _sum_depths(stats, state) for state in State},
         runs=stats.runs,
@@ -25,7 +25,7 @@ def describe_queue(stats: Stats, counts: Mapping[Count, int], totals: ScoringTot
 
 
 def _scoring(totals: ScoringTotals) -> ScoringView:
-    """Histograms are for machines: `/metrics` has them."""
+    """Totals of the scoring loop. The histograms are left out: `/metrics` has them."""
     counts = totals.counts()
     scored, seconds = counts["tokens"] + counts["direct_tokens"], counts["working_seconds"]
     return ScoringView.model_validate({**counts, "tokens_per_second": scored / seconds if seconds else 0.0})
@@ -37,7 +37,7 @@ def _sum_depths(stats: Stats, state: State) -> Depth:
 
 
 def describe_tokens(batch: RolloutBatch | ScoredBatch, reference: Reference) -> TokensView:
-    """Each token of a batch with its text and log-probs, each row with its rewards."""
+    """The tokens of a batch with their texts and log-probs, and the rewards of each completion."""
     rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
     ref_logps = batch.ref_logps if isinstance(batch, ScoredBatch) else None
     sampler_rows, reference_rows = _rows(rollout, rollout.sampler_logps), _rows(rollout, ref_logps)
@@ -66,12 +66,12 @@ def token_texts(reference: Reference, ids: Sequence[int]) -> list[str | None]:
 
 
 def _rows(rollout: RolloutBatch, values: np.ndarray | None) -> list[list[float] | None]:
-    """(C,) values of all tokens, cut into rows; None for each row where there are none."""
+    """(C,) values per token -> one list per completion; a list of None where values is None."""
     if values is None:
         return [None] * rollout.group.size
     return [part.tolist() for part in np.split(values, np.cumsum(rollout.group.completion_lengths)[:-1])]
 
 
 def _number(value: np.floating) -> float | None:
-    """NaN, which JSON lacks, becomes None: the completion has no reward."""
+    """NaN (no reward) becomes None, since JSON has no NaN."""
     return None if np.isnan(value) else float(value)

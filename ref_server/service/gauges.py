@@ -1,4 +1,4 @@
-"""The state of the server as Prometheus gauges, as it is when Prometheus asks."""
+"""Prometheus gauges of the server's state, computed at each scrape."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from ref_server.queue.interface import Stats
 from shared.api import Depth, LimitsView, ModelInfo, State
 
-# Clients name runs, so there can be any number of them. At most this many have labels of their own.
+# Clients name the runs, so there can be any number. At most this many get their own label.
 MAX_RUNS = 100
 OTHER_RUNS = "other"
 _SETTLED = (State.DONE, State.EXPIRED, State.DEAD)
@@ -43,7 +43,7 @@ def depths(stats: Stats) -> Iterator[Metric]:
 
 
 def limits(bounds: LimitsView) -> Iterator[Metric]:
-    """Each twice: of all runs together, and of any one."""
+    """Each limit twice: for all runs together, and for a single run."""
     for name, help, of_all, of_run in (
         ("waiting_batches", "Batches that may wait", bounds.max_batches, bounds.max_batches_per_run),
         ("waiting_bytes", "Bytes of payloads that may wait", bounds.max_bytes, bounds.max_bytes_per_run),
@@ -61,7 +61,7 @@ def _gauge(name: str, help: str, value: float) -> Metric:
 
 
 def _by_run(runs: Mapping[str, Mapping[State, Depth]]) -> dict[tuple[str, State], tuple[int, int]]:
-    """Batches and bytes by run and state. Runs with the most batches that are not settled come first."""
+    """Batches and bytes by run and state. The MAX_RUNS runs with the most unsettled batches keep their names."""
 
     def order(run: str) -> tuple[int, int, str]:
         settled = sum(depth.batches for state, depth in runs[run].items() if state in _SETTLED)

@@ -1,4 +1,4 @@
-"""What the server does, without HTTP: admits batches after checking them, has them scored, describes."""
+"""The server's operations, without HTTP: check and admit uploads, replace the reference, describe batches and queue."""
 
 import asyncio
 import threading
@@ -16,14 +16,14 @@ from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
 
 class Bell:
-    """Wakes every long poll when a batch may have become ready. Rung from any thread."""
+    """Wakes all long polls when a batch may have become ready. Any thread may ring it."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The event loop on which the polls wait."""
+        """Sets the event loop on which the long polls wait."""
         self._loop = loop
 
     def ring(self) -> None:
@@ -31,7 +31,7 @@ class Bell:
             self._loop.call_soon_threadsafe(self._wake)
 
     def next(self) -> asyncio.Event:
-        """The event that the next ring sets. Take it before looking, so that no ring is missed."""
+        """The event that the next ring sets. Get it before looking for a batch, so that no ring is missed."""
         return self._event
 
     def _wake(self) -> None:
@@ -40,7 +40,7 @@ class Bell:
 
 
 class Service:
-    """The reference, the queue, and what scores between them."""
+    """Joins the reference model, the queue and the scoring loop. The HTTP routes call it."""
 
     def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
         self.config = config
@@ -57,29 +57,29 @@ class Service:
         self.scoring.start()
 
     def drain(self) -> None:
-        """Takes no new work, sends the long polls home, finishes what is being scored. Returns at once."""
+        """Refuses new work, ends the long polls, lets the scoring loop finish its batches. Returns at once."""
         self.draining = True
         self.scoring.stop()
         self.bell.ring()
 
     def close(self) -> None:
-        """Waits for what is being scored, then closes the store: all that it took is on disk."""
+        """Waits until the batches being scored are saved, then closes the store."""
         self.scoring.stop()
         self.scoring.join()
         self.queue.close()
         self.closed = True
 
     def check_open(self) -> None:
-        """Raises NotReady when no new work is taken any more."""
+        """Raises NotReady while the server drains."""
         if self.draining:
             raise NotReady("the server is shutting down")
 
     def replace_reference(self, snapshot: str, version: int) -> int:
-        """Scores with the weights of a snapshot from here on: their version, once no batch is scored with older ones.
+        """Replaces the reference weights by a snapshot. Returns `version` once no batch is scored with older weights.
 
-        The present weights go on scoring while the others are loaded. A restart begins with the model of the settings
-        in version 0 again: what replaced it is the trainer's to know, and to put in place. Raises BadSnapshotName,
-        NoSnapshot, ReferenceConflict, NoModel, NotReady; then nothing has changed.
+        The current weights score until the new ones are loaded. A restart starts again with the configured model as
+        version 0; the trainer then has to replace it once more. Raises BadSnapshotName, NoSnapshot, ReferenceConflict,
+        NoModel, NotReady, and then changes nothing.
         """
         if not self._replacing.acquire(blocking=False):
             raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
@@ -93,7 +93,7 @@ class Service:
         return version
 
     def not_working_reason(self) -> str | None:
-        """Why this process would not score a batch that it could store, or None."""
+        """Why this process does not score batches, or None. Leaves out whether the store works."""
         if self.draining:
             return "the server is shutting down"
         if not self.scoring.alive:
@@ -101,7 +101,7 @@ class Service:
         return None
 
     def not_ready_reason(self) -> str | None:
-        """Why a batch would not be scored now, or None."""
+        """Why a batch uploaded now would not be scored, or None. Includes a write to the store."""
         if reason := self.not_working_reason():
             return reason
         try:
@@ -111,7 +111,7 @@ class Service:
         return None
 
     def admit(self, body: bytes) -> Uploaded:
-        """Checks and queues one upload, durably."""
+        """Checks one upload and queues it, durably. Raises BatchError, NotReady, and what `Queue.put` raises."""
         self.check_open()
         parsed = wire.parse(body)
         batch = self._check_rollout(parsed.batch())
@@ -144,7 +144,7 @@ class Service:
         return batch
 
     def tokenize(self, prompt: str, completions: Sequence[str]) -> TokenGroup:
-        """Texts -> tokens, each apart and without special tokens. Raises BatchError when one is empty, NoModel."""
+        """Texts -> tokens, each text alone and without special tokens. Raises BatchError when one is empty, NoModel."""
         return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
 
     def token_texts(self, ids: Sequence[int]) -> list[str | None]:
@@ -156,7 +156,10 @@ class Service:
         )
 
     def describe_tokens(self, id: str) -> TokensView | None:
-        """None when the batch or its payload is gone. Raises BatchError for one of the Simple-GRPO protocol."""
+        """The tokens of a batch with texts and log-probs; None when the batch or its payload is gone.
+
+        Raises BatchError for a batch of the Simple-GRPO protocol.
+        """
         info, body = self.queue.get(id), self.queue.payload(id)
         if info is not None and info.run == LEGACY_RUN:
             raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
@@ -164,7 +167,7 @@ class Service:
 
 
 def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
-    """Lists of ids -> a checked group. Raises BatchError."""
+    """Lists of token ids -> a checked group. Raises BatchError."""
     return TokenGroup(
         _ids("prompt_ids", prompt_ids),
         _ids("completions", [token for row in completions for token in row]),

@@ -1,4 +1,4 @@
-"""The typed Python client of the reference server, in two forms that do the same: `docs/client.md` shows both at work.
+"""The typed Python client of the reference server, synchronous and asynchronous. `docs/client.md` has examples of both.
 
 ```
 from shared.client import RefServerClient

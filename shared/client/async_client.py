@@ -1,4 +1,4 @@
-"""The client that is awaited."""
+"""The asynchronous client."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from shared.api import (
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
-from shared.client.connection import Connection, OnWait, not_ready, silent
+from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
 from shared.client.errors import ClientError
 from shared.client.requests import Leased, Outcomes, Request
 
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class AsyncRefServerClient(Connection):
-    """RefServerClient for asyncio and trio: the same arguments and methods, which say there what they do.
+    """RefServerClient for asyncio and trio. `RefServerClient` documents the arguments and methods, which are the same.
 
-    Share one between the tasks of an event loop. A task that is cancelled sends nothing more; a lease that was on its
-    way to it then ends by its time.
+    Share one client between the tasks of an event loop. A cancelled task sends nothing more; if a lease was on its way
+    to it, that lease expires.
 
     ```
     async with AsyncRefServerClient("http://127.0.0.1:8400") as client:
@@ -49,7 +49,7 @@ class AsyncRefServerClient(Connection):
         token: str | None = None,
         ca: str | Path | None = None,
         patience: float | None = 30.0,
-        on_wait: OnWait = silent,
+        on_wait: OnWait = wait_silently,
     ) -> None:
         super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait)
         with self.translating():
@@ -70,7 +70,7 @@ class AsyncRefServerClient(Connection):
         try:
             return await self._send_once(requests.not_ready_reason())
         except ClientError as error:
-            return not_ready(error)
+            return unready_reason(error)
 
     async def model(self) -> ModelInfo:
         return await self._send(requests.model())

@@ -1,4 +1,4 @@
-"""What both clients share but the sending: where the server is, how to get in, and when to ask again."""
+"""The base of both clients: everything but sending. URL, credentials, retries, reading responses."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,25 +14,25 @@ from shared.client.credentials import check_token, trust
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
 from shared.client.requests import Request
 
-# Told why there is no answer yet, and for how many seconds so far. May raise to give up.
+# Called before each retry with the reason and the seconds waited so far. May raise to give up.
 OnWait = Callable[[str, float], None]
 
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
 _MAX_BACKOFF_SECONDS = 2.0
-# Asked directly whatever proxies the environment names: one on another machine would look for the server there, and
-# would read the token.
+# Never reached through a proxy from the environment: a proxy on another machine would look for the server there, and
+# would see the token.
 _THIS_MACHINE = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 
 class Connection:
-    """The side of a client that sends nothing."""
+    """Base class of the clients. Subclasses send the requests."""
 
     def __init__(
         self, url: str, *, token: str | None, ca: str | Path | None, patience: float | None, on_wait: OnWait
     ) -> None:
-        stamina.instrumentation.set_on_retry_hooks(())  # on_wait tells of retries, in its own words
+        stamina.instrumentation.set_on_retry_hooks(())  # on_wait reports retries instead
         self.url = url
         self._patience = patience
         self._on_wait = on_wait
@@ -47,12 +47,12 @@ class Connection:
         return f"{type(self).__name__}({self.url!r})"
 
     def attempts(self, request: Request[Any]) -> Any:
-        """Goes on for as long as waiting may help and patience lasts: an iterator, synchronous and not."""
-        repetition = _Repetition(self.url, request.repeatable, self._patience, self._on_wait)
-        return stamina.retry_context(on=repetition, attempts=None, timeout=None, wait_max=_MAX_BACKOFF_SECONDS)
+        """An iterator of attempts, synchronous or asynchronous: retries while waiting may help and patience lasts."""
+        retry_policy = _RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait)
+        return stamina.retry_context(on=retry_policy, attempts=None, timeout=None, wait_max=_MAX_BACKOFF_SECONDS)
 
     def arguments(self, request: Request[Any]) -> dict[str, Any]:
-        """What httpx is to send."""
+        """Arguments of httpx's `request`."""
         return {
             "method": request.method,
             "url": request.path,
@@ -64,7 +64,7 @@ class Connection:
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """Failures below HTTP become Unreachable."""
+        """Turns httpx's connection errors into Unreachable, an undecodable response into NotRefServer."""
         try:
             yield
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -73,7 +73,7 @@ class Connection:
             raise NotRefServer(f"what answers at {self.url} is no reference server: {error}") from None
 
     def read(self, request: Request[T], response: httpx.Response) -> T:
-        """What the answer says. Raises RefServerError, NotRefServer."""
+        """Parses a response. Raises RefServerError, NotRefServer."""
         if not response.is_success:
             raise refusal(response)
         try:
@@ -82,8 +82,8 @@ class Connection:
             raise NotRefServer(f"what answers at {self.url} is no reference server of this version: {error}") from None
 
 
-class _Repetition:
-    """Whether, and after how many seconds, one request is sent again."""
+class _RetryPolicy:
+    """Decides whether one request is retried, and after how many seconds. For stamina's `on`."""
 
     def __init__(self, url: str, repeatable: bool, patience: float | None, on_wait: OnWait) -> None:
         self._url = url
@@ -93,17 +93,17 @@ class _Repetition:
         self._began = time.monotonic()
 
     def __call__(self, error: Exception) -> bool | float:
-        """True is the usual backoff."""
-        if not self._may_help(error):
+        """False: raise the error. True: retry after the usual backoff. A number: retry after that many seconds."""
+        if not self._may_retry(error):
             return False
         waited = time.monotonic() - self._began
-        wish = error.retry_after if isinstance(error, RefServerError) else None
-        if self._patience is not None and waited + (wish or 0.0) >= self._patience:
+        retry_after = error.retry_after if isinstance(error, RefServerError) else None
+        if self._patience is not None and waited + (retry_after or 0.0) >= self._patience:
             return False
         self._on_wait(self._reason(error), waited)
-        return True if wish is None else wish
+        return True if retry_after is None else retry_after
 
-    def _may_help(self, error: Exception) -> bool:
+    def _may_retry(self, error: Exception) -> bool:
         if isinstance(error, Unreachable):
             return error.passes and (self._repeatable or not error.done)
         if isinstance(error, RefServerError):
@@ -117,8 +117,8 @@ class _Repetition:
         return f"the reference server at {self._url} says: {error}"
 
 
-def not_ready(error: ClientError) -> str:
-    """What a failed look at the server's readiness says of it. Raises what waiting does not mend."""
+def unready_reason(error: ClientError) -> str:
+    """Why the server is not ready, from a failed readiness request. Raises errors that waiting cannot fix."""
     if isinstance(error, RefServerError) and error.status >= 500:
         return error.message
     if isinstance(error, Unreachable) and error.passes:
@@ -126,8 +126,8 @@ def not_ready(error: ClientError) -> str:
     raise error
 
 
-def silent(reason: str, seconds: float) -> None:
-    """Waits without a word."""
+def wait_silently(reason: str, seconds: float) -> None:
+    """The default `on_wait`: reports nothing."""
 
 
 def _authorization(token: str | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How to get into a server: where a command's token comes from, whose certificates count, what to do when kept out."""
+"""Access to a server: reads a command's token, trusts a private CA, and suggests a fix when access is refused."""
 
 import re
 import ssl
@@ -11,7 +11,7 @@ from shared.client.errors import ClientError, RefServerError, Untrusted
 
 
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
-    """The token itself, else the first in the file. Raises ValueError, which does not repeat what it read."""
+    """The token, else the first one in the file, else None. Raises ValueError; its message never contains a secret."""
     if token is not None:
         chosen = token.get_secret_value()
     elif file is not None:
@@ -23,13 +23,13 @@ def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
 
 
 def check_token(token: str) -> None:
-    """Raises ValueError, which does not repeat the token, unless a header can carry it (RFC 6750)."""
+    """Raises ValueError if the token cannot be sent in a header (RFC 6750). The message does not contain the token."""
     if not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", token):
         raise ValueError("token: must be made of letters, digits and - . _ ~ + / =, or no header can carry it")
 
 
 def trust(ca: Path) -> ssl.SSLContext:
-    """Takes certificates of this authority alone. Raises ValueError."""
+    """A TLS context that trusts only the certificates in this PEM file. Raises ValueError."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # ssl.SSLError is one
@@ -37,7 +37,7 @@ def trust(ca: Path) -> ssl.SSLContext:
 
 
 def remedy(error: ClientError, prefix: str) -> str:
-    """What a person at a command may do about an error, to be put behind its words. prefix: of the environment."""
+    """Advice to append to an error message of a command, or ''. prefix: of the command's environment variables."""
     if isinstance(error, Untrusted):
         return "; name the file of its authority's certificate with --tls-ca"
     if isinstance(error, RefServerError) and error.status == HTTPStatus.UNAUTHORIZED:
@@ -46,7 +46,7 @@ def remedy(error: ClientError, prefix: str) -> str:
 
 
 def _first_token(file: Path) -> str:
-    """A line is a token, or `ROLE TOKEN` as in the server's own table; `#` begins a comment."""
+    """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN`; `#` starts a comment."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Why there is no good answer."""
+"""The errors of the clients, and how they are made from httpx's errors and responses."""
 
 import ssl
 
@@ -6,13 +6,13 @@ import httpx
 
 
 class ClientError(Exception):
-    """There is no good answer. The message says why, and what would help."""
+    """A request failed. The message says why, and what may help."""
 
 
 class Unreachable(ClientError):
-    """Nothing answers at the URL, or it broke off.
+    """No server answers at the URL, or the connection broke.
 
-    passes: waiting may help. done: the request may have arrived, so that what it asks for may have been done.
+    passes: waiting may help. done: the request may have reached the server and been carried out.
     """
 
     def __init__(self, url: str, reason: str, *, passes: bool, done: bool) -> None:
@@ -23,19 +23,19 @@ class Unreachable(ClientError):
 
 
 class Untrusted(Unreachable):
-    """The server's certificate does not verify: waiting does not mend that."""
+    """The server's certificate cannot be verified. Waiting does not help."""
 
 
 class NotRefServer(ClientError):
-    """What answers at the URL is no reference server, or one whose answers this client does not understand."""
+    """The server at the URL is not a reference server, or its version is unknown to this client."""
 
 
 class RefServerError(ClientError):
     """The server answered with an error.
 
-    status: of HTTP. code: for programs, None when what answered was no reference server but, say, a gateway. field: the
-    part of the request that is wrong, if known. request_id: finds the request in the server's log. retry_after: seconds
-    after which the server wants to be asked again, if it said so.
+    status: the HTTP status. code: the API's error code; None if something else answered, such as a gateway.
+    field: the invalid part of the request, if known. request_id: identifies the request in the server's log.
+    retry_after: seconds, from the Retry-After header, if there is one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RefServerError(ClientError):
 
 
 def refusal(response: httpx.Response) -> RefServerError:
-    """An answer that is not a success."""
+    """The error of a response that is not a success."""
     about: dict[str, str | None] = {"request_id": response.headers.get("X-Request-Id")}
     try:
         error = response.json()["error"]
@@ -67,12 +67,13 @@ def refusal(response: httpx.Response) -> RefServerError:
         about["request_id"] = error.get("request_id") or about["request_id"]
     except (ValueError, LookupError, TypeError, AttributeError):
         message = f"{response.status_code} {response.reason_phrase}: {response.text[:200]}".rstrip(": ")
-    wish = response.headers.get("Retry-After", "")
-    return RefServerError(response.status_code, message, retry_after=float(wish) if wish.isdecimal() else None, **about)
+    header = response.headers.get("Retry-After", "")
+    retry_after = float(header) if header.isdecimal() else None
+    return RefServerError(response.status_code, message, retry_after=retry_after, **about)
 
 
 def unreachable(error: httpx.TransportError | httpx.InvalidURL, url: str) -> Unreachable:
-    """What a failure below HTTP means."""
+    """The error of a failed connection."""
     tls = _tls_error(error)
     if isinstance(tls, ssl.SSLCertVerificationError):
         return Untrusted(url, f"its certificate does not verify: {tls.verify_message}", passes=False, done=False)
@@ -84,7 +85,7 @@ def unreachable(error: httpx.TransportError | httpx.InvalidURL, url: str) -> Unr
 
 
 def _lasting_reason(error: Exception, tls: ssl.SSLError | None) -> str | None:
-    """What to tell of an error that stays however long one waits; None for one that may pass."""
+    """The reason of an error that waiting cannot fix; None if waiting may help."""
     if isinstance(error, httpx.InvalidURL):
         return f"this is no URL: {error}"
     if isinstance(error, httpx.UnsupportedProtocol):

@@ -1,4 +1,4 @@
-"""Every request of the API and how its answer is read, without sending anything: both clients send these."""
+"""The requests of the API, each with the function that parses its response. Both clients send them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,18 +42,18 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _JSON = "application/json"
 _READ_SECONDS = 60.0
-# A large batch on a slow machine, behind others.
+# Enough for a large batch on a slow machine, queued behind others.
 _SCORING_SECONDS = 600.0
-# A server that takes longer to say how it does is not well.
+# A healthy server answers a health check faster than this.
 _HEALTH_SECONDS = 10.0
 _KEYS_AT_ONCE = 1000
-# What the server lists in one answer.
+# The most batches the server lists in one response.
 PAGE = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Leased:
-    """One batch and the proof that it is ours. deliveries: counted losses before this one, plus one."""
+    """A leased batch. token: proves the lease. deliveries: counted losses before this one, plus one."""
 
     batch: RolloutBatch | ScoredBatch
     id: str
@@ -69,8 +69,8 @@ class Leased:
 class Request(Generic[T]):
     """One request.
 
-    read: takes a successful answer; raises ValueError or LookupError for one that is not of this API. read_seconds: how
-    long the server may be silent. repeatable: doing it twice does no more than doing it once.
+    read: parses a successful response; raises ValueError or LookupError if it is not of this API. read_seconds: read
+    timeout. repeatable: idempotent, so it may be retried even if it may have been carried out.
     """
 
     method: str
@@ -125,7 +125,7 @@ def logprobs_of_ids(
 
 
 def lease(terms: LeaseBody) -> Request[Leased | None]:
-    """A request_id of its own where the terms have none, so that repeating it leases nothing twice."""
+    """Adds a request_id if the terms have none, so that a retry does not lease a second batch."""
 
     def read(response: httpx.Response) -> Leased | None:
         if response.status_code == httpx.codes.NO_CONTENT:
@@ -170,7 +170,7 @@ def tokens(id: str) -> Request[TokensView]:
 
 
 def requeue(id: str) -> Request[Admitted]:
-    """Not repeatable: a batch that was brought back and died again at once would be brought back again."""
+    """Not repeatable: if the batch died again in between, a retry would requeue it a second time."""
     return Request("POST", f"{_batch_path(id)}/requeue", _as(Admitted), repeatable=False)
 
 
@@ -205,7 +205,7 @@ def _settle(verb: str, body: LeasesBody) -> Request[Outcomes]:
 
 
 def _keys(leases: Sequence[Leased]) -> list[list[Key]]:
-    """So many at once that a body stays small."""
+    """The keys of the leases, in parts of at most _KEYS_AT_ONCE so that each body stays small."""
     keys = [Key(id=lease.id, token=lease.token) for lease in leases]
     return [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]
 

@@ -1,4 +1,4 @@
-"""The client that waits."""
+"""The synchronous client."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from shared.api import (
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
-from shared.client.connection import Connection, OnWait, not_ready, silent
+from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
 from shared.client.errors import ClientError
 from shared.client.requests import Leased, Outcomes, Request
 
@@ -33,10 +33,10 @@ T = TypeVar("T")
 class RefServerClient(Connection):
     """A connection to one reference server. Safe to share between threads.
 
-    token: sent with each request. ca: a PEM file with the certificates of a private CA, for https. patience: a server
-    that is down, starting, full or failing is asked again for so many seconds; 0 asks once, None never gives up.
-    on_wait: told meanwhile why, and for how long so far; what it raises ends the wait. What the caller did wrong is
-    raised at once. Every method raises RefServerError, Unreachable, NotRefServer, which are all ClientError.
+    token: sent with each request. ca: a PEM file with the certificates of a private CA, for https. patience: seconds to
+    keep retrying while the server is down, starting, full or failing; 0 tries once, None never gives up. on_wait:
+    called before each retry with the reason and the seconds so far; an exception from it ends the wait. Errors of the
+    caller are raised at once. Every method raises RefServerError, Unreachable, NotRefServer, which are all ClientError.
 
     ```
     with RefServerClient("https://gpu1:8400", token=os.environ["TOKEN"], ca="ca.pem") as client:
@@ -51,7 +51,7 @@ class RefServerClient(Connection):
         token: str | None = None,
         ca: str | Path | None = None,
         patience: float | None = 30.0,
-        on_wait: OnWait = silent,
+        on_wait: OnWait = wait_silently,
     ) -> None:
         super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait)
         with self.translating():
@@ -69,14 +69,14 @@ class RefServerClient(Connection):
         self._http.close()
 
     def not_ready_reason(self) -> str | None:
-        """Why a batch would not be scored now, or None. Asked once; a server that does not answer is not ready."""
+        """Why the server would not score a batch now, or None. Tries once; no answer means not ready."""
         try:
             return self._send_once(requests.not_ready_reason())
         except ClientError as error:
-            return not_ready(error)
+            return unready_reason(error)
 
     def model(self) -> ModelInfo:
-        """The reference model: what a model that is trained against it must match."""
+        """The reference model, and what a policy trained against it must match."""
         return self._send(requests.model())
 
     def queue(self) -> QueueView:
@@ -84,18 +84,18 @@ class RefServerClient(Connection):
         return self._send(requests.queue())
 
     def glance(self) -> QueueView | None:
-        """The same, asked once; None when there is no answer. For looking, where nobody should wait."""
+        """Like `queue`, but tries once and returns None if there is no answer. For displays, which must not wait."""
         try:
             return self._send_once(requests.queue())
         except ClientError:
             return None
 
     def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
-        """Returns once the batch, or its encoded bytes, is durable there. A full queue is waited for."""
+        """Uploads a batch, or its encoded bytes. Returns once it is stored durably. Waits while the queue is full."""
         return self._send(requests.upload(batch))
 
     def lease(self, terms: LeaseBody) -> Leased | None:
-        """One batch, or None when none came within terms.wait_seconds. A lost answer strands nothing.
+        """Leases one batch; None if none came within terms.wait_seconds. A retried request gets the same batch.
 
         ```
         leased = client.lease(LeaseBody(consumer="me", run="by-hand", wait_seconds=20, lease_seconds=120))
@@ -104,33 +104,33 @@ class RefServerClient(Connection):
         return self._send(requests.lease(terms))
 
     def ack(self, leases: Sequence[Leased], checkpoint: str | None = None) -> Outcomes:
-        """Settles batches whose effect a durable checkpoint holds. Outcomes by id."""
+        """Settles batches whose effect is in a durable checkpoint. Outcomes by id."""
         return self._send_all(requests.ack(leases, checkpoint))
 
     def extend(self, leases: Sequence[Leased], lease_seconds: float, *, started: bool = False) -> Outcomes:
-        """Heartbeat: holds them lease_seconds from now. `started` says that training on them begins. Outcomes by id."""
+        """Heartbeat: makes leases end lease_seconds from now. started: training on them begins. Outcomes by id."""
         return self._send_all(requests.extend(leases, lease_seconds, started))
 
     def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
-        """Gives batches back unused; with an error they cannot be used, and die of it in the end. Outcomes by id."""
+        """Gives batches back unused. An error counts as a failed delivery; too many end a batch. Outcomes by id."""
         return self._send_all(requests.release(leases, error))
 
     def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
-        """Scores texts now. Each is tokenised apart, without special tokens; nothing is kept."""
+        """Scores texts now. Each is tokenised alone, without special tokens. The server stores nothing."""
         return self._send(requests.logprobs(prompt, completions, temperature))
 
     def logprobs_of_ids(
         self, prompt_ids: Sequence[int], completions: Sequence[Sequence[int]], *, temperature: float = 1.0
     ) -> Logprobs:
-        """Scores token ids now; nothing is kept."""
+        """Scores token ids now. The server stores nothing."""
         return self._send(requests.logprobs_of_ids(prompt_ids, completions, temperature))
 
     def score(self, batch: RolloutBatch | bytes) -> ScoredBatch:
-        """Scores a whole batch now, at its own temperature; nothing is kept."""
+        """Scores a whole batch now, at its own temperature. The server stores nothing."""
         return self._send(requests.score(batch))
 
     def batches(self, state: State | str | None = None, run: str | None = None) -> Iterator[BatchSummary]:
-        """All batches, or those of a state or a run, in the order of admission, asked for page by page."""
+        """All batches, or those of a state or a run, in order of admission. Requests them page by page."""
         cursor: str | None = None
         while True:
             page = self.page(state, run, cursor=cursor)
@@ -147,7 +147,7 @@ class RefServerClient(Connection):
         limit: int = requests.PAGE,
         cursor: str | None = None,
     ) -> BatchPage:
-        """At most `limit` batches (1 to 1000) from `cursor` on, the `next_cursor` of the page before."""
+        """At most `limit` batches (1 to 1000), starting at `cursor`, the `next_cursor` of the previous page."""
         return self._send(requests.page(state, run, limit, cursor))
 
     def batch(self, id: str) -> BatchDetails:
@@ -155,19 +155,19 @@ class RefServerClient(Connection):
         return self._send(requests.batch(id))
 
     def tokens(self, id: str) -> TokensView:
-        """For looking: each token with its text and log-probs, each row with its rewards."""
+        """The tokens of a batch with texts and log-probs, and each completion's rewards. For display."""
         return self._send(requests.tokens(id))
 
     def requeue(self, id: str) -> Admitted:
-        """Brings a dead or expired batch back. Not repeated when it may have been done."""
+        """Restores a dead or expired batch. Not retried when the server may have done it already."""
         return self._send(requests.requeue(id))
 
     def drop(self, id: str) -> None:
-        """Drops the payload of a batch for good; its id stays known."""
+        """Deletes the payload of a batch for good. Its id stays known."""
         self._send(requests.drop(id))
 
     def replace_reference(self, snapshot: str, version: int) -> ReferenceVersion:
-        """Scores with the weights of another snapshot from here on. snapshot: a name below the server's root."""
+        """Makes the server score with the weights of another snapshot. snapshot: a name below the server's root."""
         return self._send(requests.replace_reference(snapshot, version))
 
     def _send(self, request: Request[T]) -> T:

@@ -1,14 +1,16 @@
-"""Log-probs of completion tokens: the only shift-by-one and the only LM-head code, used by the server and the trainer.
+"""Log-probs of completion tokens. The server and the trainer share this code: its shift by one, its LM head.
 
-Because both sides run this same code, the KL between a policy that has not moved and its reference is 0.
+Because both run the same code, the KL divergence between an unchanged policy and its reference is 0.
 
-    choice.py     looks at the model, tries, and compares with the plainest forward there is before it trusts any
+    choice.py     chooses the fastest forward that agrees with a plain forward of the model
     packed.py     whole groups in one sequence `[prompt | c_1 | … | c_G | prompt …]`: each prompt is computed once
-    padded.py     right-padded rows of about one length, right for every architecture
-    hidden.py     what both have in common
-    layout.py     where the tokens of groups stand in the packed sequence
-    attention.py  each completion attends to its prompt and itself, through transformers' attention interface
-    head.py       LM head and log-softmax in tiles, so that (C, V) logits never exist; its backward recomputes them
+    padded.py     right-padded rows of similar length, correct for every architecture
+    hidden.py     base class of the forwards that use the tiled head
+    layout.py     positions of the groups' tokens in the packed sequence
+    attention.py  packed attention as a function of transformers' attention interface
+    stacked.py    packed attention by SDPA, on any device
+    varlen.py     packed attention by PyTorch's varlen kernel, on CUDA
+    head.py       LM head and log-softmax in tiles, so that (C, V) logits are never in memory as a whole
 """
 
 from shared.logprobs.choice import attends_fully, choose_forward, embedding_rows, self_test_difference

@@ -14,10 +14,10 @@ PACKED_ATTENTION = "tandem_packed"
 
 
 class SpanAttention(Protocol):
-    """Attention over the spans of one packed layout, made once for all layers of a forward."""
+    """Attention over the spans of one packed layout. Built once per forward, used by all layers."""
 
     longest_row: int
-    """Of the layout: a window of no less bounds nothing."""
+    """`longest_row` of the layout, in tokens: a sliding window at least this long changes nothing."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
         """(N, H, D) queries, (N, K, D) keys and (N, K, E) values, H a multiple of K -> (N, H, E)."""
@@ -37,7 +37,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (1, H, N, D) queries -> (1, N, H, E).
 
-    Without a `span_attention` it is plain SDPA, so that the model still generates.
+    Without a `span_attention` it is plain SDPA, so that the model can still generate.
     """
     if span_attention is None:
         return sdpa_attention_forward(
@@ -51,7 +51,7 @@ def packed_attention(
 
 
 def refuse_extras(options: dict[str, Any]) -> None:
-    """Raises NotImplementedError for what some models ask of attention, and plain attention would ignore."""
+    """Raises NotImplementedError for attention options of some models that plain attention would ignore."""
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if unknown:
         raise NotImplementedError(f"plain attention has no {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""Which forward a model gets: the fastest that agrees with the plainest forward there is."""
+"""Chooses a model's forward: the fastest one that agrees with a plain forward, row by row."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,28 +21,29 @@ log = logging.getLogger(__name__)
 
 
 def choose_forward(model: PreTrainedModel) -> LogprobForward:
-    """The fastest forward that agrees with row-by-row forwards of this model; UserError when none does."""
+    """The fastest forward whose log-probs agree with row-by-row forwards of this model. UserError when none does."""
     attention: Any = model.config._attn_implementation
     errors: dict[str, str] = {}
     for candidate in _candidates(model):
         try:
             forward = candidate(model)
             difference = self_test_difference(model, forward)
-        except Exception as error:  # an architecture may refuse a form in any way it likes
+        except Exception as error:  # an unsupported architecture may raise anything
             errors[candidate.name] = repr(error)
         else:
             if difference <= self_test_tolerance(model.dtype):
                 return forward
             errors[candidate.name] = f"differs from a plain forward by {difference:.2g} of the log-probs' spread"
         log.warning("the %s form of computing log-probs is refused: %s", candidate.name, errors[candidate.name])
-        model.set_attn_implementation(attention)  # a refused packed form leaves no trace
+        model.set_attn_implementation(attention)  # undo the change that a refused packed forward made
     raise UserError(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
 
 
 def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:
-    """What may be tried, the fastest first.
+    """The forwards to try, fastest first.
 
-    Looked up, since a window longer than the self-test's rows, or a cap above its logits, would escape the self-test.
+    Excludes forwards by the model's configuration, since the self-test cannot see everything: its rows may be shorter
+    than a sliding window, its logits smaller than a cap.
     """
     packed = [PackedForward] if attends_fully(model) else []
     varlen = [VarlenForward] if packed and has_kernel(model.dtype, model.device) else []
@@ -50,11 +51,11 @@ def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForwa
 
 
 def attends_fully(model: PreTrainedModel) -> bool:
-    """Full attention in every layer: none of a window, a chunk, or a cap on scores."""
+    """True if every layer has full attention: no sliding window, no chunks, no cap on scores."""
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or 0
     bounds = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    # A window as long as the context bounds nothing (Phi-4-mini).
+    # A window as long as the context has no effect (Phi-4-mini).
     bounded = any(bound and bound < context for bound in bounds) or getattr(config, "attn_logit_softcapping", None)
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     interface = getattr(model, "_supports_sdpa", False) or getattr(model, "_supports_attention_backend", False)
@@ -68,7 +69,7 @@ def attends_fully(model: PreTrainedModel) -> bool:
 
 
 def _has_known_head(model: PreTrainedModel) -> bool:
-    """Logits that are the head's own, but for the one cap that `LMHead` knows."""
+    """True if the logits are the head's output unchanged, or with the one softcap that `LMHead` implements."""
     names = model.config.get_text_config().to_dict()
     caps = {name for name, value in names.items() if value and ("softcap" in name or "soft_cap" in name)}
     return not caps - {"final_logit_softcapping", "attn_logit_softcapping"} and not hasattr(model, "logit_scale")
@@ -77,11 +78,11 @@ def _has_known_head(model: PreTrainedModel) -> bool:
 def self_test_difference(
     model: PreTrainedModel, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor]
 ) -> float:
-    """How far `forward` is from unpadded rows one by one, on random groups, as a fraction of the log-probs' spread.
+    """The difference between `forward` and unpadded rows computed one by one, on random groups.
 
-    A fraction, since a small random model's log-probs hardly spread, and a wrong forward is then wrong by little. It is
-    the maximum, or in half precision the mean over tokens: half precision depends on the shapes of the matrix products,
-    so that single tokens differ between right forwards.
+    It is relative to the standard deviation of the log-probs: a small random model's log-probs hardly vary, so even a
+    wrong forward differs little. It is the maximum over tokens, or in half precision the mean: half precision depends
+    on the shapes of the matrix products, so single tokens differ even between correct forwards.
     """
     groups, temperatures = _test_groups(embedding_rows(model)), [1.0, 0.7]
     training = model.training
@@ -101,7 +102,7 @@ def self_test_tolerance(dtype: torch.dtype) -> float:
 
 
 def embedding_rows(model: PreTrainedModel) -> int:
-    """The number of token ids that the model knows: rows of its input embedding."""
+    """The number of rows of the model's input embedding: valid token ids are below it."""
     return model.get_input_embeddings().weight.shape[0]  # type: ignore[return-value]
 
 

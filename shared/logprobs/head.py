@@ -1,7 +1,7 @@
-"""The LM head and the log-softmax, in tiles of tokens times vocabulary: (C, V) logits never exist.
+"""The LM head and the log-softmax, in tiles of tokens times vocabulary: (C, V) logits are never in memory as a whole.
 
-A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. For the backward a fixed number of
-logits is kept; the tiles beyond are computed again, since keeping all would cost what the tiles have saved.
+A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. The backward keeps a fixed number of
+logits and recomputes the other tiles: keeping all of them would cost the memory that the tiles save.
 """
 
 from collections.abc import Iterator
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-# Logits of one tile. On a CPU 4 MiB of float32, which stay in its caches; a GPU wants more work at a time.
+# Logits of one tile. On a CPU 4 MiB of float32, which fit its caches; a GPU needs more work per call.
 _TILE_LOGITS = {"cpu": 2**20}
 _TILE_LOGITS_ELSEWHERE = 2**26
-# Sizes of tiles are multiples of this: rows of logits that begin within a cache line cost a third of the speed.
+# Tile sizes are multiples of this: rows of logits that are not aligned to cache lines cost a third of the speed.
 _ALIGNED = 64
-# Logits kept for a backward, 512 MiB of float32: each saves a quarter of the head's matrix products.
+# Logits kept for the backward, 512 MiB of float32. For kept logits, a quarter of the head's matrix products is saved.
 _KEPT_LOGITS = 2**27
-# Tokens of one tile at most: fewer make the matrix products slow, more make tiles of little vocabulary.
+# Tokens of one tile at most. Fewer make the matrix products slow; more leave room for only a little vocabulary.
 _TILE_TOKENS = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class LMHead:
-    """logits = hidden weight^T + bias, then softcap * tanh(logits / softcap) where a model has it (Gemma 2).
+    """logits = hidden weight^T + bias, then softcap * tanh(logits / softcap) if the model has a softcap (Gemma 2).
 
     weight: (V, h). bias: (V,) or None.
     """
@@ -38,7 +38,7 @@ class LMHead:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "LMHead":
-        """Raises NotImplementedError for a head that is more than a matrix."""
+        """The head of a model. Raises NotImplementedError if it is not a plain nn.Linear."""
         head = model.get_output_embeddings()
         if type(head) is not nn.Linear:  # a subclass may quantise, or add adapters
             raise NotImplementedError(f"the LM head is {type(head).__name__}, not Linear")
@@ -54,14 +54,14 @@ class LMHead:
         return self._apply(hidden, targets, temperatures, with_entropy=True)
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
-        # Within a forward nothing tells whether a backward may follow.
+        # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
         keeping = _KEPT_LOGITS if torch.is_grad_enabled() else 0
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
         return _TiledLogps.apply(*inputs, self.softcap, with_entropy, keeping)  # type: ignore[return-value]
 
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """(C, V) logits that predict (C,) targets -> (C,) log-probs, where the logits exist as a whole."""
+    """(C, V) logits that predict (C,) targets -> (C,) log-probs, untiled."""
     logits = logits.to(_wide(logits.dtype)) / temperature
     return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=1)
 
@@ -87,7 +87,7 @@ class _TiledLogps(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         tiles = _Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
-        # Of each part of the vocabulary: the log of the sum of exponentials, and the expected logit.
+        # For each part of the vocabulary: the log-sum-exp, and the expected logit.
         sums, expected = hidden.new_zeros((2, *shape), dtype=_wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
         kept: dict[tuple[int, int], Tensor] = {}
@@ -95,7 +95,7 @@ class _TiledLogps(torch.autograd.Function):
             for tokens in tiles.tokens:
                 logits = tiles.logits(tokens, vocabulary)
                 logps = logits.log_softmax(dim=1)
-                # The difference is the same in every column; at the largest logit it loses no digits.
+                # logits - logps is the log-sum-exp in every column; at the largest logit it is the most precise.
                 sums[part, tokens] = logits.amax(dim=1) - logps.amax(dim=1)
                 if with_entropy:
                     expected[part, tokens] = torch.linalg.vecdot(logps.exp_(), logits)
@@ -124,11 +124,11 @@ class _TiledLogps(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if wants_bias else None
         scale = grad_outputs[0] / temperatures
         for vocabulary in tiles.vocabulary:
-            # A tile of the weights is summed over all tokens in float32, and rounded once.
+            # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
             tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
             tile_bias = log_sum.new_zeros(vocabulary.stop - vocabulary.start) if wants_bias else None
             for tokens in tiles.tokens:
-                # Taken, not read: it is overwritten, and a tile that is done frees its memory.
+                # pop: `slope_` overwrites the tile, and its memory is freed afterwards.
                 logits = ctx.kept.pop((vocabulary.start, tokens.start), None)
                 if logits is None:
                     logits = tiles.logits(tokens, vocabulary)
@@ -149,7 +149,7 @@ class _TiledLogps(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Tiles:
-    """Logits of some tokens and a part of the vocabulary, float32 or float64, divided by the temperature."""
+    """Computes the logits of tiles: some tokens times a part of the vocabulary."""
 
     hidden: Tensor
     weight: Tensor
@@ -177,6 +177,7 @@ class _Tiles:
         )
 
     def logits(self, tokens: slice, vocabulary: slice) -> Tensor:
+        """Logits of one tile, divided by the temperature: float32 or float64."""
         bias = None if self.bias is None else self.bias[vocabulary]
         logits = F.linear(self.hidden[tokens], self.weight[vocabulary], bias).to(_wide(self.hidden.dtype))
         if self.softcap is not None:
@@ -184,15 +185,15 @@ class _Tiles:
         return logits.div_(self.temperatures[tokens, None])
 
     def targets(self, tokens: slice, vocabulary: slice) -> tuple[Tensor, Tensor]:
-        """bool (T,): whose target is in this part; (T, 1): in which column, any where it is not."""
+        """bool (T,): is the token's target in this part; (T, 1): its column, arbitrary if it is not."""
         column = self.all_targets[tokens] - vocabulary.start
         size = vocabulary.stop - vocabulary.start
         return (column >= 0) & (column < size), column.clamp(0, size - 1)[:, None]
 
     def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, log_sum: Tensor, scale: Tensor) -> Tensor:
-        """Gradient with respect to what the matrix product gave: scale (onehot - softmax) and the cap's own slope.
+        """Gradient with respect to the matrix product's output: scale (onehot - softmax), times the cap's derivative.
 
-        Takes the place of the logits in memory.
+        Overwrites `logits`.
         """
         through = None
         if self.softcap is not None:
@@ -204,7 +205,7 @@ class _Tiles:
 
 
 def _slices(length: int, limit: int) -> Iterator[slice]:
-    """[0, length) in the fewest parts of at most `limit`, or a little more, all of about one size."""
+    """Cuts [0, length) into the fewest parts of about equal size, at most `limit` (alignment may add a little)."""
     parts = -(-length // limit)
     size = -(-length // parts)
     if size > _ALIGNED:

@@ -1,4 +1,4 @@
-"""What forwards through the tiled head have in common, however they compute hidden states."""
+"""Base class of the forwards that compute hidden states and then use the tiled head."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,24 +13,26 @@ from shared.logprobs.head import LMHead
 
 
 class HiddenForward(ABC):
-    """Raises NotImplementedError for a head that is more than a matrix."""
+    """Log-probs by the tiled head. Raises NotImplementedError if the LM head is not a plain nn.Linear."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._head = LMHead.of(model)
         self._model = model
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        return self._head.logps(self._hidden(groups), *self._wanted(groups, temperatures))
+        return self._head.logps(self._hidden(groups), *self._targets_and_temperatures(groups, temperatures))
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        return self._head.logps_and_entropy(self._hidden(groups), *self._wanted(groups, temperatures))
+        return self._head.logps_and_entropy(self._hidden(groups), *self._targets_and_temperatures(groups, temperatures))
 
     @abstractmethod
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         """(sum of C, h) hidden states that predict the completion tokens, in order."""
 
-    def _wanted(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """(sum of C,) the completion tokens, and the temperature of each."""
+    def _targets_and_temperatures(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        """(sum of C,) completion tokens and (sum of C,) temperatures."""
         tokens = np.concatenate([group.completion_ids for group in groups])
         per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups])
         device = self._model.device

@@ -1,4 +1,4 @@
-"""What a way of computing log-probs is."""
+"""The interface of the forwards that compute log-probs."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Where the tokens of whole groups stand in one packed sequence `[prompt | c_1 | … | c_G | prompt …]`."""
+"""Positions of the tokens of whole groups in one packed sequence `[prompt | c_1 | … | c_G | prompt …]`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Indexes = NDArray[np.int64]
 class Span:
     """Tokens [start, end) of the packed sequence: a prompt, or one completion.
 
-    prompt: the span of its prompt, which a completion continues; None for a prompt itself.
+    prompt: the span of the completion's prompt; None for a prompt.
     """
 
     start: int

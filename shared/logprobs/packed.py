@@ -1,4 +1,4 @@
-"""Whole groups in one packed sequence, so that each prompt is computed once and nothing is padded."""
+"""Forwards over whole groups in one packed sequence: each prompt is computed once, nothing is padded."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -21,7 +21,7 @@ class _MakesAttention(Protocol):
 
 
 class PackedForward(HiddenForward):
-    """Needs full attention through transformers' attention interface, and a head that is a matrix."""
+    """Requires full attention through transformers' attention interface, and a plain nn.Linear head."""
 
     name = "packed"
     _attention: ClassVar[_MakesAttention] = StackedAttention
@@ -37,7 +37,7 @@ class PackedForward(HiddenForward):
         hidden: Tensor = self._model.base_model(
             input_ids=torch.tensor(ids, device=device)[None],
             position_ids=torch.tensor(layout.positions(), device=device)[None],
-            # Any 4D mask keeps transformers from building an N x N one; the packed attention needs none.
+            # Ignored by packed attention. Given a 4D mask, transformers does not build an (N, N) one.
             attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device),
             use_cache=False,
             span_attention=type(self)._attention(layout, dtype=self._model.dtype, device=device),
@@ -46,7 +46,7 @@ class PackedForward(HiddenForward):
 
 
 class VarlenForward(PackedForward):
-    """The same by one attention call for all spans: half precision on CUDA."""
+    """The same with one attention call for all spans. Half precision on CUDA only."""
 
     name = "packed-varlen"
     _attention: ClassVar[Any] = VarlenAttention

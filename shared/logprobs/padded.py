@@ -1,4 +1,4 @@
-"""Right-padded rows of about one length: right for every architecture, as causal models never look to the right."""
+"""Forwards over right-padded rows of similar length: correct for every causal model, as none attends to the right."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,19 +12,19 @@ from shared.batch import TokenGroup
 from shared.logprobs.head import entropies, target_logps
 from shared.logprobs.hidden import HiddenForward
 
-# Tokens of a padded micro-batch at most, unless one row alone has more.
+# Most tokens of a padded micro-batch, unless a single row has more.
 ROW_TOKENS = 4096
 
 
 class Row(NamedTuple):
-    """One completion behind its prompt, of `prompt` tokens."""
+    """ids: a prompt of `prompt` tokens and one completion."""
 
     prompt: int
     ids: np.ndarray
 
 
 class PaddedForward(HiddenForward):
-    """Hidden states of padded rows, and of those only what predicts a completion token through the tiled head."""
+    """Hidden states of padded rows. Only those that predict a completion token go through the tiled head."""
 
     name = "padded"
 
@@ -35,7 +35,7 @@ class PaddedForward(HiddenForward):
 
 
 class PlainForward:
-    """The model's own logits, for whatever it does to them; they exist as a whole for the rows of a micro-batch."""
+    """Uses the model's own logits, so it is correct for any head. Not tiled, so it needs more memory."""
 
     name = "plain"
 
@@ -51,7 +51,7 @@ class PlainForward:
         return torch.cat(logps), torch.cat([entropies(logits, temperature) for logits, _, temperature in parts])
 
     def _parts(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[tuple[Tensor, Tensor, float]]:
-        """Of each completion: (T, V) logits, (T,) tokens, temperature."""
+        """For each completion: (T, V) logits, (T,) target tokens, temperature."""
         rows = _rows(groups)
         logits = _by_row(self._model, rows, lambda **inputs: self._model(**inputs).logits)
         targets = [torch.tensor(row.ids[row.prompt :], device=self._model.device) for row in rows]
@@ -60,17 +60,17 @@ class PlainForward:
 
 
 def rope_depends_on_length(model: PreTrainedModel) -> bool:
-    """Whether the longest row of a forward sets the rotary frequencies of all, so that rows must go one by one."""
+    """True if a forward's longest row sets the rotary frequencies of all rows. Then each row needs its own forward."""
     rope: dict[str, Any] = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each layer type
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one per layer type
     return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Row indexes sorted by length, cut so that a padded micro-batch holds at most `limit` tokens or one row."""
+    """Row indexes sorted by length, in micro-batches of at most `limit` padded tokens, or of one longer row."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # Sorted upwards: the newest row is the longest and sets the padding of all.
+        # Sorted by length, so the last row is the longest and sets the padded length.
         if batch and (len(batch) + 1) * lengths[index] > limit:
             yield batch
             batch = []
@@ -88,7 +88,7 @@ def _rows(groups: Sequence[TokenGroup]) -> list[Row]:
 
 
 def _by_row(model: PreTrainedModel, rows: Sequence[Row], states: Callable[..., Tensor]) -> list[Tensor]:
-    """What `states` gives at the positions that predict each row's completion: (T, h) or (T, V) for each row."""
+    """The output of `states` at the positions that predict each row's completion: (T, h) or (T, V) per row."""
     found: dict[int, Tensor] = {}
     limit = 1 if rope_depends_on_length(model) else ROW_TOKENS
     for batch in micro_batches([len(row.ids) for row in rows], limit):

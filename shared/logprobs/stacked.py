@@ -1,6 +1,6 @@
-"""Packed attention by PyTorch's SDPA, on any device: blocks of queries of about one shape are stacked for one call.
+"""Packed attention by PyTorch's SDPA, on any device: blocks of queries of similar shape are stacked into one call.
 
-One call for each completion would be right as well, but small models would then mostly wait for calls.
+One call per completion would be correct too, but call overhead would dominate for small models.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,22 +14,22 @@ from torch import Tensor
 
 from shared.logprobs.layout import Indexes, PackedLayout, Span
 
-# A call costs about as much as so many scores (query times key) that are computed in vain.
+# The overhead of a call, expressed in attention scores (query times key): the padding that stacking may waste.
 _CALL_SCORES = 4096
-# Scores of one call at most, unless one block alone has more: masks and stacked keys stay small.
+# Most scores of one call, unless a single block has more. Keeps masks and stacked keys small.
 _STACK_SCORES = 2**21
-# Queries of one block: its mask has so many rows, and later keys are not looked at.
+# Most queries of one block. Smaller blocks have smaller masks and leave out more of the later keys.
 _BLOCK_QUERIES = 512
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Tokens `queries` attend to tokens `keys`, as far as the mask allows."""
+    """The tokens `queries` attend to the tokens `keys`, subject to the mask."""
 
     queries: Indexes
     keys: Indexes
     causal: bool
-    """Queries and keys are the same tokens of one span: no mask is needed."""
+    """Queries and keys are the same tokens of one span, so is_causal replaces the mask."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -37,14 +37,14 @@ class _Block:
 
 
 class StackedAttention:
-    """A `SpanAttention` of any precision."""
+    """A `SpanAttention` for any dtype and device."""
 
     def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
         self.longest_row = layout.longest_row
         stacks = list(_stacked(_blocks(layout.spans)))
         visible = _Visibility(layout, device)
         self._stacks = [_Stack(stack, visible, dtype, device) for stack in stacks]
-        # Where each token stands among the outputs of all stacks, one after the other.
+        # The index of each token in the concatenated outputs of all stacks.
         order = np.argsort(np.concatenate([block.queries for stack in stacks for block in stack]))
         outputs, start = [], 0
         for stack in self._stacks:
@@ -58,7 +58,7 @@ class StackedAttention:
 
 
 class _Stack:
-    """Blocks padded to one shape. A padded query repeats a real one and is not read, a padded key is masked."""
+    """Blocks padded to one shape. Padding queries repeat a real one and are not read; padding keys are masked."""
 
     def __init__(
         self, blocks: Sequence[_Block], visible: "_Visibility", dtype: torch.dtype, device: torch.device
@@ -98,7 +98,7 @@ class _Stack:
 
 
 class _Visibility:
-    """Which token may attend to which: to its prompt, and to its own span up to itself."""
+    """Builds masks. A token may attend to its prompt, and to its own span up to itself."""
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
         spans, lengths = layout.spans, [span.length for span in layout.spans]
@@ -108,7 +108,7 @@ class _Visibility:
         self._prompt = torch.tensor(np.repeat(prompts, lengths), device=device)
 
     def mask(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """(R, Q) and (R, K) tokens, -1 where there is none -> (R, 1, Q, K), 0 where visible and -inf where not."""
+        """(R, Q) and (R, K) token indexes, -1 for padding -> (R, 1, Q, K) mask: 0 where visible, else -inf."""
         query, key = queries[:, :, None], keys[:, None, :]
         span = self._own[key.clamp(min=0)]
         visible = (key >= 0) & (key <= query) & ((span == self._own[query]) | (span == self._prompt[query]))
@@ -129,9 +129,9 @@ def _blocks(spans: Iterable[Span]) -> Iterator[_Block]:
 
 
 def _merged(completions: Sequence[Span], limit: int) -> Iterator[tuple[int, int]]:
-    """Runs of completions as [first, last): one block for all where they are short beside the prompt that they share.
+    """Token ranges [first, last): consecutive completions share a block while they have at most `limit` tokens.
 
-    Else very many short completions would each copy the keys of a long prompt.
+    Otherwise each of many short completions would copy the keys of a long prompt.
     """
     first = completions[0].start
     for span, following in zip(completions, [*completions[1:], None], strict=True):
@@ -141,7 +141,7 @@ def _merged(completions: Sequence[Span], limit: int) -> Iterator[tuple[int, int]
 
 
 def _stacked(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
-    """Blocks that are alike, the largest first: a block joins where padding it costs less than a call of its own."""
+    """Stacks of similar blocks, largest first. A block joins a stack if its padding costs less than its own call."""
     stack: list[_Block] = []
     width = longest = 0
     for block in sorted(blocks, key=lambda block: (block.causal, *block.shape), reverse=True):

@@ -1,4 +1,4 @@
-"""Packed attention by PyTorch's kernel for sequences of any lengths: one call for all spans, on a GPU."""
+"""Packed attention by PyTorch's variable-length kernel: one call for all spans, on a GPU."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from shared.logprobs.layout import PackedLayout
 
 
 def has_kernel(dtype: torch.dtype, device: torch.device) -> bool:
-    """Half precision on CUDA; which cards and widths of heads it knows, the self-test tells."""
+    """True for half precision on CUDA. The self-test finds out which GPUs and head sizes the kernel supports."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
@@ -19,10 +19,7 @@ class VarlenAttention:
     def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> None:
         if not has_kernel(dtype, device):
             raise NotImplementedError(f"varlen attention is for half precision on CUDA, not {dtype} on {device.type}")
-        self._lay_out(layout, device)
-
-    def _lay_out(self, layout: PackedLayout, device: torch.device) -> None:
-        """What the kernel is told: the keys of each span, its prompt's first, and where each span's end."""
+        # The keys of a span are its prompt's tokens, then its own.
         self.longest_row = layout.longest_row
         spans = layout.spans
         keys = [part.indexes() for span in spans for part in ((span.prompt, span) if span.prompt else (span,))]
@@ -45,6 +42,6 @@ class VarlenAttention:
             self._longest,
             self._longest_key,
             scale=scale,
-            window_size=(-1, 0),  # causal, aligned at the last key: a completion sees all of its prompt
+            window_size=(-1, 0),  # causal, aligned at the last key: a completion attends to its whole prompt
             enable_gqa=query.shape[1] != key.shape[1],
         )
