@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from shared.api import State
 from shared.client import RefServerClient
@@ -29,6 +30,7 @@ def test_a_penalty_is_refused_with_the_remedies(random_model: Path, tmp_path: Pa
     assert "--loss.beta 0" in trainer.output() and "Traceback" not in trainer.output()
 
 
+@pytest.mark.slow
 def test_without_a_penalty_it_trains(random_model: Path, tmp_path: Path, start: Any) -> None:
     # A random model is wrong everywhere: only the lengths of its completions differ.
     options = ("--loss.beta", "0", "--max-steps", "4", "--rewards", "accuracy", "length")

@@ -99,6 +99,7 @@ def tiny_llama(vocabulary: int) -> LlamaForCausalLM:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_own_data_with_another_architecture(tmp_path, start):
     model = tmp_path / "llama"
     tokenizer = make_tokenizer()

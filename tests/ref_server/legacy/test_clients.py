@@ -47,6 +47,7 @@ def group(seed: int, size: int = 8) -> tuple[torch.Tensor, list[list[int]], torc
     return prompt, answers, torch.randn(size, generator=generator)
 
 
+@pytest.mark.slow
 def test_a_training_of_simple_grpo(model_dir: Path, model: PreTrainedModel, tmp_path: Path) -> None:
     with serving(model_dir, tmp_path) as (server, url):
         generator = Generator(url, PAD, train_batch_size=4)
