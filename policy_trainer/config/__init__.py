@@ -1,4 +1,4 @@
-"""Settings of every command: one file a group."""
+"""Settings of every command: one file for each group of settings."""
 
 from policy_trainer.config.commands import (
     ENV_PREFIX,

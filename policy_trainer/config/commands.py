@@ -1,6 +1,6 @@
-"""What `policy-trainer` can be told, by file, environment (`POLICY_TRAINER_…`) or command line.
+"""Settings of the `policy-trainer` commands, from a file, the environment (`POLICY_TRAINER_…`) or the command line.
 
-One TOML file serves every command: each takes its own fields from it.
+One TOML file serves every command: each command reads its own fields from it.
 """
 
 from pathlib import Path
@@ -18,38 +18,38 @@ ENV_PREFIX = "POLICY_TRAINER_"
 
 
 class ModelConfig(BaseSettings):
-    """Settings of every command that has a model of its own."""
+    """Settings of every command that loads a model."""
 
     model_config = settings_config(ENV_PREFIX)
 
     config: Path | None = None
-    """TOML file with any of these settings; a run's own is RUN_DIR/config.toml."""
+    """TOML file with any of these settings. A run writes its own to RUN_DIR/config.toml."""
     model: str = Field(min_length=1)
-    """Directory or hub id of a Hugging Face causal LM."""
+    """Directory or Hub id of a Hugging Face causal LM."""
     revision: str | None = None
-    """Branch, tag or commit of a hub model."""
+    """Branch, tag or commit of a Hub model."""
     device: str = "cpu"
     """Where the model runs: cpu, cuda:0, …"""
     dtype: Dtype = "float32"
     """Precision of the weights."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of this process; PyTorch's choice when not given."""
+    """CPU threads of this process. Default: PyTorch's choice."""
 
 
 class CommonConfig(ModelConfig):
-    """Settings of every command that answers problems with a model."""
+    """Settings of every command that samples answers to problems from a model."""
 
     preset: str | None = None
-    """Settings of a published recipe where nothing else is said: `policy-trainer presets` lists them."""
+    """Published recipe whose settings replace the defaults. `policy-trainer presets` lists them."""
     seed: int = Field(default=0, ge=0)
-    """Decides which problems are drawn and which tokens are sampled."""
+    """Random seed for drawing problems and sampling tokens."""
     task: TaskName = "arithmetic"
-    """Where prompts come from and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
-    or module:name of your own."""
+    """Source of the problems, and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
+    or module:name for your own task."""
     rewards: CliVariadicArg[list[str]] = []
-    """Reward functions by name, or module:function of your own. Each task has its own default."""
+    """Names of reward functions, or module:function for your own. Default: those of the task."""
     reward_weights: CliVariadicArg[list[float]] = []
-    """The weight of each reward in the total; 1 each when not given."""
+    """Weight of each reward in the total, in the order of `rewards`. Default: 1 each."""
     judging: JudgingConfig = JudgingConfig()
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -58,30 +58,30 @@ class CommonConfig(ModelConfig):
     def _task_has_what_it_needs(self) -> "CommonConfig":
         check_source(self.task, self.data)
         if self.task == "mixture" and not self.data.mixture:
-            raise ValueError("data.mixture: task mixture needs the tasks that it is made of")
+            raise ValueError("data.mixture: task mixture needs a list of tasks")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
                 f"reward_weights: there must be one for each of rewards {self.rewards}, got {self.reward_weights}: "
-                "give both or neither; a preset or a file may have said one of them"
+                "give both or neither; a preset or a file may have set one of them"
             )
         return self
 
 
 class RunConfig(CommonConfig):
-    """Settings that a trainer and its workers share."""
+    """Settings that the trainer and its rollout workers share."""
 
     run_dir: Path = Path("runs/default")
-    """Everything the run leaves: metrics, checkpoints, published weights, the trained model."""
+    """Directory for everything that the run writes: metrics, checkpoints, published weights, the trained model."""
     run: str = ""
-    """The name of the run on the server; the name of run_dir when not given."""
+    """Name of the run on the reference server. Default: the name of run_dir."""
     server: str = "http://127.0.0.1:8400"
     """URL of the reference server."""
     token_file: Path | None = None
-    """File whose first token the server wants: a line of TOKEN, or of ROLE TOKEN; `#` begins a comment."""
+    """File whose first token is sent to the server. Lines are TOKEN or ROLE TOKEN; `#` begins a comment."""
     token: CliSuppress[SecretStr | None] = Field(default=None, exclude=True)
-    """The token itself, from the environment only: it is written nowhere."""
+    """The token itself, from the environment only. It is never written to a file."""
     tls_ca: Path | None = None
-    """PEM file of the authority that signed the server's certificate, where it is a private one."""
+    """PEM file of the private authority that signed the server's certificate. Default: the public authorities."""
 
     @field_validator("server")
     @classmethod
@@ -93,7 +93,7 @@ class RunConfig(CommonConfig):
     @model_validator(mode="after")
     def _authority_goes_with_https(self) -> "RunConfig":
         if self.tls_ca is not None and not self.server.startswith("https://"):
-            raise ValueError(f"tls_ca: goes with a server at https://, got {self.server}")
+            raise ValueError(f"tls_ca: needs a server at https://, got {self.server}")
         return self
 
     @model_validator(mode="after")
@@ -107,9 +107,9 @@ class RolloutConfig(RunConfig):
     """Sample completions with the run's published weights, judge them, and upload them to the reference server."""
 
     worker: int = Field(default=0, ge=0)
-    """Which worker this is: worker k of n takes the problems that are k modulo n."""
+    """Number of this worker, from 0. Worker k of n takes the problems whose index is k modulo n."""
     workers: int = Field(default=1, ge=1)
-    """How many workers there are in all."""
+    """Number of workers in all."""
 
     @model_validator(mode="after")
     def _worker_is_one_of_them(self) -> "RolloutConfig":
@@ -125,18 +125,18 @@ class EvalConfig(CommonConfig):
 
 
 class DemoChoices(BaseSettings):
-    """What can be chosen of the demo, whoever starts its processes."""
+    """Settings that both demo commands share."""
 
     model_config = settings_config(ENV_PREFIX)
 
     config: Path | None = None
     """TOML file with any of these settings."""
     seed: int = Field(default=0, ge=0)
-    """Decides the base model, the problems and the sampling."""
+    """Random seed for the base model, the problems and the sampling."""
     run_dir: Path = Path("runs/demo")
-    """Everything the demo leaves."""
+    """Directory for everything that the demo writes."""
     max_steps: int = Field(default=160, ge=1)
-    """Training steps."""
+    """Total training steps."""
 
 
 class DemoConfig(DemoChoices):
@@ -147,7 +147,7 @@ class DemoConfig(DemoChoices):
 
 
 class DemoSetupConfig(DemoChoices):
-    """Write the demo's base model and its config.toml into run_dir, for processes that somebody else starts."""
+    """Write the demo's base model and its config.toml into run_dir, and start no process (Compose starts them)."""
 
     server: str = "http://127.0.0.1:8400"
     """URL of the reference server that will serve the base model."""

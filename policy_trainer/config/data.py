@@ -1,4 +1,4 @@
-"""Where prompts come from, and how they are put to the model."""
+"""Where problems come from, and how they become prompts."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,96 +14,97 @@ TASK_NAMES = tuple(LOOKED_AT)
 def _task_name(name: str) -> str:
     if name in TASK_NAMES or ":" in name:
         return name
-    raise ValueError(f"must be one of {', '.join(TASK_NAMES)}, or module:name of your own")
+    raise ValueError(f"must be one of {', '.join(TASK_NAMES)}, or module:name for your own task")
 
 
 TaskName = Annotated[str, AfterValidator(_task_name)]
 
 
 class PromptConfig(Section):
-    """What every command says alike, whatever it takes its prompts from."""
+    """How messages become a prompt: the same settings in every command."""
 
     prompt_style: Literal["chat", "plain"] = "chat"
-    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines, without it."""
+    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines."""
     system_prompt: str | None = None
-    """Put before every prompt that has no system message of its own. The task's when not given; empty for none."""
+    """System prompt for every problem without a system message of its own. Default: the task's; empty: none."""
     assistant_prefill: str | None = None
-    """The beginning of the answer, put after every prompt: not sampled, not trained on, and in no completion. The
-    task's when not given."""
+    """Beginning of the answer. It is the end of the prompt: not sampled, not trained on, not part of the completion.
+    Default: the task's; empty: none."""
 
 
 class ColumnsConfig(Section):
-    """jsonl, dataset: names of the columns of a dataset, or of the fields of a file."""
+    """Tasks jsonl and dataset: names of the columns of a dataset, or of the fields of a file."""
 
     prompt: str = "prompt"
-    """The text of a problem, or its list of messages; those may also be in a field `messages` of a JSONL file."""
+    """Column with the text of a problem or its list of messages. In task jsonl messages may also be in `messages`."""
     answer: str = "answer"
-    """The gold answer."""
+    """Column with the gold answer."""
 
 
 class CountdownConfig(Section):
-    """Problems that task countdown generates when it has no file: reach a target, using each number once."""
+    """Problems that task countdown generates when it has no file or dataset: reach a target, using each number once."""
 
     numbers: int = Field(default=3, ge=2, le=6)
-    """Numbers of a problem."""
+    """How many numbers each problem has."""
     largest: int = Field(default=9, ge=1, le=99)
-    """Numbers lie in [1, largest]."""
+    """Largest number: numbers lie in [1, largest]."""
     operators: str = Field(default="+-", pattern=r"^[+\-*/]+$")
-    """What targets are made with; an answer may use any of + - * /."""
+    """Operators from which targets are computed. An answer may use any of + - * /."""
 
 
 class SourceConfig(Section):
     """Where the problems of one task are."""
 
     path: Path | None = None
-    """Local file of training problems in the task's own format: parquet by its suffix, else JSONL. Before `dataset`."""
+    """Local file of training problems in the task's format: parquet if it ends in .parquet, else JSONL. It takes
+    precedence over `dataset`."""
     eval_path: Path | None = None
-    """File of held-out problems. Without it every tenth problem of `path` is held out."""
+    """File of held-out problems. Default: every tenth problem of `path` is held out."""
     dataset: str | None = None
-    """Hugging Face dataset by name, or a directory that holds one; gsm8k and math know their own."""
+    """Name of a Hugging Face dataset, or a directory that holds one. Tasks gsm8k and math have a default."""
     subset: str | None = None
-    """Configuration of the dataset, where it has several."""
+    """Configuration of the dataset, if it has several."""
     split: str = "train"
     """Split of the dataset to train on."""
     eval_split: str | None = None
-    """Split that is held out. Without one, every tenth problem of `split` is."""
+    """Split of the dataset to hold out. Default: every tenth problem of `split` is held out."""
     columns: ColumnsConfig = ColumnsConfig()
     countdown: CountdownConfig = CountdownConfig()
     answer_rule: Literal["exact", "number", "math"] = "exact"
-    """jsonl, dataset: how an answer is compared: as text, as a number, or as mathematics by math-verify."""
+    """Tasks jsonl and dataset: answers are compared as text, as numbers, or as mathematics by math-verify."""
 
 
 class MixtureSource(SourceConfig):
     """One task of a mixture."""
 
     task: TaskName
-    """Any but mixture."""
+    """Name of the task: any except mixture."""
     weight: float = Field(default=1.0, gt=0)
-    """Problems are drawn from the tasks in proportion to their weights."""
+    """Share of this task: problems are drawn from the tasks in proportion to their weights."""
 
     @model_validator(mode="after")
     def _task_has_what_it_needs(self) -> "MixtureSource":
         if self.task == "mixture":
-            raise ValueError("data.mixture: a mixture holds no other mixture")
+            raise ValueError("data.mixture: a mixture cannot contain another mixture")
         check_source(self.task, self)
         return self
 
 
 class DataConfig(PromptConfig, SourceConfig):
-    """Where prompts come from and how answers are judged."""
+    """Where problems come from, and how they become prompts."""
 
     mixture: list[MixtureSource] = Field(default=[])
-    """mixture: its tasks, each as {task, weight, path, …}."""
+    """Task mixture: its tasks, each as {task, weight, path, …}."""
     max_prompt_length: int = Field(default=1024, ge=1)
-    """Prompts with more tokens are too long."""
+    """Maximum tokens of a prompt."""
     too_long: Literal["drop", "refuse"] = "drop"
-    """What happens to a prompt that is too long: it is dropped and counted, or the run stops."""
+    """What happens to a prompt over max_prompt_length. drop: it is skipped and counted. refuse: the run stops."""
 
 
 def check_source(task: TaskName, source: SourceConfig) -> None:
-    """Raises ValueError for a task that does not say where its problems are, or where it would not look for them."""
+    """Raises ValueError for a task without a source of problems, and for a setting that the task would ignore."""
     if task == "jsonl" and source.path is None:
-        raise ValueError("data.path: task jsonl needs the file of its problems")
+        raise ValueError("data.path: task jsonl needs a file of problems")
     if task == "dataset" and not source.dataset and source.path is None:
-        raise ValueError("data.dataset: task dataset needs the name of a Hugging Face dataset, or data.path a file")
+        raise ValueError("data.dataset: task dataset needs the name of a Hugging Face dataset, or a file in data.path")
     refuse_unused(task, source)

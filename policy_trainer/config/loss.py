@@ -1,4 +1,4 @@
-"""The GRPO family: how rewards become advantages, and advantages a loss."""
+"""The GRPO family: how rewards become advantages, and how advantages become a loss."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -20,61 +20,65 @@ class LossConfig(Section):
     """The GRPO loss: docs/mathematics.md has every formula."""
 
     advantage: Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++"] = "outcome"
-    """How rewards become advantages."""
+    """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
+    RLOO, or REINFORCE++."""
     advantage_std: Literal["unbiased", "population"] = "unbiased"
-    """Which standard deviation advantages are scaled by."""
+    """Standard deviation that divides the rewards: with G - 1 in the denominator (unbiased), or G (population)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
-    """Over what the standard deviation is taken that rewards are divided by: the group, the whole step, or none; when
-    not given, the advantage's own: group for outcome and process, batch for reinforce++, none for the others."""
+    """Rewards are divided by the standard deviation of their group, of the whole step (batch), or not at all. Default:
+    group for advantage outcome and process, batch for reinforce++, none for the others."""
     advantage_eps: float = Field(default=1e-4, gt=0)
-    """Added to the standard deviation."""
+    """Added to the standard deviation, against a division by zero."""
     drop_zero_variance: bool = True
-    """Leave out groups whose rewards are all equal: they have no advantage and would feel the KL penalty only."""
+    """Drop groups whose rewards are all equal: their advantages are 0, so only the KL penalty would train on them."""
     truncated: Literal["keep", "mask", "drop"] = "keep"
-    """Completions cut off at the length limit: train like others, count in the group but do not train, or neither."""
+    """Completions cut off at the length limit. keep: they train like others. mask: they count in the group but do not
+    train. drop: they neither count nor train."""
     old_logps: Literal["sampler", "recomputed", "current"] = "sampler"
-    """What the ratio is taken against: the sampler's log-probs, those of the learner before its first update on a
-    batch, or those of the learner now, for a ratio of 1."""
+    """Denominator of the ratio: the sampler's log-probs, the learner's before its first update on a batch, or the
+    learner's current ones, which makes the ratio 1."""
     surrogate: Literal["clip", "reinforce", "cispo", "sapo"] = "clip"
-    """What is maximised for a ratio and an advantage."""
+    """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, or SAPO."""
     importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
-    """Of each token, the geometric mean over its completion (GSPO), or the product over its completion."""
+    """Ratio of each token, the geometric mean of the ratios of a completion (GSPO), or their product."""
     epsilon: float = Field(default=0.2, gt=0, lt=1)
     """Ratios are clipped to [1 - epsilon, 1 + epsilon]."""
     epsilon_high: float | None = Field(default=None, gt=0)
-    """The upper bound is 1 + epsilon_high where it is given."""
+    """Ratios are clipped to 1 + epsilon_high from above. Default: epsilon."""
     delta: float | None = Field(default=None, gt=1)
-    """clip: ratios above it count as it, which bounds the loss for negative advantages."""
+    """Surrogate clip: ratios above delta count as delta, which bounds the loss for negative advantages."""
     ratio_max: float = Field(default=5.0, gt=0)
-    """cispo: ratios are truncated there."""
+    """Surrogate cispo: upper bound of the ratio."""
     sapo_temperature_pos: float = Field(default=1.0, gt=0)
-    """sapo: how sharply the gate closes where the advantage is positive."""
+    """Surrogate sapo: temperature of the gate for positive advantages; higher closes it more sharply."""
     sapo_temperature_neg: float = Field(default=1.05, gt=0)
-    """sapo: the same for the others."""
+    """Surrogate sapo: temperature of the gate for all other advantages."""
     aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
-    """Over tokens, then completions; over all tokens of the step; or a sum over a fixed number."""
+    """How token losses are averaged: over tokens, then completions (sequence_mean); over all tokens of the step
+    (token_mean); or their sum divided by a fixed number (constant)."""
     beta: float = Field(default=0.04, ge=0)
-    """Weight of the KL penalty to the reference; with 0 no reference model is needed."""
+    """Weight of the KL penalty to the reference. With 0 no reference model is needed."""
     kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL."""
+    """Estimator of the KL divergence."""
     kl_in: Literal["loss", "reward", "both"] = "loss"
-    """Where the penalty is: in the loss, token by token, or taken off the rewards."""
+    """Where the KL penalty is applied: added to the loss of each token, subtracted from the rewards, or both."""
     kl_weight: Literal["one", "ratio"] = "one"
     """ratio: the KL in the loss is weighted by the ratio, which makes its gradient unbiased."""
     importance_sampling_correction: Literal["none", "tis", "mask"] = "none"
-    """For a sampler that is not the learner: weights exp(old - sampler), truncated, or 0 outside of bounds (IcePop)."""
+    """Correct for a sampler whose log-probs differ from the learner's, by weights exp(old - sampler): truncated (tis),
+    or set to 0 outside of bounds (mask, as in IcePop)."""
     correction_level: Literal["token", "sequence"] = "token"
-    """A weight for each token, or one for its completion."""
+    """One correction weight per token, or one per completion."""
     correction_max: float = Field(default=2.0, gt=0)
-    """tis: weights are truncated there."""
+    """Correction tis: upper bound of the weights."""
     correction_low: float = Field(default=0.5, ge=0)
-    """mask: lower bound."""
+    """Correction mask: lower bound of the weights that are kept."""
     correction_high: float = Field(default=5.0, gt=0)
-    """mask: upper bound."""
+    """Correction mask: upper bound of the weights that are kept."""
 
     @property
     def scale(self) -> Literal["group", "batch", "none"]:
-        """scale_rewards, or where it is not given the advantage's own."""
+        """scale_rewards; if it is not given, the advantage's default."""
         return self.scale_rewards or _OWN_SCALES[self.advantage]
 
     @property
@@ -84,7 +88,7 @@ class LossConfig(Section):
 
     @property
     def penalises_rewards(self) -> bool:
-        """Whether the KL penalty is taken off the rewards."""
+        """Whether the KL penalty is subtracted from the rewards."""
         return self.beta > 0 and self.kl_in != "loss"
 
     @model_validator(mode="after")
@@ -96,36 +100,36 @@ class LossConfig(Section):
 
     def _scale_nonsense(self) -> str | None:
         if self.advantage == "dr_grpo" and self.scale_rewards not in (None, "none"):
-            return "loss.scale_rewards: dr_grpo is outcome without a scale: take loss.advantage = outcome for one"
+            return "loss.scale_rewards: dr_grpo does not scale rewards: use loss.advantage = outcome to scale them"
         if self.advantage == "reinforce++" and self.scale_rewards == "group":
-            return "loss.scale_rewards: reinforce++ is standardised over the whole step: take batch, or none"
+            return "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
         return None
 
     def _clip_nonsense(self) -> str | None:
         high = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
         if self.delta is not None and self.delta <= high:
-            return f"loss.delta: must be above the upper bound of the ratio, {high:g}, which it would replace"
+            return f"loss.delta: must be above the upper clipping bound of the ratio, {high:g}, got {self.delta:g}"
         return None
 
     def _kl_nonsense(self) -> str | None:
         if self.beta == 0 and self.kl_in != "loss":
-            return f"loss.kl_in: with loss.beta = 0 there is no KL to be in {self.kl_in}: raise beta, or take loss"
+            return f"loss.kl_in: there is no KL for {self.kl_in} with loss.beta = 0: raise beta, or use loss"
         if self.kl_in == "reward" and self.kl_weight == "ratio":
-            return "loss.kl_weight: weights the KL in the loss, and loss.kl_in = reward leaves none there: take both"
+            return "loss.kl_weight: it weights the KL in the loss, but loss.kl_in = reward has none there: use both"
         if self.beta > 0 and self.kl_in == "loss" and self.advantage == "reinforce++":
             return (
-                "loss.kl_in: reinforce++ takes the KL off the reward of each token: take reward (or both), or "
+                "loss.kl_in: reinforce++ subtracts the KL from the reward of each token: use reward (or both), or "
                 "loss.beta = 0"
             )
         if self.kl_in != "loss" and self.advantage == "process":
-            return "loss.kl_in: process supervision has rewards of steps, which no KL is taken off: take loss"
+            return "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
         return None
 
     def _correction_nonsense(self) -> str | None:
         if self.importance_sampling_correction != "none" and self.old_logps != "recomputed":
             return (
-                "loss.importance_sampling_correction: wants loss.old_logps = recomputed; with sampler the ratio carries the staleness "
-                "already, with current there is no ratio to correct"
+                "loss.importance_sampling_correction: needs loss.old_logps = recomputed; with sampler the ratio "
+                "is against the sampler already, with current there is no ratio to correct"
             )
         if self.correction_low > self.correction_high:
             return "loss.correction_low: must not be above loss.correction_high: no weight would be kept"

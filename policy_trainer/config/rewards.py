@@ -1,4 +1,4 @@
-"""How completions are judged, beside the names of the rewards."""
+"""How completions are judged: limits, step rewards, the reward model, the penalties."""
 
 from pydantic import Field
 
@@ -9,40 +9,42 @@ class RewardModelConfig(Section):
     """Reward `model`: a sequence-classification model that scores prompt and completion."""
 
     path: str | None = None
-    """Directory or hub id; wanted where rewards name `model`."""
+    """Directory or Hub id of the reward model; required when `rewards` names `model`."""
     revision: str | None = None
-    """Branch, tag or commit of a hub model."""
+    """Branch, tag or commit of a Hub model."""
     device: str = "cpu"
-    """Where it runs."""
+    """Where the reward model runs: cpu, cuda:0, …"""
     dtype: str = Field(default="float32", pattern="^(float32|bfloat16|float16|auto)$")
-    """Precision of its weights."""
+    """Precision of the reward model's weights."""
     batch_size: int = Field(default=16, ge=1)
-    """Completions scored together."""
+    """Completions scored in one forward."""
     max_length: int = Field(default=2048, ge=1)
-    """Texts are cut to so many tokens, at their beginning."""
+    """Maximum tokens of prompt and completion together. Of a longer text only the last tokens are scored."""
 
 
 class PenaltyConfig(Section):
-    """What the penalties `length`, `repetition` and `soft_overlong` are measured by."""
+    """Measures of the penalties `length`, `repetition` and `soft_overlong`."""
 
     length_tokens: int = Field(default=512, ge=1)
-    """length: -1 at so many tokens, in proportion below."""
+    """Penalty length: it reaches -1 at this many tokens and grows linearly up to there."""
     repetition_ngram: int = Field(default=3, ge=1)
-    """repetition: words of a piece of text that is looked for again."""
+    """Penalty repetition: number of words in the n-grams that are compared."""
     repetition_max: float = Field(default=1.0, gt=0)
-    """repetition: what a text of nothing but repetition loses."""
+    """Penalty repetition: it would be this large for a text in which every n-gram is a repetition."""
     overlong_tokens: int = Field(default=128, ge=1)
-    """soft_overlong: the last tokens before sampling.max_completion_length, over which the penalty grows to 1 (DAPO)."""
+    """Penalty soft_overlong (DAPO): it grows linearly to 1 over this many last tokens before
+    sampling.max_completion_length."""
 
 
 class JudgingConfig(Section):
     """How completions are judged."""
 
     seconds: float = Field(default=5.0, gt=0, le=86_400)
-    """Time limit for judging one completion by one reward that may hang; what exceeds it is killed. A day at most."""
+    """Time limit in seconds for one completion and one sandboxed reward: your own functions and those that use
+    math-verify. The process is killed when it takes longer. One day at most."""
     memory_gib: float = Field(default=4.0, ge=0)
-    """Memory of the process that judges by such rewards, in GiB; 0 is no limit, as CUDA in one's own reward wants."""
+    """Memory limit of the sandbox process, in GiB. 0: no limit, which CUDA in a reward of your own needs."""
     steps: bool = False
-    """Have the task judge the steps of completions too, as loss.advantage = process wants it."""
+    """Have the task judge the steps of each completion too, as loss.advantage = process needs."""
     model: RewardModelConfig = RewardModelConfig()
     penalty: PenaltyConfig = PenaltyConfig()

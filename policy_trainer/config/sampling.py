@@ -12,19 +12,20 @@ class SamplingConfig(Section):
     """How completions are sampled."""
 
     num_generations: int = Field(default=8, ge=1)
-    """Completions for each prompt: G."""
+    """Completions per prompt: the group size G."""
     prompts_per_round: int = Field(default=8, ge=1)
     """Prompts that a worker samples together."""
     max_completion_length: int = Field(default=512, ge=1)
-    """Completions are cut off here."""
+    """Maximum tokens of a completion; longer ones are cut off."""
     temperature: float = Field(default=1.0, gt=0)
-    """Logits are divided by it, in sampling, scoring and training alike."""
+    """Logits are divided by it in sampling, scoring and training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling; 1 is off. The learner does not renormalise: below 1 the ratio is biased."""
+    """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. The learner
+    does not renormalise, so below 1 the ratio is biased."""
     top_k: int = Field(default=0, ge=0)
-    """Sample among the k likeliest tokens; 0 is off. The learner does not renormalise."""
+    """Sample among the k likeliest tokens; 0 turns it off. The learner does not renormalise, so the ratio is biased."""
     stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = Field(default=[])
-    """Texts that end a completion besides the model's EOS tokens. One with a comma is given as JSON: '["a,b"]'."""
+    """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
 
     max_resamples: int = Field(default=0, ge=0)
-    """Dynamic sampling: a group whose rewards are all equal is given up for another problem, so many times at most."""
+    """Dynamic sampling: replace a group whose rewards are all equal by another problem's, at most this many times."""

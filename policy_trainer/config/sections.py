@@ -1,4 +1,4 @@
-"""How a run trains, beside its loss: optimizer, checkpoints, evaluation, the reference's renewal."""
+"""How a run trains, apart from the loss: optimizer, checkpoints, evaluation, syncs of the reference model."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,26 +11,27 @@ class Section(BaseModel):
 
 
 class OptimizerConfig(Section):
-    """AdamW: a linear warm-up, then a decay over the run."""
+    """AdamW with a linear warmup, then a decay over the run."""
 
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Literal["linear", "cosine"] = "linear"
-    """How the learning rate falls to min_lr_rate."""
+    """Shape of the decay from the peak to min_lr_rate."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps until the peak."""
+    """Steps of linear warmup to the peak."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """The same as a share of all steps; the longer of the two holds."""
+    """Warmup as a share of all steps. The longer of warmup_steps and this applies."""
     min_lr_rate: float = Field(default=1.0, ge=0, le=1)
-    """The learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
+    """Learning rate of the last step as a fraction of the peak; 1 keeps it constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's betas."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Gradients are scaled down to this norm; 0 leaves them."""
+    """Gradients are clipped to this norm; 0 turns clipping off."""
     master_weights: Literal["float32", "none"] = "float32"
-    """What a bfloat16 model's small steps are gathered in; none is pure bfloat16, where they vanish."""
+    """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. none: update the bfloat16
+    weights themselves, where small updates are rounded away."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> "OptimizerConfig":
@@ -40,23 +41,23 @@ class OptimizerConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """Iterative GRPO: the reference is renewed while the run goes on."""
+    """Iterative GRPO: the reference model is updated from the policy during the run."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Steps between renewals of the server's reference model; 0 keeps it as it began."""
+    """Steps between updates of the server's reference model from the policy; 0 never updates it."""
     decay: float = Field(default=0.0, ge=0, lt=1)
     """The new reference is decay * reference + (1 - decay) * policy: 0 copies the policy, else a moving average."""
     snapshot_root: Path | None = None
-    """The directory that ref-server was given as --snapshot-root, as this process sees it."""
+    """The directory of ref-server's --snapshot-root, by its path in this process."""
 
 
 class CheckpointConfig(Section):
-    """When the run can be resumed from, and what is kept."""
+    """When checkpoints are written, and how many are kept."""
 
     save_steps: int = Field(default=50, ge=1)
-    """Steps between checkpoints. Trained batches are acknowledged once a checkpoint holds their effect."""
+    """Steps between checkpoints. Trained batches are acknowledged once a checkpoint contains their updates."""
     save_total_limit: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept, beside the best one."""
+    """Number of newest checkpoints that are kept, besides the best one."""
 
 
 class EvaluationConfig(Section):
@@ -65,13 +66,13 @@ class EvaluationConfig(Section):
     eval_steps: int = Field(default=50, ge=0)
     """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
     problems: int = Field(default=128, ge=1)
-    """Held-out problems of one evaluation."""
+    """Number of held-out problems in one evaluation."""
     batch_size: int = Field(default=64, ge=1)
     """Problems that are answered together."""
 
 
 class EvalEvaluationConfig(EvaluationConfig):
-    """Accuracy on held-out problems, by itself."""
+    """Accuracy on held-out problems, for command eval."""
 
     problems: int = Field(default=512, ge=1)
-    """Held-out problems of one evaluation."""
+    """Number of held-out problems in one evaluation."""

@@ -1,4 +1,4 @@
-"""Which settings of where problems are each task looks at. One that it would ignore is refused."""
+"""Which settings of SourceConfig each task uses. A setting that the task would ignore is refused."""
 
 from collections.abc import Mapping, Set
 
@@ -17,31 +17,31 @@ LOOKED_AT: Mapping[str, Set[str]] = {
     "math": _FILES | _DATASETS,
     "mixture": frozenset({"mixture"}),
 }
-# All that say where problems are.
+# All settings that say where problems are.
 SOURCE_SETTINGS: Set[str] = frozenset().union(*LOOKED_AT.values())
 
 
 def refuse_unused(task: str, source: BaseModel) -> None:
-    """Raises ValueError for a setting that is not its default and that the task would ignore.
+    """Raises ValueError for a setting that differs from its default and that the task would ignore.
 
-    source: a SourceConfig. A task of somebody's own, which stands in no table, may look at all but a mixture.
+    source: a SourceConfig. A user's own task is not in the table; it may use every setting except mixture.
     """
     given = [name for name in type(source).model_fields if name in SOURCE_SETTINGS and _is_given(source, name)]
     for name in given:
         if name not in LOOKED_AT.get(task, SOURCE_SETTINGS - {"mixture"}):
             others = ", ".join(other for other, names in LOOKED_AT.items() if name in names)
             inside = "; a task of data.mixture has its own" if task == "mixture" else ""
-            raise ValueError(f"data.{name}: task {task} does not look at it{inside}: leave it out, or --task {others}")
+            raise ValueError(f"data.{name}: task {task} does not use it{inside}: leave it out, or use --task {others}")
     if "path" in given and "eval_split" in given and "eval_path" not in given:
         raise ValueError(
-            "data.eval_split: is a split of data.dataset, and data.path goes before that: "
-            "give data.eval_path, or leave it out"
+            "data.eval_split: it is a split of data.dataset, but data.path takes precedence over that: "
+            "give data.eval_path, or leave eval_split out"
         )
     generated = task == "countdown" and not {"path", "dataset"} & set(given)
     for name in (name for name in given if generated and name != "countdown"):
         raise ValueError(
-            f"data.{name}: task countdown generates its problems, also those that are held out, where neither "
-            "data.path nor data.dataset says where they are: give one of them, or leave it out"
+            f"data.{name}: task countdown generates all its problems, held-out ones too, unless data.path or "
+            f"data.dataset is given: give one of them, or leave {name} out"
         )
 
 

@@ -278,7 +278,7 @@ class TestToken:
     def test_an_authority_goes_with_https(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             load(TrainConfig, "--model", "m", "--tls-ca", "ca.pem")
-        assert "tls_ca: goes with a server at https://" in capsys.readouterr().err
+        assert "tls_ca: needs a server at https://" in capsys.readouterr().err
 
 
 class TestRoundTrip:

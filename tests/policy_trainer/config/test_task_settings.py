@@ -64,18 +64,18 @@ def test_what_a_task_does_not_look_at_is_refused(capsys: pytest.CaptureFixture[s
 
 def test_the_refusal_names_the_tasks_that_would_look(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "--data.answer-rule", "math") == (
-        "eval: data.answer_rule: task arithmetic does not look at it: leave it out, or --task dataset, jsonl\n"
+        "eval: data.answer_rule: task arithmetic does not use it: leave it out, or use --task dataset, jsonl\n"
     )
     own = ("--task", "mixture", "--data.mixture", SOME_MIXTURE)
-    assert "task mixture does not look at it; a task of data.mixture" in refusal(capsys, *own, "--data.path", "p")
+    assert "task mixture does not use it; a task of data.mixture" in refusal(capsys, *own, "--data.path", "p")
     for task in ("gsm8k", "words:Own"):
-        assert f"data.mixture: task {task} does not look" in refusal(capsys, "--task", task, *own[2:])
+        assert f"data.mixture: task {task} does not use it" in refusal(capsys, "--task", task, *own[2:])
 
 
 def test_a_task_of_a_mixture_has_settings_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
     mixed = '[{"task": "arithmetic", "path": "p"}]'
     words = refusal(capsys, "--task", "mixture", "--data.mixture", mixed)
-    assert words.startswith("eval: data.mixture.0: data.path: task arithmetic does not look at it")
+    assert words.startswith("eval: data.mixture.0: data.path: task arithmetic does not use it")
 
 
 def test_the_environment_and_a_file_count_as_well(
@@ -93,7 +93,7 @@ def test_the_environment_and_a_file_count_as_well(
     [
         "task gsm8k data.eval-path p",
         "task gsm8k data.subset socratic data.eval-split none",
-        "task gsm8k data.path p data.dataset d",  # documented: a file goes before a dataset
+        "task gsm8k data.path p data.dataset d",  # documented: a file takes precedence over a dataset
         "task gsm8k data.path p data.eval-path p data.eval-split test",
         "task math data.dataset d data.split dev data.eval-split test",
         "task countdown data.countdown.numbers 4 data.countdown.operators *",

@@ -73,5 +73,5 @@ class TestOnesOwn:
             make_task(TrainConfig(model="m", task="nowhere:Task"))
 
     def test_a_name_that_is_none_is_refused(self) -> None:
-        with pytest.raises(ValidationError, match=r"must be one of arithmetic, .* or module:name of your own"):
+        with pytest.raises(ValidationError, match=r"must be one of arithmetic, .* or module:name for your own task"):
             TrainConfig(model="m", task="chess")
