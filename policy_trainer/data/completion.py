@@ -10,10 +10,10 @@ from shared.batch import TokenGroup
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """ids: int64 (T,), EOS included when it was sampled. logps: float32 (T,), at the sampling temperature.
+    """ids: int64 (T,), with the EOS if it was sampled. logps: float32 (T,), at the sampling temperature.
 
-    finished: ended by itself, with an EOS token or a stop text, rather than cut off at the length limit. eos: whether
-    the last id is an EOS token, which is no part of the text.
+    finished: True if an EOS token or a stop text ended it, False if it was cut off at the length limit. eos: whether
+    the last id is an EOS token, which is not part of the text.
     """
 
     ids: np.ndarray
@@ -23,7 +23,7 @@ class Completion:
 
 
 def group_tokens(prompt: Sequence[int], completions: Sequence[Completion]) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
-    """A prompt and its completions, packed: the tokens, float32 (C,) log-probs, and bool (G,) which have finished."""
+    """Packs a prompt and its completions: the tokens, float32 (C,) log-probs, and bool (G,) finished."""
     tokens = TokenGroup(
         np.array(prompt, dtype=np.int64),
         np.concatenate([completion.ids for completion in completions]),

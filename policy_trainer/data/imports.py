@@ -1,4 +1,4 @@
-"""What a user names as `module:name`: a task, a reward."""
+"""Imports a task or a reward that a user names as `module:name`."""
 
 import os
 import sys
@@ -9,17 +9,20 @@ from shared.errors import UserError
 
 
 def import_named(name: str, setting: str) -> Any:
-    """From the working directory or what is installed. Raises UserError, by the setting's name, where there is none."""
+    """Imports `module:name` from the working directory or the installed packages.
+
+    setting: its name, for errors. Raises UserError if the import fails.
+    """
     here = os.getcwd()
-    if here not in sys.path:  # a console script's path begins with its own directory instead
+    if here not in sys.path:  # the sys.path of a console script begins with the script's directory instead
         sys.path.append(here)
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except MemoryError:  # not the module's fault, where memory is limited
+    except MemoryError:  # the memory limit is the cause, not the module
         raise
-    except Exception as error:  # whatever a module raises
+    except Exception as error:  # a module may raise anything
         raise UserError(
-            f"{setting}: {name} cannot be imported from {here}, nor from what is installed: "
+            f"{setting}: {name} cannot be imported from {here}, nor from the installed packages: "
             f"{type(error).__name__}: {error}"
         ) from error

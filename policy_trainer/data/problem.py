@@ -1,4 +1,4 @@
-"""What a task is: problems by index, a set that is never trained on, and a judge."""
+"""What a task is: training problems by index, held-out problems, and a judge of answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and its gold answer. messages go through the model's chat template; prompt is taken as it is."""
+    """One prompt and its gold answer. messages go through the model's chat template; prompt is used as it is."""
 
     answer: str
     messages: tuple[Message, ...] = ()
     prompt: str = ""
-    # What judging wants besides the gold answer, such as the numbers of a countdown.
+    # What rewards need besides the gold answer, such as the numbers of a countdown problem.
     extras: Mapping[str, Any] = field(default_factory=dict)
-    # The task's own words before the messages and at the beginning of the answer; data.* may say others.
+    # The task's own; the settings of the same names under data.* replace them.
     system_prompt: str = ""
     assistant_prefill: str = ""
-    # Which task of a mixture it came from.
+    # The task of a mixture that the problem came from.
     task: str = ""
 
 
-# (problem, completion) -> 1 when the completion answers the problem rightly, else 0; NaN when the gold answer cannot be
+# (problem, completion) -> 1 if the completion answers the problem correctly, else 0; NaN if the gold answer cannot be
 # judged.
 Correct = Callable[[Problem, str], float]
 
@@ -34,18 +34,18 @@ class Task(Protocol):
 
     @property
     def correct(self) -> Correct:
-        """What accuracy means here, in rewards and in evaluations."""
+        """The meaning of accuracy in this task, for rewards and evaluations."""
         ...
 
     @property
     def default_rewards(self) -> tuple[str, ...]:
-        """Names of the rewards that are taken when the configuration names none."""
+        """Names of the rewards that are used when the configuration names none."""
         ...
 
     def problem(self, index: int) -> Problem:
-        """The training problem of this index: a pure function of the task's seed and the index."""
+        """The training problem at this index: a pure function of the task's seed and the index."""
         ...
 
     def held_out(self) -> Sequence[Problem]:
-        """Problems that `problem` never returns."""
+        """The problems for evaluation. `problem` never returns one of them."""
         ...

@@ -1,4 +1,4 @@
-"""Problems as token ids: where text and tokens meet."""
+"""Turns problems into the token ids of prompts."""
 
 import re
 
@@ -21,37 +21,37 @@ class PromptTooLong(UserError):
 class PromptEncoder:
     """Problem -> token ids of everything before the first sampled token, tokenised once.
 
-    Messages go through the chat template, or are joined by blank lines where data.prompt_style is plain; a plain prompt
-    is taken as it stands.
+    Messages go through the chat template, or are joined by blank lines if data.prompt_style is plain. A problem with a
+    prompt instead of messages is used as it is.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig, *, limit: int | None = None) -> None:
-        """limit: tokens that a prompt may have, see `prompt_limit`; None for any number."""
+        """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit."""
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._limit = limit
 
     def encode(self, problem: Problem) -> list[int]:
-        """Raises PromptTooLong, or UserError where the model and the data do not go together."""
+        """The token ids of the prompt. Raises PromptTooLong, or UserError if the chat template cannot be used."""
         if problem.messages and self._prompts.prompt_style == "chat":
-            # The template writes the special tokens itself, so none are added.
+            # The template writes the special tokens itself.
             ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
         else:
             ids = self._tokenizer.encode(self._plain_text(problem))
         if self._limit is not None and len(ids) > self._limit:
-            why = "data.max_prompt_length, or what the model's context leaves"
+            why = "data.max_prompt_length, or the model's context without sampling.max_completion_length"
             raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
         return ids
 
     def prefill(self, problem: Problem) -> str:
-        """The beginning of the answer that the prompt ends with: part of the text that is judged, but never sampled."""
+        """The beginning of the answer, with which the prompt ends. It is part of the prompt and never sampled."""
         given = self._prompts.assistant_prefill
         return problem.assistant_prefill if given is None else given
 
     def _chat_text(self, problem: Problem) -> str:
         if self._tokenizer.chat_template is None:
             raise UserError(
-                "the model has no chat template: give problems with a plain prompt, or --data.prompt-style plain"
+                "the model has no chat template: use problems with a plain prompt, or --data.prompt-style plain"
             )
         messages = self._messages(problem)
         text = self._rendered(messages, add_generation_prompt=True)
@@ -65,9 +65,9 @@ class PromptEncoder:
                     messages, add_generation_prompt=add_generation_prompt, tokenize=False
                 )
             )
-        except TemplateError as error:  # some take no system message, or want roles to alternate
+        except TemplateError as error:  # some accept no system message, or require alternating roles
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
-            raise UserError(f"the model's chat template does not take {messages}: {error}; {remedy}") from error
+            raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
     def _plain_text(self, problem: Problem) -> str:
         if problem.messages:
@@ -91,7 +91,7 @@ class PromptEncoder:
 
 
 def _continuation(opening: str, prefill: str) -> str:
-    """The prefill without the tag that it begins with, where the template's opening of an answer ends with that tag."""
+    """The prefill, without its first tag if the template's opening of the answer already ends with that tag."""
     tag = _TAG.match(prefill)
     written = opening.rstrip()
     if tag is None or not written.endswith(tag[0]):
@@ -100,8 +100,10 @@ def _continuation(opening: str, prefill: str) -> str:
 
 
 def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
-    """Tokens that a prompt may have: data.max_prompt_length, or fewer where the model's context leaves fewer for it.
-    Raises UserError when it leaves none."""
+    """Maximum tokens of a prompt: data.max_prompt_length, or fewer if the model's context has no room for that many.
+
+    Raises UserError if sampling.max_completion_length alone fills the context.
+    """
     context, new = context_length(model), config.sampling.max_completion_length
     if context is None:
         return config.data.max_prompt_length

@@ -1,4 +1,4 @@
-"""Rows of files and of Hugging Face datasets, each with the place to name in an error."""
+"""Rows of files and of Hugging Face datasets. Each row knows its place, for error messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,33 +12,36 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# What `save_to_disk` leaves beside the data of one split, or of several.
+# The files that `save_to_disk` writes beside the data: the first for one split, the second for several.
 _SAVED_FILES = ("state.json", "dataset_dict.json")
 
 
 class Rows(Protocol):
     @property
     def columns(self) -> Sequence[str]:
-        """All that any row has, also those that were not asked for."""
+        """The columns of all rows, including those that were not requested."""
         ...
 
     def __len__(self) -> int: ...
 
     def row(self, number: int) -> Row:
-        """The values of the columns that were asked for and that it has."""
+        """The values of the requested columns that this row has."""
         ...
 
     def where(self, number: int) -> str:
-        """What a person would look for to find this row."""
+        """The place of this row, for error messages: file and line, or dataset and row."""
         ...
 
 
 class JsonLines:
-    """The lines of a file, without blank ones. Raises UserError, naming file and line, for one that is no object."""
+    """The lines of a JSONL file, without blank ones.
+
+    Raises UserError, with file and line, for a line that is not a JSON object.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], setting: str) -> None:
         try:
-            # Not splitlines: it also splits at characters that JSON allows within a text, such as U+2028.
+            # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
             lines = path.read_text(encoding="utf-8").split("\n")
         except OSError as error:
             raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from None
@@ -64,10 +67,10 @@ class JsonLines:
 
 
 class ArrowRows:
-    """The rows of a table, which may lie on disk: none is kept as Python objects."""
+    """The rows of a table. They become Python objects only on access, so the table may be a memory-mapped file."""
 
     def __init__(self, table: "pyarrow.Table", columns: Sequence[str], source: str, *, seen: Sequence[str]) -> None:
-        """columns: those that were asked for. seen: all that there are; the table may lack some."""
+        """columns: the requested ones. seen: all columns of the source; the table may have fewer."""
         self.columns = seen
         self._columns = {name: table.column(name) for name in columns if name in table.column_names}
         self._length = table.num_rows
@@ -84,7 +87,7 @@ class ArrowRows:
 
 
 def read_file(path: Path, columns: Sequence[str], setting: str) -> Rows:
-    """Rows of a parquet file, by its suffix, or of a JSONL file by any other. setting: the field to name in errors."""
+    """Rows of a file: parquet if its suffix is .parquet, else JSONL. setting: the field to name in errors."""
     rows = _read_parquet(path, columns, setting) if path.suffix == ".parquet" else JsonLines(path, columns, setting)
     if not len(rows):
         raise UserError(f"{setting}: {path} has no problems")
@@ -92,11 +95,11 @@ def read_file(path: Path, columns: Sequence[str], setting: str) -> Rows:
 
 
 def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[str]) -> Rows:
-    """Rows of one split of a dataset: of the Hub, or of a directory. No code of a dataset is ever run.
+    """Rows of one split of a dataset, from the Hub or from a directory. A dataset's own code is never run.
 
-    Raises UserError, saying what was tried, where it cannot be loaded.
+    Raises UserError if it cannot be loaded.
     """
-    from datasets import Dataset, load_dataset  # slow, and of no use to most tasks
+    from datasets import Dataset, load_dataset  # slow to import, and most tasks do not need it
     from datasets.exceptions import DatasetsError
 
     tried = f"{name}, {f'subset {subset}, ' if subset else ''}split {split}"
@@ -136,7 +139,7 @@ def _read_parquet(path: Path, columns: Sequence[str], setting: str) -> Rows:
 
 
 def _table(dataset: Any) -> "pyarrow.Table":
-    """Without a copy of what lies on disk."""
+    """The dataset as an Arrow table, without a copy of the data on disk."""
     return dataset.with_format("arrow")[:]
 
 
@@ -145,7 +148,7 @@ def _is_saved(directory: Path) -> bool:
 
 
 def _load_saved(directory: Path, split: str) -> Any:
-    """A split of what `save_to_disk` left. One that was saved alone has no name: it is the one to train on."""
+    """One split of a directory that `save_to_disk` wrote. A dataset that was saved without splits is `train`."""
     from datasets import DatasetDict, load_from_disk
 
     saved = load_from_disk(str(directory))
@@ -154,5 +157,5 @@ def _load_saved(directory: Path, split: str) -> Any:
             raise ValueError(f"it has the splits {', '.join(map(str, saved))}")
         return saved[split]
     if split != "train":
-        raise ValueError("it was saved without splits, so that it has train alone")
+        raise ValueError("it was saved without splits, so it has only train")
     return saved

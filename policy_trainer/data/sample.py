@@ -1,4 +1,4 @@
-"""What a reward sees, and what it is."""
+"""What a reward is, and the sample that it scores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from policy_trainer.data.problem import Problem
 class Sample:
     """One completion of a problem. completion: its text without special tokens.
 
-    tokens: how many were sampled, EOS included. finished: ended by itself, rather than cut off at the length limit.
+    tokens: number of sampled tokens, with the EOS. finished: False if it was cut off at the length limit.
     """
 
     problem: Problem
@@ -19,5 +19,5 @@ class Sample:
     finished: bool = True
 
 
-# What the completion causes gets the failing score; NaN only says that the gold answer cannot be judged.
+# A failure that the completion causes gets the failing score. NaN means only that the gold answer cannot be judged.
 Reward = Callable[[Sample], float]

@@ -1,4 +1,4 @@
-"""Step rewards, and their way from text to tokens: process supervision (DeepSeekMath, arXiv 2402.03300, 4.1.3)."""
+"""Step rewards, mapped from text to tokens, for process supervision (DeepSeekMath, arXiv 2402.03300, 4.1.3)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ _UNDECODED = "\ufffd"
 
 @dataclass(frozen=True)
 class Step:
-    """The reward of one step of a completion; NaN where it cannot be judged, and the completion then does not train.
+    """The reward of one step of a completion; NaN if it cannot be judged, and then the completion does not train.
 
-    end: how many characters of the text there are up to the step's end.
+    end: number of characters from the beginning of the completion to the end of the step.
     """
 
     end: int
@@ -28,19 +28,20 @@ class Step:
 
 @runtime_checkable
 class JudgesSteps(Protocol):
-    """What a task is besides when it judges the steps of a completion too."""
+    """A task that also judges the steps of a completion."""
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
-        """In the order of their ends. Pure, and quick for whatever the text."""
+        """The steps in the order of their ends. A pure function, and quick for any text."""
         ...
 
 
 def step_rewards(
     rows: Sequence[Sequence[Step]], ids: Sequence[np.ndarray], text: Callable[[list[int]], str]
 ) -> StepRewards:
-    """The steps of each completion of a group, given its (T,) token ids; text: what decodes them.
+    """The step rewards of a group. rows: the steps of each completion. ids: its (T,) token ids. text: decodes ids.
 
-    A step ends at the token that brings its last character. Steps that end at the same token are one, of their sum.
+    A step ends at the token that completes its last character. Steps that end at the same token become one step, whose
+    reward is their sum.
     """
     merged = [_by_token(steps, own.tolist(), text) for steps, own in zip(rows, ids, strict=True)]
     return StepRewards(
@@ -51,9 +52,10 @@ def step_rewards(
 
 
 def _by_token(steps: Sequence[Step], ids: list[int], text: Callable[[list[int]], str]) -> dict[int, float]:
-    """Rewards by the index of the token at which they end, in rising order. Raises UserError for what no batch holds."""
+    """{index of the token that ends a step: its reward}, in rising order. Raises UserError for unsorted or infinite
+    steps."""
     if any(one.end > other.end for one, other in pairwise(steps)):
-        raise UserError(f"task: its steps must come in the order of their ends, got {[step.end for step in steps]}")
+        raise UserError(f"task: steps must be in the order of their ends, got {[step.end for step in steps]}")
     if any(math.isinf(step.reward) for step in steps):
         raise UserError(f"task: the reward of a step must not be infinite, got {[step.reward for step in steps]}")
     rewards: dict[int, float] = {}
@@ -65,14 +67,14 @@ def _by_token(steps: Sequence[Step], ids: list[int], text: Callable[[list[int]],
 
 
 def _token_of(end: int, ids: list[int], text: Callable[[list[int]], str], low: int) -> int:
-    """The first token from `low` on with which the text has `end` characters; the last one where it never has.
+    """Index of the first token, from `low` on, at which the text has `end` characters; the last token if none has.
 
-    By bisection, since only whole beginnings decode faithfully: a character may be spread over several tokens.
+    Bisects over prefixes of the ids: single tokens cannot be decoded, since a character may span several of them.
     """
     high = len(ids) - 1
     while low < high:
         middle = (low + high) // 2
-        # What is not a whole character yet decodes to a mark at the end, or to several.
+        # An incomplete character decodes to one or more replacement characters at the end.
         if len(text(ids[: middle + 1]).rstrip(_UNDECODED)) >= end:
             high = middle
         else:

@@ -61,7 +61,7 @@ class RewardModel:
         try:
             return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except TemplateError as error:
-            raise UserError(f"judging.model: its chat template does not take {messages}: {error}") from error
+            raise UserError(f"judging.model: its chat template does not accept {messages}: {error}") from error
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:

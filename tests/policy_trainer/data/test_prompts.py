@@ -194,5 +194,5 @@ def test_a_template_that_refuses_is_told_of() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
     problem = Problem(answer="", messages=({"role": "system", "content": "Think."},))
-    with pytest.raises(UserError, match=r"chat template does not take .* no system message, please"):
+    with pytest.raises(UserError, match=r"chat template does not accept .* no system message, please"):
         PromptEncoder(tokenizer, PromptConfig()).encode(problem)
