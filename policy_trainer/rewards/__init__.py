@@ -1,6 +1,6 @@
-"""Rewards: pure functions of a sample. What may hang is judged in a process of its own.
+"""Rewards: pure functions of a sample. Rewards that may hang run in a sandbox process.
 
-Importing this is cheap, for that process's sake: no PyTorch, no settings.
+The sandbox imports this package, so importing it must stay cheap: no PyTorch, no settings.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What accuracy means in a task: whether a completion answers its problem."""
+"""Ways to decide whether a completion answers its problem correctly."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from policy_trainer.rewards.mathematics import equal_math
 
 @dataclass(frozen=True)
 class ByAnswer:
-    """Right is a completion whose last answer in tags equals the gold answer."""
+    """A completion is correct if its last answer in tags equals the gold answer."""
 
     compare: Comparison
 
@@ -21,7 +21,7 @@ class ByAnswer:
 
 @dataclass(frozen=True)
 class ByTask:
-    """What the task says that a problem of a mixture came from, by its label."""
+    """Asks the task of a mixture that the problem came from. tasks: by label."""
 
     tasks: Mapping[str, Correct]
 
@@ -31,7 +31,7 @@ class ByTask:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The reward of a task's own judgement."""
+    """The reward `accuracy`: the task's own judgement."""
 
     correct: Correct
 
@@ -40,7 +40,7 @@ class Accuracy:
 
 
 def needs_sandbox(correct: Correct) -> bool:
-    """Whether it must be judged apart: math-verify is asked."""
+    """Whether the judgement uses math-verify, which may hang and must run in the sandbox."""
     if isinstance(correct, ByTask):
         return any(needs_sandbox(part) for part in correct.tasks.values())
     return isinstance(correct, ByAnswer) and correct.compare is equal_math

@@ -1,4 +1,4 @@
-"""Completions as rewards."""
+"""Judges completions by the configured rewards."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ _GIB = 2**30
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """rewards: float32 (G,) weighted totals, NaN where a part that weighs could not be judged. parts: float32 (G,)."""
+    """rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged.
+
+    parts: float32 (G,) scores of each reward, by name.
+    """
 
     rewards: np.ndarray
     parts: dict[str, np.ndarray]
@@ -30,7 +33,7 @@ class Judge:
     """Completions -> rewards by name and their weighted sum."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
-        """Raises UserError for rewards that cannot be used."""
+        """Raises UserError if a reward cannot be used."""
         self._tokenizer = tokenizer
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
@@ -44,16 +47,16 @@ class Judge:
         return self.score([self.sample(problem, completion) for completion in completions])
 
     def score(self, samples: Sequence[Sample]) -> Judgement:
-        """The same, of completions of any problems."""
+        """Like `judge`, for samples of any problems."""
         parts = {name: self._scores(name, samples) for name in self._weights}
         total = np.zeros(len(samples), dtype=np.float32)
         for name, weight in self._weights.items():
-            if weight:  # what is only logged must not make a completion unrewarded
+            if weight:  # a NaN in a reward that is only logged must not make the completion unrewarded
                 total += weight * parts[name]
         return Judgement(total, parts)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
-        """float32 (G,): 1 where a completion is right by the task's own judgement, else 0; NaN where there is none."""
+        """float32 (G,): 1 where the task calls a completion correct, else 0; NaN where it could not be judged."""
         return self._scores("accuracy", samples)
 
     def sample(self, problem: Problem, completion: Completion) -> Sample:
@@ -61,11 +64,11 @@ class Judge:
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many completions a reward could not judge so far because it failed: those that may, by name."""
+        """Number of completions so far on which each sandboxed reward failed, by name."""
         return dict(self._apart.failures)
 
     def text(self, completion: Completion) -> str:
-        """For judging and reading only: nothing is ever tokenised again. Without the EOS, be it special or not."""
+        """The text for rewards and logs; it is never tokenised again. Without the EOS, be it a special token or not."""
         ids = completion.ids.tolist()
         return self.decode(ids[:-1] if completion.eos else ids)
 
@@ -77,7 +80,7 @@ class Judge:
 
 
 def _scorer(name: str, rule: Rule, apart: Sandbox) -> Callable[[Sequence[Sample]], list[float]]:
-    """What judges any number of completions by one rule, wherever it runs."""
+    """A function that scores samples by one rule, in this process or in the sandbox."""
     if isinstance(rule, RewardModel):
         return rule.scores
     if isinstance(rule, Sandboxed):

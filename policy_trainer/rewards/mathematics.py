@@ -1,7 +1,7 @@
-"""Answers compared as mathematics, by math-verify: the only file that knows it.
+"""Compares answers as mathematics. This is the only file that uses math-verify.
 
-Some short texts keep it busy for ever, in places that its own time limit does not reach, and it sets signals, which
-works in a main thread alone: rewards that use it are judged apart.
+Some short texts make math-verify loop forever, in places that its own time limit does not cover. It also sets signals,
+which works only in a main thread. So rewards that use it run in the sandbox.
 """
 
 import logging
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-# What stands in formulas and not in prose.
+# Characters that occur in formulas but not in prose.
 _FORMULA = re.compile(r"[\\^{}_()\[\]+*/=<>|]")
 _PERCENT = re.compile(r"\\?%")
 _LATEX_MARKS = ("$", r"\(", r"\[", r"\boxed")
-# Of an answer without delimiters: the grammar takes seconds over long nonsense.
+# Limit for an answer without delimiters: the grammar takes seconds to parse long nonsense.
 _MAX_BARE_CHARACTERS = 100
-# Of one parse or one comparison.
+# Time limit of one parse or one comparison.
 _SECONDS = 1
-# What math-verify reads wrongly without telling, and how it reads it rightly: of `\$5` nothing, `1 000` as 0,
-# `7 3/4` as (7 + 3)/4, of `2√3`, `2 sqrt(3)` and `2·3` the 2 alone.
+# Notations that math-verify silently misreads, and what we replace them with. It finds nothing in `\$5`, reads `1 000`
+# as 0 and `7 3/4` as (7 + 3)/4, and of `2√3`, `2 sqrt(3)` and `2·3` only the 2.
 _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\\$"), ""),
     (
@@ -32,17 +32,17 @@ _REWRITINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
     (re.compile("·"), r"\\cdot "),
 )
 _LETTER = r"[^\W\d_]"
-# Of two letters or more, not behind a digit as in `2xy`. A list of formulas has `and` and `or` too.
+# Two letters or more, not after a digit as in `2xy`. Not `and` and `or`, which also occur in lists of formulas.
 _WORD = re.compile(rf"(?<!\w)(?!(?:and|or)\b){_LETTER}{{2,}}", re.IGNORECASE)
 _PROSE = re.compile(rf"(?:{_LETTER}|[\s.,;:'\"\u2019!?&()])+")
-# LaTeX in which words may stand.
+# LaTeX commands and delimiters that may surround words.
 _WRAPPING = re.compile(r"\\(?:boxed|text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox|operatorname)(?![a-zA-Z])|\\[()\[\]]|[{}$]")
-# Shorter units, such as cm, are known to math-verify, and `3 xy` has none.
+# A number and a unit of three letters or more. math-verify knows shorter units, such as cm; `3 xy` has no unit.
 _AMOUNT = re.compile(rf"\s*[-+]?[0-9][0-9.,]*\s+(?!(?:and|or)\b){_LETTER}{{3,}}(?:{_LETTER}|[\s.'\u2019])*")
 
 
 def equal_math(answer: str, gold: str) -> float:
-    """1.0 when math-verify finds the answer equal; NaN when it cannot parse the gold answer."""
+    """1 if math-verify finds the answer equal to the gold answer, else 0; NaN if it cannot parse the gold answer."""
     expected = read_gold(gold)
     if not expected:
         return math.nan
@@ -50,9 +50,9 @@ def equal_math(answer: str, gold: str) -> float:
 
 
 def read_gold(text: str) -> list[Any]:
-    """The expressions that math-verify finds in a gold answer, and their text; none is an empty list.
+    """The expressions that math-verify finds in a gold answer, and their text; an empty list if there are none.
 
-    Of words their text alone: as a formula they are products of letters, and `listen` would equal `silent`.
+    For words only their text: as a formula they are products of letters, and `listen` would equal `silent`.
     """
     if words := words_of(text):
         return [words]
@@ -60,17 +60,20 @@ def read_gold(text: str) -> list[Any]:
     read = _parse(text) if is_amount(text) else _parse_formula(text)
     if not _found(read):
         read = _parse(text) or read
-    # What has no expression is compared as text; signs alone are neither.
+    # A gold answer without an expression is compared as text if it has letters; signs alone cannot be judged.
     return read if _found(read) or any(map(str.isalpha, text)) else []
 
 
 def read_number(text: str) -> list[Any]:
-    """The same of a number that is written without LaTeX, such as `1/2`."""
+    """The expressions in a number that is written without LaTeX, such as `1/2`."""
     return _parse(text, extraction_config=[library().ExprExtractionConfig()])
 
 
 def read_solution(text: str) -> list[Any]:
-    """The same of a whole solution: the boxed formula, else another in LaTeX, as Open-R1 has it; else a bare number."""
+    """The expressions in a whole solution: the boxed formula, else another one in LaTeX, else a bare number.
+
+    The order is Open-R1's; the bare number is ours.
+    """
     latex = library().LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     kinds = [latex, library().ExprExtractionConfig()]
     read = _parse(_rewritten(text), extraction_config=kinds, extraction_mode="first_match")
@@ -78,24 +81,30 @@ def read_solution(text: str) -> list[Any]:
 
 
 def same(expected: list[Any], given: list[Any]) -> bool:
-    """Whether any of the given equals any of the expected."""
+    """Whether any given expression equals any expected one."""
     return library().verify(expected, given, timeout_seconds=_SECONDS)
 
 
 @cache
 def library() -> Any:
-    """math-verify. The import and the first parse, which builds a grammar, are slow: that must not count against an
-    answer's time, so whoever judges calls this first."""
+    """math-verify, imported and warmed up.
+
+    The import and the first parse, which builds a grammar, are slow. Call this before judging, so that they do not
+    count towards the time limit of a completion.
+    """
     import math_verify
 
-    # It warns of texts that take too long by printing them whole.
+    # Its warnings about slow texts print the whole text.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     math_verify.parse("$1$", parsing_timeout=60)
     return math_verify
 
 
 def _read_answer(text: str) -> list[Any]:
-    """What an answer may mean: it is right when any of it is. A formula is no prose with a number at its end."""
+    """All readings of an answer: it is correct if any of them is.
+
+    An answer that looks like a formula is read only as a formula, not as prose with a number at its end.
+    """
     words = words_of(text)
     text = _rewritten(text)
     if _is_marked(text) or len(text) > _MAX_BARE_CHARACTERS:
@@ -108,14 +117,14 @@ def _read_answer(text: str) -> list[Any]:
 
 
 def _parse(text: str, **settings: Any) -> list[Any]:
-    """Expressions and, last, the text of the first of them as math-verify has it."""
+    """The expressions in a text. The last element is the text of the first expression, as math-verify extracts it."""
     return library().parse(text, parsing_timeout=_SECONDS, **settings)
 
 
 def _parse_formula(text: str) -> list[Any]:
-    r"""math-verify reads LaTeX between delimiters only: of a bare `2\sqrt{3}` or `1, 2` it would take one number."""
+    r"""The expressions in a formula, put between `$`: of a bare `2\sqrt{3}` or `1, 2` math-verify reads one number."""
     read = _parse(_as_latex(text))
-    # `12.5%` may also be written as 12.5, which math-verify knows of whole numbers alone.
+    # 12.5 may also mean `12.5%`; math-verify accepts this only for whole numbers.
     return read + _parse(_as_latex(_PERCENT.sub("", text))) if "%" in text else read
 
 
@@ -142,7 +151,7 @@ def has_words(text: str) -> bool:
 
 
 def words_of(text: str) -> str | None:
-    r"""`\text{No  solution.}` -> `no solution`; None for what holds other than words. A single letter is no word."""
+    r"""`\text{No  solution.}` -> `no solution`; None if the text has more than words. A single letter is not a word."""
     bare = _WRAPPING.sub("", text)
     if not _PROSE.fullmatch(bare) or not has_words(bare):
         return None
@@ -150,5 +159,5 @@ def words_of(text: str) -> str | None:
 
 
 def is_amount(text: str) -> bool:
-    """Whether it is a number and its unit in words: `18 dollars`."""
+    """Whether the text is a number and its unit in words: `18 dollars`."""
     return _AMOUNT.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Rewards by name, as the configuration gives them."""
+"""Rewards by the names that the configuration uses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from policy_trainer.rewards.tags import format_reward, tags_reward
 from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
 
-# A function is judged in this process: its time is in proportion to the completion's length, whatever that holds.
+# A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
 Rule = Reward | Sandboxed | RewardModel
 
 RULES: Mapping[str, Reward | Sandboxed] = {
@@ -42,7 +42,7 @@ RULES: Mapping[str, Reward | Sandboxed] = {
     "grpo_zero/equation": grpo_zero_equation,
 }
 
-# The whole of a recipe: its parts and their weights.
+# Complete recipes: the rewards that each consists of, with their weights.
 SUMS: Mapping[str, Mapping[str, float]] = {
     "gsm8k/simple_grpo": {"simple_grpo/accuracy": 1.0, "simple_grpo/format": 1.0},
     "gsm8k/lm_book": {"lm_book/correct": 1.0, "lm_book/tags": 1.0},
@@ -59,17 +59,17 @@ class Weighted:
 
 
 def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
-    """Those of config.rewards, or the task's own, by name and in order; a recipe's name stands for its parts.
+    """The configured rewards, else the task's defaults, by name and in order; a recipe's name gives its parts.
 
-    Raises UserError for a name that is none, for one that stands twice, and for what a reward wants and is not there.
+    Raises UserError for an unknown name, a name that is given twice, and a reward whose settings are missing or wrong.
     """
     names = config.rewards or list(task.default_rewards)
     weights = config.reward_weights or [1.0] * len(names)
     chosen: dict[str, Weighted] = {}
     for name, weight in zip(names, weights, strict=True):
         for part, share in SUMS.get(name, {name: 1.0}).items():
-            if part in chosen:  # one of the weights would be lost
-                raise UserError(f"rewards: {part!r} stands twice")
+            if part in chosen:  # one of the two weights would be lost
+                raise UserError(f"rewards: {part!r} is given twice")
             chosen[part] = Weighted(_rule(part, config, task), weight * share)
     return chosen
 
@@ -88,7 +88,7 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         own = UserFunction(name)
         return Sandboxed(own, own.load)
     known = sorted([*RULES, *CONFIGURED, *SUMS])
-    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}, nor module:function of your own")
+    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}; give module:function for your own")
 
 
 def _soft_overlong(config: CommonConfig, task: Task) -> Reward:

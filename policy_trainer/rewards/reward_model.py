@@ -1,4 +1,4 @@
-"""A reward model: a sequence classifier with one output that scores prompt and completion."""
+"""A reward model: a sequence classifier with one output, which scores prompt and completion."""
 
 import math
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, Safetensor
 
 
 class RewardModel:
-    """Scores samples in this process. Texts go through the model's own chat template where it has one."""
+    """Scores samples in this process. Texts go through the reward model's own chat template if it has one."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        """Raises UserError for a model that cannot be loaded, or is none that gives one score."""
+        """Raises UserError for a model that cannot be loaded or does not have exactly one output."""
         if config.path is None:
             raise UserError("judging.model.path: reward `model` needs the directory or hub id of a reward model")
         try:
@@ -34,10 +34,10 @@ class RewardModel:
         self._limit = min(config.max_length, context_length(self._model) or config.max_length)
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """One for each, in float32; NaN where the model's own is not finite."""
+        """One score for each sample, in float32; NaN where the model's output is not finite."""
         rows = [self._encode(sample) for sample in samples]
         scores = [math.nan] * len(rows)
-        # Rows of like lengths together: nothing is computed for padding.
+        # Rows of similar length share a forward, so that little is computed for padding.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(order), self._batch_size):
             places = order[start : start + self._batch_size]
@@ -46,7 +46,7 @@ class RewardModel:
         return scores
 
     def _encode(self, sample: Sample) -> list[int]:
-        """The end of the text: without its beginning it can be judged still, without its end not at all."""
+        """Token ids of the text. A text that is too long keeps its end: the completion is there."""
         messages = [dict(message) for message in sample.problem.messages]
         if messages and self._tokenizer.chat_template is not None:
             messages.append({"role": "assistant", "content": sample.completion})
@@ -68,7 +68,8 @@ class RewardModel:
         """Token ids of each row -> float32 (rows,) scores."""
         config = self._model.config.get_text_config()
         known = config.pad_token_id
-        # The model takes the last token that is no padding; where it has none, whatever no row ends with can be.
+        # The model reads its score at the last token that is not padding. Without a pad token, any will do that no
+        # row ends with.
         pad = _other_than({row[-1] for row in rows}) if known is None else known
         ids = torch.full((len(rows), max(map(len, rows))), pad)
         mask = torch.zeros_like(ids)
@@ -91,8 +92,8 @@ def _load(config: RewardModelConfig, path: str) -> PreTrainedModel:
     model, info = AutoModelForSequenceClassification.from_pretrained(
         path, revision=config.revision, dtype=config.dtype, trust_remote_code=False, output_loading_info=True
     )
-    if info["missing_keys"]:  # they would be random, and the scores noise
-        raise UserError(f"it has no {', '.join(sorted(info['missing_keys']))}: take a model trained to score texts")
+    if info["missing_keys"]:  # they would be initialised at random, and the scores would be noise
+        raise UserError(f"it has no {', '.join(sorted(info['missing_keys']))}: use a model trained to score texts")
     if model.config.num_labels != 1:
-        raise UserError(f"it has {model.config.num_labels} labels: take a reward model, which has one")
+        raise UserError(f"it has {model.config.num_labels} labels: use a reward model, which has one")
     return model.to(torch.device(config.device)).eval()

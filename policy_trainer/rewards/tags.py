@@ -1,4 +1,4 @@
-"""Whether a completion is a think block and an answer block, and nothing else."""
+"""Checks that a completion consists of a think block and an answer block, and nothing else."""
 
 import re
 
@@ -14,9 +14,9 @@ def format_reward(sample: Sample) -> float:
 
 
 def tags_reward(sample: Sample) -> float:
-    """1 for the think and answer blocks with each of the four tags exactly once, else 0.
+    """1 for a think and an answer block with each of the four tags exactly once, else 0.
 
-    Counting only opening tags is exploited within twenty steps.
+    A policy learns to exploit a count of opening tags only within twenty steps.
     """
     return format_reward(sample) if each_tag_once(sample.completion) else 0.0
 
@@ -24,9 +24,10 @@ def tags_reward(sample: Sample) -> float:
 def matches_whole(completion: str, seam: re.Pattern[str]) -> bool:
     """Whether `^<think>.*?SEAM.*?</answer>$` (DOTALL) matches, in linear time.
 
-    seam: from `</think>` to `<answer>`. The first one leaves most room for the end, so that no other need be tried.
+    seam: matches from `</think>` to `<answer>`. Only the first seam is tried: if the text after it does not end with
+    `</answer>`, neither does the shorter text after a later one.
     """
-    text = completion.removesuffix("\n")  # before which `$` matches too
+    text = completion.removesuffix("\n")  # `$` also matches before a final line end
     found = seam.search(text, len("<think>"))
     return text.startswith("<think>") and found is not None and text.endswith("</answer>", found.end())
 

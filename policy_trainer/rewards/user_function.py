@@ -1,4 +1,4 @@
-"""A reward of the user's own, by its name: `module:function`."""
+"""A user's own reward, named as `module:function`."""
 
 import inspect
 import math
@@ -11,28 +11,33 @@ from policy_trainer.data.imports import import_named
 from policy_trainer.data.sample import Sample
 from shared.errors import UserError
 
-# Beyond it a weighted sum might leave float32.
+# A weighted sum of larger rewards could overflow float32.
 _LARGEST = 1e30
 
 
 @dataclass(frozen=True)
 class UserFunction:
-    """Calls the function with those of completion, answer, prompt, messages, tokens, finished and the problem's extras
-    that it names, or with all of them when it takes `**`."""
+    """Calls the function with the arguments that it names, or with all of them if it takes `**`.
+
+    There are completion, answer, prompt, messages, tokens, finished and the problem's extras.
+    """
 
     name: str
 
     def load(self) -> None:
-        """Raises UserError where there is no such function."""
+        """Imports the function. Raises UserError if that fails."""
         _load(self.name)
 
     def __call__(self, sample: Sample) -> float:
-        """NaN where the function answers None. Raises ValueError for what is no finite number, UserError for a function
-        that wants what no problem of this kind has."""
+        """The function's result; NaN if it returns None.
+
+        Raises ValueError for a result that is not a finite number, UserError if the function requires an argument that
+        this problem does not have.
+        """
         function, parameters = _load(self.name)
         known = {**sample.problem.extras, **_known(sample)}
         if lacking := [wanted for wanted in _required(parameters) if wanted not in known]:
-            raise UserError(f"rewards: {self.name} wants {', '.join(lacking)}; there are {', '.join(sorted(known))}")
+            raise UserError(f"rewards: {self.name} needs {', '.join(lacking)}; there are {', '.join(sorted(known))}")
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         names = {parameter.name for parameter in parameters}
         answer = function(**{name: known[name] for name in known if takes_any or name in names})
@@ -53,14 +58,14 @@ def _known(sample: Sample) -> dict[str, Any]:
 
 @cache
 def _load(name: str) -> tuple[Callable[..., Any], tuple[inspect.Parameter, ...]]:
-    """The function, and its parameters."""
+    """The function and its parameters."""
     function = import_named(name, "rewards")
     try:
         parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise UserError(f"rewards: {name} is no function whose parameters can be known: {error}") from error
+        raise UserError(f"rewards: {name} is not a function with a known signature: {error}") from error
     if nameless := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
-        raise UserError(f"rewards: {name} takes {', '.join(nameless)} by position alone: arguments are given by name")
+        raise UserError(f"rewards: {name} takes {', '.join(nameless)} by position only: arguments are given by name")
     return function, parameters
 
 

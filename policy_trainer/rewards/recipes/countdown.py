@@ -1,6 +1,6 @@
-"""Rewards of two recipes on Countdown: nano-aha-moment's and GRPO:Zero's.
+"""Rewards of two Countdown recipes: nano-aha-moment and GRPO:Zero.
 
-Both let the prompt end in `<think>`, which their formats put back.
+In both the prompt ends with `<think>`, so the format rewards put this tag before the completion.
 """
 
 import math
@@ -21,7 +21,7 @@ _CLOSE_ENOUGH = Fraction(1, 100_000)
 
 
 def nano_aha_format(sample: Sample) -> float:
-    """1 for one think block, a line end, an answer block and the end; 0.5 when the answer is no arithmetic; else 0."""
+    """1 for a think block, a line end and an answer block; 0.5 if the answer is not arithmetic; else 0."""
     text = "<think>" + sample.completion.removesuffix("\n")
     tag = _THINK_TAG.search(text, len("<think>"))  # one block: the next think tag closes it
     start = tag.start() + len(_AHA_SEAM) if tag else 0
@@ -32,14 +32,15 @@ def nano_aha_format(sample: Sample) -> float:
 
 
 def nano_aha_equation(sample: Sample) -> float:
-    """1 when the first answer that stands in one line uses each number once and reaches the target, else 0."""
+    """1 if the first answer whose tags are in one line uses each number once and reaches the target, else 0."""
     answers = (_first_answer(line) for line in sample.completion.split("\n"))
     first = next((answer for answer in answers if answer is not None), "")
     return _reaches(first.strip(), sample)
 
 
 def grpo_zero_format(sample: Sample) -> float:
-    r"""1 for `^<think>.*?</think>\n<answer>.*?</answer>$` (DOTALL); else 0.1 for a think, 0.5 for an answer block."""
+    r"""1 for `^<think>.*?</think>\n<answer>.*?</answer>$` (DOTALL); else 0.1 for a think block plus 0.5 for an answer
+    block."""
     text = "<think>" + sample.completion
     if matches_whole(text, _ZERO_SEAM):
         return 1.0
@@ -47,26 +48,28 @@ def grpo_zero_format(sample: Sample) -> float:
 
 
 def grpo_zero_equation(sample: Sample) -> float:
-    """1 when the first answer, whole numbers and spaces alone, uses each number once and reaches the target, else 0."""
+    """1 if the first answer, of whole numbers, operators and spaces only, uses each number once and reaches the target;
+    else 0."""
     answer = _first_answer(sample.completion) or ""
     return _reaches(answer if _INTEGER_ARITHMETIC.fullmatch(answer) else "", sample)
 
 
 def _first_answer(text: str) -> str | None:
-    """What `<answer>(.*?)</answer>` finds, DOTALL. If the first opening tag is not closed, no later one is."""
+    """The first match of `<answer>(.*?)</answer>` (DOTALL). If the first opening tag is not closed, no later one is."""
     _, _, rest = text.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     return answer if closed else None
 
 
 def _reaches(expression: str, sample: Sample) -> float:
-    """NaN when the problem's own numbers are none."""
+    """1 if the expression uses the problem's numbers once each and reaches its target, else 0; NaN if the problem's own
+    numbers cannot be read."""
     asked = sample.problem.extras
     missing = [name for name in ("numbers", "target") if name not in asked]
     if missing:
         raise UserError(
-            f"rewards: countdown rewards want problems with {' and '.join(missing)}, as task countdown has; "
-            "--rewards takes others"
+            f"rewards: countdown rewards need problems with {' and '.join(missing)}, as in task countdown; "
+            "choose other --rewards"
         )
     try:
         numbers, target = sorted(map(int, asked["numbers"])), Fraction(str(asked["target"]))

@@ -1,27 +1,27 @@
-"""Arithmetic that a model wrote, evaluated exactly and within bounds: never by `eval`."""
+"""Evaluates arithmetic that a model wrote: exactly, with limits, and never by `eval`."""
 
 import re
 from fractions import Fraction
 
-# All that follows is bounded by it: the numbers, and how long exact arithmetic takes.
+# This bounds the size of the numbers and the time of exact arithmetic.
 MAX_CHARACTERS = 1000
-# Of brackets. Ours are evaluated by recursion; Python's parser takes 200.
+# Nesting of brackets, which are evaluated by recursion. Python's parser allows 200.
 MAX_DEPTH = 100
 
-# As Python writes them: no leading zeros of a whole number.
+# Numbers as Python writes them: whole numbers have no leading zeros.
 _TOKEN = re.compile(r"[ \t\f]*(?:(?P<number>\d+\.\d*|\.\d+|0+(?!\d)|[1-9]\d*)|(?P<sign>[-+*/()]))", re.ASCII)
 _END = ""
 
 
 class NoExpression(ValueError):
-    """The text is no arithmetic, or has no value, or is over the limits."""
+    """The text is not arithmetic, has no value, or exceeds the limits."""
 
 
 def evaluate(text: str) -> Fraction:
-    """The value of numbers with + - * / and brackets, in Python's order of operations.
+    """The value of an expression of numbers, + - * / and brackets, with Python's precedence.
 
-    Raises NoExpression for everything else: other operators such as `**` and `//`, a division by zero, a text over the
-    limits.
+    Raises NoExpression for everything else: other operators such as `**` and `//`, a division by zero, a text that
+    exceeds the limits.
     """
     if len(text) > MAX_CHARACTERS:
         raise NoExpression(f"has more than {MAX_CHARACTERS} characters")
@@ -43,7 +43,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent: a method for each level of precedence, each of which takes what it can from the tokens."""
+    """Recursive descent: one method for each level of precedence. Each consumes as many tokens as it can."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens

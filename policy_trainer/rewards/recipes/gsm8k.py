@@ -1,4 +1,4 @@
-"""Rewards of two recipes on GSM8K: Simple-GRPO's, and those of A. Burkov's Language Models Book."""
+"""Rewards of two GSM8K recipes: Simple-GRPO, and A. Burkov's Language Models Book."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _BOOK_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def simple_grpo_accuracy(sample: Sample) -> float:
-    """+1 where math-verify finds the last number anywhere equal to the gold answer, else -1."""
+    """+1 if math-verify finds the last number of the completion equal to the gold answer, else -1."""
     expected = read_number(sample.problem.answer)
     if not expected:
         return math.nan
@@ -40,7 +40,8 @@ def simple_grpo_format(sample: Sample) -> float:
 
 
 def lm_book_correct(sample: Sample) -> float:
-    """2 for the gold answer's very text in the last answer tags; 1.5 for one number in each, of equal value; else 0."""
+    """2 if the text in the last answer tags is the gold answer; 1.5 if both contain one number, and these are equal;
+    else 0."""
     answer, gold = _book_answer(sample.completion), sample.problem.answer.strip()
     if answer == gold:
         return 2.0
@@ -49,12 +50,12 @@ def lm_book_correct(sample: Sample) -> float:
 
 
 def lm_book_tags(sample: Sample) -> float:
-    """0.2 for each of the four tags that is there."""
+    """0.2 for each of the four tags that occurs."""
     return 0.2 * sum(tag in sample.completion for tag in _BOOK_TAGS)
 
 
 def _book_answer(completion: str) -> str | None:
-    """From the last opening tag to the closing tag after it; `...`, as the prompt has it, is none."""
+    """The text from the last opening tag to the next closing tag; None for `...`, which the prompt contains."""
     _, opened, rest = completion.rpartition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     answer = answer.strip()

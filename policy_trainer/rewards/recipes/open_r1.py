@@ -1,4 +1,4 @@
-"""Rewards of Open-R1 on mathematics."""
+"""Rewards of Open-R1's recipe for mathematics."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _COUNTED = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 
 
 def open_r1_accuracy(sample: Sample) -> float:
-    """1 where math-verify finds the answer anywhere in the completion equal to the gold answer, else 0."""
+    """1 if math-verify finds an answer in the completion that equals the gold answer, else 0."""
     expected = read_gold(sample.problem.answer)
     if not expected:
         return math.nan
@@ -23,7 +23,7 @@ def open_r1_accuracy(sample: Sample) -> float:
 def open_r1_format(sample: Sample) -> float:
     r"""1 for `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$` (DOTALL, MULTILINE), else 0.
 
-    In linear time: the first seam leaves most room for the end.
+    In linear time: only the first seam is tried, since the text after a later one is shorter.
     """
     text = sample.completion
     seam = text.find(_SEAM, len(_START))
@@ -32,5 +32,5 @@ def open_r1_format(sample: Sample) -> float:
 
 
 def open_r1_tag_count(sample: Sample) -> float:
-    """0.25 for each of the four tags, with its line ends, that stands exactly once."""
+    """0.25 for each of the four tags, with its line ends, that occurs exactly once."""
     return 0.25 * sum(sample.completion.count(tag) == 1 for tag in _COUNTED)

@@ -1,7 +1,6 @@
-"""The process in which rewards are judged that may hang or crash. It is killed when one does.
+"""The sandbox process: it runs rewards that may hang or crash, and its parent kills it when one hangs.
 
-Requests come as pickles from the process that started this one, over a socket that nobody else has; answers go back as
-lines of JSON.
+Requests are pickles from the parent, over a socket that no other process has. Answers are lines of JSON.
 """
 
 import faulthandler
@@ -22,13 +21,13 @@ from shared.lifetime import end_with_parent
 
 # The end of a traceback says most.
 _MAX_CHARACTERS = 4000
-# Whoever started this process kills it when judging takes too long. Should that one be gone while a function holds the
-# interpreter's lock, this ends it, later than that one would have.
+# The parent kills this process when judging takes too long. If the parent has died while a reward holds the GIL, a
+# watchdog ends the process, after this many time limits.
 _PATIENCE = 3
 
 
 def main(descriptor: int, memory: int, seconds: float) -> None:
-    """Judges until the socket is closed. memory: bytes of address space, 0 for any number."""
+    """Judges until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: of one judgement."""
     end_with_parent()
     judge = os.getpid()
     if memory:
@@ -40,14 +39,14 @@ def main(descriptor: int, memory: int, seconds: float) -> None:
             for sample in samples:
                 faulthandler.dump_traceback_later(_PATIENCE * seconds, exit=True)
                 answer = _judge(rewards[name], sample)
-                if os.getpid() != judge:  # a reward has forked, and a copy must not answer for other completions
+                if os.getpid() != judge:  # a reward has forked; only the original process may answer
                     os._exit(0)
                 _send(stream, answer)
                 faulthandler.cancel_dump_traceback_later()
 
 
 def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
-    """Rewards by name, ready to judge; none when one of them cannot be used, which is told."""
+    """Rewards by name, ready to judge. If one cannot be used, sends the reason and returns none."""
     try:
         rewards, preparations = pickle.load(stream)
         for prepare in preparations:
@@ -56,7 +55,7 @@ def _prepare(stream: BufferedRWPair) -> Mapping[str, Reward]:
         _send(stream, {"refused": str(error)})
     except MemoryError:
         _send(stream, {"refused": "judging.memory_gib: too little to load the rewards: give more, or 0 for no limit"})
-    except BaseException:  # SystemExit of a module too
+    except BaseException:  # a module may also raise SystemExit
         _send(stream, {"refused": f"rewards: one of them cannot be loaded:\n{traceback.format_exc()}"})
     else:
         _send(stream, {"ready": True})
@@ -69,7 +68,7 @@ def _judge(reward: Reward, sample: Sample) -> dict[str, Any]:
         return {"score": float(reward(sample))}
     except UserError as error:
         return {"refused": str(error)}
-    except BaseException:  # whatever a reward of the user's raises, SystemExit too
+    except BaseException:  # a user's reward may raise anything, SystemExit too
         return {"error": traceback.format_exc()[-_MAX_CHARACTERS:]}
 
 

@@ -1,4 +1,4 @@
-"""The process in which rewards are judged that may hang or crash, as its parent sees it."""
+"""The parent's side of the sandbox process: starts it, talks to it, kills it."""
 
 import json
 import os
@@ -16,23 +16,23 @@ from shared.lifetime import child_environment
 
 
 class ProcessEnded(Exception):
-    """The process does not answer: it took too long, or it ended. The message says which. It is no more."""
+    """The process took too long and was killed, or it ended by itself. The message says which."""
 
 
 class SandboxProcess:
-    """Starts at once, and ends with this object. It has a session of its own, so that Ctrl-C is its parent's to answer.
+    """Starts at once and ends with this object. It has its own session, so that Ctrl-C reaches only the parent.
 
-    It does not begin as a copy of this process, which may have threads, but as a Python that imports what it needs.
+    It is a new Python interpreter, not a fork: the parent may have threads.
     """
 
     def __init__(self, *, memory: int, seconds: float) -> None:
-        """memory: bytes of address space that it may have, 0 for any number. seconds: what one judgement may take."""
+        """memory: bytes of its address space, 0 for no limit. seconds: time limit of one judgement."""
         self._socket, theirs = socket.socketpair()
         self._lines = self._socket.makefile("rb")
         with theirs:
             self._process = subprocess.Popen(
-                # -P: not the working directory first, where a file may have the name of a library's. -u: what it prints
-                # is not lost when it is killed.
+                # -P: do not put the working directory first in sys.path, where a file may shadow a library. -u: output
+                # is not lost when the process is killed.
                 [
                     sys.executable,
                     "-P",
@@ -42,7 +42,7 @@ class SandboxProcess:
                     *map(str, (theirs.fileno(), memory, seconds)),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # to standard error: somebody may read what this process prints
+                stdout=2,  # to standard error: this process's standard output may be piped to a program
                 pass_fds=[theirs.fileno()],
                 env={**child_environment(), "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
                 start_new_session=True,
@@ -51,16 +51,16 @@ class SandboxProcess:
 
     @property
     def alive(self) -> bool:
-        # WNOWAIT: not reaped, so that its number remains that of its process group.
+        # WNOWAIT: do not reap it, so that its pid stays reserved for its process group.
         return self._end.alive and not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def send(self, request: Any, *, seconds: float) -> None:
-        """Raises ProcessEnded when it is not taken within so many seconds."""
+        """Raises ProcessEnded if the request cannot be sent within `seconds`."""
         with self._within(seconds):
             self._socket.sendall(pickle.dumps(request))
 
     def receive(self, *, seconds: float) -> dict[str, Any]:
-        """The next answer. Raises ProcessEnded when there is none within so many seconds."""
+        """The next answer. Raises ProcessEnded if there is none within `seconds`."""
         with self._within(seconds):
             line = self._lines.readline()
             if not line.endswith(b"\n"):
@@ -68,7 +68,7 @@ class SandboxProcess:
             return json.loads(line)
 
     def end(self) -> None:
-        """Kills it, and whatever it has started."""
+        """Kills the process and its children."""
         self._end()
 
     @contextmanager
@@ -88,7 +88,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: Bin
     lines.close()
     connection.close()
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # does nothing to one that has ended already
+        os.killpg(process.pid, signal.SIGKILL)  # no effect on a process that has already ended
     process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Rewards that may hang or crash: each completion costs at most its time limit, and never the run."""
+"""Runs rewards that may hang or crash: a completion costs at most its time limit, and never stops the run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,9 @@ from shared.errors import UserError
 
 log = structlog.get_logger()
 
-# Imports and grammars are loaded before time is taken; the user's own may be large.
+# Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
-# A reward that fails on all of so many completions is at fault, and not the completions.
+# If a reward fails on each of this many first completions, the reward is at fault, not the completions.
 _HOPELESS = 64
 
 
@@ -24,10 +24,10 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Sandboxed:
-    """A reward that is judged in a process of its own: it may be killed. Both functions can be pickled.
+    """A reward that runs in the sandbox process, where it may be killed. Both functions must be picklable.
 
-    prepare: what is not to count against a completion's time. cut_off: what a completion gets over which judging had to
-    be ended: the failing score where only the completion can be the cause, else NaN.
+    prepare: slow set-up that must not count towards a completion's time limit. cut_off: the score of a completion for
+    which the process ended: the failing score if only the completion can be the cause, else NaN.
     """
 
     score: Reward
@@ -36,11 +36,11 @@ class Sandboxed:
 
 
 class Sandbox:
-    """Judges by such rewards. Where one fails on a completion, that is logged and counted."""
+    """Judges by sandboxed rewards. When a reward fails on a completion, this is logged and counted."""
 
     def __init__(self, rewards: Mapping[str, Sandboxed], *, seconds: float, memory: int) -> None:
-        """rewards: where there are none, there is no process. seconds: of one completion and one reward. memory: bytes
-        of the process, 0 for any number.
+        """rewards: by name; if there are none, no process is started. seconds: time limit of one completion and one
+        reward. memory: bytes that the process may use, 0 for no limit.
 
         Raises UserError for a reward that cannot be loaded.
         """
@@ -54,10 +54,10 @@ class Sandbox:
             self._await_start()
 
     def scores(self, name: str, samples: Sequence[Sample]) -> list[float]:
-        """One for each sample. Raises UserError for a reward that does nothing but fail."""
+        """One score for each sample. Raises UserError for a reward that has failed on every completion so far."""
         scores: list[float] = []
         while len(scores) < len(samples):
-            if not self._process.alive:  # it may have ended while it had nothing to do, for lack of memory
+            if not self._process.alive:  # it may have been killed while idle, when the machine ran out of memory
                 self._start()
             self._await_start()
             try:
@@ -65,13 +65,13 @@ class Sandbox:
             except ProcessEnded as gone:
                 self._start()
                 scores.append(self._failed(name, str(gone), self._rewards[name].cut_off))
-            except BaseException:  # its answers would be taken for those of other completions
+            except BaseException:  # pending answers would be read as those of later completions
                 self._process.end()
                 raise
         return scores
 
     def _judge(self, name: str, samples: Sequence[Sample], scores: list[float]) -> None:
-        """Adds a score for each. Raises ProcessEnded when judging the next one ended the process."""
+        """Appends a score for each sample. Raises ProcessEnded if the process ended on the next one."""
         self._process.send((name, list(samples)), seconds=self._seconds)
         for _ in samples:
             answer = self._process.receive(seconds=self._seconds)
@@ -90,7 +90,7 @@ class Sandbox:
         _tell(name, reason, self.failures[name])
         if self.failures[name] == self._judged[name] >= _HOPELESS:
             raise UserError(
-                f"rewards: {name} failed on each of the first {_HOPELESS} completions, at last so: {reason}"
+                f"rewards: {name} failed on each of the first {_HOPELESS} completions; the last error: {reason}"
             )
         return score
 
@@ -99,7 +99,7 @@ class Sandbox:
         self._started = False
 
     def _await_start(self) -> None:
-        """Hands the rewards over, and waits until they are loaded."""
+        """Sends the rewards and waits until they are loaded."""
         if self._started:
             return
         scores = {name: reward.score for name, reward in self._rewards.items()}
@@ -114,7 +114,8 @@ class Sandbox:
 
 
 def _tell(name: str, reason: str, failures: int) -> None:
-    """A traceback is told once: the next ones are most likely the same. What cost a process is always told."""
+    """Logs a failure. Only the first traceback is logged, since later ones are most likely the same; the end of a
+    process is always logged."""
     *traceback, last = reason.strip().split("\n")
     if not traceback:
         log.warning("a completion could not be judged", reward=name, failures=failures, reason=last)

@@ -94,10 +94,14 @@ def test_ones_own() -> None:
 @pytest.mark.parametrize(
     ("names", "config", "words"),
     [
-        (("accuracy", "speed"), {}, r"rewards: 'speed' is none of accuracy, .*, tags, nor module:function of your own"),
-        (("format", "accuracy", "format"), {}, r"rewards: 'format' stands twice"),
-        (("gsm8k/simple_grpo", "simple_grpo/format"), {}, r"rewards: 'simple_grpo/format' stands twice"),
-        (("a:b", "a:b"), {}, r"rewards: 'a:b' stands twice"),
+        (
+            ("accuracy", "speed"),
+            {},
+            r"rewards: 'speed' is none of accuracy, .*, tags; give module:function for your own",
+        ),
+        (("format", "accuracy", "format"), {}, r"rewards: 'format' is given twice"),
+        (("gsm8k/simple_grpo", "simple_grpo/format"), {}, r"rewards: 'simple_grpo/format' is given twice"),
+        (("a:b", "a:b"), {}, r"rewards: 'a:b' is given twice"),
         (("model",), {}, r"judging\.model\.path: reward `model` needs the directory or hub id"),
         (("model",), {"judging": {"model": {"path": "/nowhere"}}}, r"judging\.model\.path: .*there is no directory"),
         (

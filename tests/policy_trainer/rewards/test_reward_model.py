@@ -142,9 +142,7 @@ def test_scores_of_half_precision(make: Make, dtype: str) -> None:
 
 
 def test_a_model_with_several_labels_is_refused(make: Make) -> None:
-    with pytest.raises(
-        UserError, match=r"judging\.model\.path: .* it has 3 labels: take a reward model, which has one"
-    ):
+    with pytest.raises(UserError, match=r"judging\.model\.path: .* it has 3 labels: use a reward model, which has one"):
         RewardModel(RewardModelConfig(path=str(make(labels=3))))
 
 
@@ -153,7 +151,7 @@ def test_a_model_that_was_not_trained_to_score_is_refused(make: Make) -> None:
     directory = make()
     config = Qwen2Config(vocab_size=64, num_key_value_heads=2, **SIZES)
     Qwen2ForCausalLM(config).save_pretrained(directory)
-    with pytest.raises(UserError, match=r"it has no score\.weight: take a model trained to score texts"):
+    with pytest.raises(UserError, match=r"it has no score\.weight: use a model trained to score texts"):
         RewardModel(RewardModelConfig(path=str(directory)))
 
 

@@ -132,7 +132,7 @@ def test_the_first_answer_counts(completion: str, aha: float, zero: float) -> No
 
 
 def test_problems_without_numbers_are_refused() -> None:
-    with pytest.raises(UserError, match="want problems with numbers and target"):
+    with pytest.raises(UserError, match="need problems with numbers and target"):
         nano_aha_equation(Sample(Problem("9"), WHOLE.format("9")))
 
 

@@ -116,9 +116,9 @@ def test_a_copy_that_a_reward_forks_answers_for_nobody() -> None:
 
 def test_a_parameter_that_nothing_has_is_refused_by_name() -> None:
     rewards = apart("wanting", seconds=30)
-    with pytest.raises(UserError, match=r"wanting wants nosuch; there are answer, completion, finished, .*numbers"):
+    with pytest.raises(UserError, match=r"wanting needs nosuch; there are answer, completion, finished, .*numbers"):
         rewards.scores("wanting", samples("a"))
-    with pytest.raises(UserError, match="by_position takes completion by position alone"):
+    with pytest.raises(UserError, match="by_position takes completion by position only"):
         apart("by_position", seconds=30)
 
 
@@ -143,7 +143,7 @@ def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error
 
 
 def test_what_is_no_function_is_refused_at_start() -> None:
-    with pytest.raises(UserError, match=r"not_a_function is no function .*: 5 is not a callable object"):
+    with pytest.raises(UserError, match=r"not_a_function is not a function .*: 5 is not a callable object"):
         Sandbox({"five": own("not_a_function")}, seconds=30, memory=0)
 
 
