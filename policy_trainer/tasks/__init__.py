@@ -1,1 +1,1 @@
-"""Where prompts come from and how an answer is judged: one file a task."""
+"""Tasks: where problems come from and how an answer is judged. One file for each task."""

@@ -1,6 +1,6 @@
 """Addition of two numbers from 0 to 99, generated: `a+b=?`. 1,000 of the 10,000 ordered pairs are held out.
 
-Steps are the equations of the column addition, and the answer.
+The steps that it judges are the equations of column addition, and the answer.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NUMBERS = 100
 HELD_OUT = 1000
 # The split does not depend on the seed of a run, so that a base model's warm-up and every run hold out the same pairs.
 _SPLIT_SEED = 20_260
-# Of a completion, beside the answer; a text of commas has no more.
+# Maximum equations that are judged in a completion: a completion of commas would have a step for each of them.
 _MAX_STEPS = 16
 
 
@@ -32,14 +32,14 @@ class Arithmetic:
         self._shuffle = Shuffle(len(self._train), seed)
 
     def problem(self, index: int) -> Problem:
-        """Passes over the training pairs, each in an order of its own."""
+        """The training problem at this index: shuffled passes over the training pairs."""
         return _problem(int(self._train[self._shuffle.place(index)]))
 
     def held_out(self) -> Sequence[Problem]:
         return [_problem(int(pair)) for pair in self._held_out]
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
-        """1 for each equation that stands where column addition has it, 0 for others and beyond; 1 for the answer."""
+        """1 for each equation that is the one of column addition at its place, else 0; then 1 for a correct answer."""
         expected = work(problem)
         thought, tag, _ = completion.removeprefix("<think>").partition("</think>")
         worked = tag and completion.startswith("<think>")
@@ -53,7 +53,7 @@ class Arithmetic:
 
 
 def work(problem: Problem) -> list[str]:
-    """Column addition, ones first: 54+58 is worked out as `4+8=12` and `5+5+1=11`."""
+    """The equations of column addition, ones first: `4+8=12` and `5+5+1=11` for 54+58."""
     a, b = (int(number) for number in problem.messages[0]["content"].removesuffix("=?").split("+"))
     ones = a % 10 + b % 10
     tens = f"{a // 10}+{b // 10}" + ("+1" if ones > 9 else "")

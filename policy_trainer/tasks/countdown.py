@@ -1,6 +1,6 @@
 """Countdown: reach a target with arithmetic on a few numbers, using each once. Generated, or read from a dataset.
 
-The words are nano-aha-moment's, after TinyZero's.
+The prompt is nano-aha-moment's, which follows TinyZero's.
 """
 
 import zlib
@@ -29,22 +29,22 @@ QUESTION = (
     "<answer> </answer> tags, for example <answer>(1 + 2) / (3 * 5)</answer>."
 )
 ASSISTANT_PREFILL = "Let me solve this step by step.\n<think>"
-# They put back the opening tag that the prefill has taken from the completion.
+# These rewards add the opening tag, which is in the prefill and therefore not in the completion.
 DEFAULT_REWARDS = ("nano_aha/format", "nano_aha/equation")
 
 # The numbers and the target.
 Drawn = tuple[tuple[int, ...], int]
 
 HELD_OUT = 1000
-# Held-out problems are looked for among so many draws, which few numbers do not fill.
+# Held-out problems are picked from this many draws. Small settings give fewer than HELD_OUT different ones.
 _HELD_OUT_DRAWS = 20_000
 _HELD_OUT_SEED = 20_260
-# One of so many problems is held out, wherever it turns up.
+# One in this many problems is held out, in every run.
 _HELD_OUT_EVERY = 10
 
 
 def countdown(source: SourceConfig, seed: int) -> Task:
-    """Problems of a file or a dataset with columns nums and target, or generated ones where the source names none."""
+    """Problems of a file or dataset with columns nums and target; generated ones if the source names neither."""
     if source.path or source.dataset:
         return ProblemSet(
             "countdown", read_split(source, _read, ((NUMBERS,), (TARGET,))), correct, seed, DEFAULT_REWARDS
@@ -58,9 +58,9 @@ def correct(problem: Problem, completion: str) -> float:
 
 
 class CountdownDraws:
-    """held_out: up to 1,000 different problems; `training` never draws one of them, whatever the order of its numbers.
+    """Draws problems. held_out: up to 1,000 different ones; `training` never draws any of them, in any number order.
 
-    Raises UserError where the numbers make too few problems for both.
+    Raises UserError if the settings make too few problems for both.
     """
 
     def __init__(self, config: CountdownConfig, seed: int) -> None:
@@ -72,17 +72,17 @@ class CountdownDraws:
         self.held_out = list(islice(held_out.values(), HELD_OUT))
         if not held_out or all(map(_is_held_out, drawn)):
             raise UserError(
-                "data.countdown: makes too few problems: take more numbers, a higher largest, more operators"
+                "data.countdown: makes too few problems: use more numbers, a higher largest, or more operators"
             )
 
     def training(self, index: int) -> Drawn:
-        """A pure function of (seed, index)."""
-        rng = Random(f"{self._seed} {index}")  # of a text it takes every character
+        """The training problem at this index: a pure function of (seed, index)."""
+        rng = Random(f"{self._seed} {index}")  # a text as seed counts with all its characters
         draws = (self._draw(rng) for _ in count())
         return next(found for found in draws if found is not None and not _is_held_out(found))
 
     def _draw(self, rng: Random) -> Drawn | None:
-        """None where the operators that were drawn lead to no target of at least 1."""
+        """Draws numbers and combines them at random into a target. None if that is below 1 or not a whole number."""
         numbers = tuple(rng.randint(1, self._config.largest) for _ in range(self._config.numbers))
         values: list[int] = list(numbers)
         while len(values) > 1:
@@ -95,7 +95,7 @@ class CountdownDraws:
 
 
 class GeneratedCountdown:
-    """Every problem has a solution. What is held out does not depend on the seed of a run."""
+    """Generated problems; each has a solution. The held-out problems do not depend on the seed of a run."""
 
     name = "countdown"
     correct = staticmethod(correct)
@@ -135,7 +135,7 @@ def _problem(numbers: Sequence[int], target: int) -> Problem:
 
 
 def _combined(first: int, second: int, operator: str) -> int | None:
-    """None for a division that leaves a remainder. The larger is taken first, so that no value is negative."""
+    """The larger number goes first, so that no value is negative. None for a division with a remainder."""
     small, large = sorted((first, second))
     if operator == "/":
         return large // small if small and large % small == 0 else None
@@ -143,11 +143,11 @@ def _combined(first: int, second: int, operator: str) -> int | None:
 
 
 def _key(drawn: Drawn) -> Drawn:
-    """The same for every order of the numbers."""
+    """The problem with its numbers sorted: the same for every order of the numbers."""
     numbers, target = drawn
     return tuple(sorted(numbers)), target
 
 
 def _is_held_out(drawn: Drawn) -> bool:
-    """Decided by the problem itself, so that whoever draws it knows."""
+    """Whether the problem is held out: decided by a hash of the problem, so that every process decides the same."""
     return zlib.crc32(repr(_key(drawn)).encode()) % _HELD_OUT_EVERY == 0

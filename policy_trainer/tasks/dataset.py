@@ -1,4 +1,4 @@
-"""Any dataset of Hugging Face's, of the Hub or on this disk, with a column of prompts and one of answers."""
+"""Any Hugging Face dataset, from the Hub or the local disk, with a column of prompts and one of answers."""
 
 from functools import partial
 
@@ -12,14 +12,14 @@ from policy_trainer.tasks.problem_set import ProblemSet, read_split, user_messag
 
 
 def dataset(source: SourceConfig, seed: int) -> ProblemSet:
-    """Problems of data.dataset, or of a file. Raises UserError, naming the row, for one that is no problem."""
+    """Problems of data.dataset, or of a file. Raises UserError, naming the row, for a row that cannot be used."""
     wanted = ((source.columns.prompt,), (source.columns.answer,))
     split = read_split(source, partial(_problem, columns=source.columns), wanted)
     return ProblemSet("dataset", split, ByAnswer(COMPARISONS[source.answer_rule]), seed)
 
 
 def _problem(row: Row, where: str, columns: ColumnsConfig) -> Problem:
-    """A text is what a user says; a list is a conversation."""
+    """A prompt that is a text becomes a user message; a list is a conversation."""
     prompt = columns.prompt
     gold = answer_of(row, columns.answer, where)
     spoken = isinstance(row.get(prompt), list)

@@ -12,12 +12,12 @@ from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_h
 from shared.errors import UserError
 
 QUESTION, ANSWER = "question", "answer"
-# The number after the mark that ends every worked answer, as the dataset's own evaluation finds it.
+# The number after ####, with which every worked answer ends; the pattern of the dataset's own evaluation.
 _GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
 
 
 def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
-    """openai/gsm8k with its test split held out, where the source says nothing else."""
+    """Problems of openai/gsm8k with its test split held out, unless the source names a file or another dataset."""
     source = or_hub(source, "openai/gsm8k", "main", eval_split="test")
     return ProblemSet("gsm8k", read_split(source, _problem, ((QUESTION,), (ANSWER,))), ByAnswer(equal_math), seed)
 

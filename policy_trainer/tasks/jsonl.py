@@ -1,4 +1,4 @@
-"""The user's own problems: a file with one {"prompt" | "messages", "answer"} a line."""
+"""The user's own problems: a file with one {"prompt" | "messages", "answer"} per line."""
 
 from functools import partial
 
@@ -15,14 +15,14 @@ MESSAGES = "messages"
 
 
 def jsonl(source: SourceConfig, seed: int) -> ProblemSet:
-    """Problems from a file. Raises UserError, naming file and line, for one that is no problem."""
+    """Problems from a file. Raises UserError, naming file and line, for a line that cannot be used."""
     wanted = ((source.columns.prompt, MESSAGES), (source.columns.answer,))
     split = read_split(source, partial(_problem, columns=source.columns), wanted)
     return ProblemSet("jsonl", split, ByAnswer(COMPARISONS[source.answer_rule]), seed)
 
 
 def _problem(row: Row, where: str, columns: ColumnsConfig) -> Problem:
-    """A text is the whole prompt, taken as it stands; a list is a conversation."""
+    """A prompt that is a text is used as it is, without the chat template; a list is a conversation."""
     prompt, answer = columns.prompt, columns.answer
     given = [name for name in {prompt, MESSAGES} if name in row]
     if len(given) != 1 or answer not in row:

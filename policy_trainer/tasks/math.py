@@ -1,4 +1,4 @@
-"""Mathematics with answers in LaTeX: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874), files like them."""
+"""Mathematics with answers in LaTeX: OpenR1-Math, MATH (Hendrycks et al. 2021, arXiv 2103.03874), similar files."""
 
 import re
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_h
 from shared.errors import UserError
 
 PROBLEM, ANSWER, SOLUTION = "problem", "answer", "solution"
-# MATH has a few boxes without braces, around one sign or number.
+# MATH has a few boxes without braces, around a single symbol or number.
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(\{)|([^\s$.,{]+))")
 _SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def math(source: SourceConfig, seed: int) -> ProblemSet:
-    """open-r1/OpenR1-Math-220k with every tenth problem held out, where the source says nothing else."""
+    """Problems of open-r1/OpenR1-Math-220k, every tenth held out, unless the source names a file or another dataset."""
     source = or_hub(source, "open-r1/OpenR1-Math-220k", "default")
     split = read_split(source, _problem, ((PROBLEM,), (ANSWER, SOLUTION)))
     return ProblemSet("math", split, ByAnswer(equal_math), seed)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{…} with balanced braces holds, or None."""
+    r"""The content of the last \boxed{…} with balanced braces, or None."""
     boxes = [box.strip() for box in _boxes(text)]
     return boxes[-1] if boxes else None
 
@@ -53,7 +53,7 @@ def _boxes(text: str) -> Iterator[str]:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace closes that was opened before `start`. A brace after a backslash is a sign like any other."""
+    """Index of the brace that closes the one opened before `start`, or None. Braces after a backslash do not count."""
     depth = 1
     for sign in _SIGN.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(sign[0], 0)

@@ -1,4 +1,4 @@
-"""Several tasks in one: problems are drawn from each in proportion to its weight."""
+"""A mixture of tasks: problems are drawn from each task in proportion to its weight."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from policy_trainer.tasks.problem_set import LazyProblems
 
 
 class Mixture:
-    """A problem is right when the task that it came from says so.
+    """An answer is correct if the task that its problem came from says so.
 
-    The rewards are the same for all, so one form must do for all: the prefills of single tasks are left out.
+    All tasks share the same rewards, so completions need one form: the prefills of single tasks are left out.
     """
 
     name = "mixture"
@@ -31,7 +31,7 @@ class Mixture:
         return self._labelled(source, self._tasks[source].problem(own_index))
 
     def held_out(self) -> Sequence[Problem]:
-        """All held-out problems, mixed by weight: the first of them are as mixed as those in training."""
+        """All held-out problems, interleaved by weight: any first n of them are mixed like the training problems."""
         sets = [task.held_out() for task in self._tasks]
 
         def make(place: int) -> Problem:
@@ -45,7 +45,7 @@ class Mixture:
 
 
 class StepMixture(Mixture):
-    """One of tasks that all judge steps."""
+    """A mixture whose tasks all judge steps."""
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
         task = self._tasks[self._labels.index(problem.task)]
@@ -54,13 +54,13 @@ class StepMixture(Mixture):
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Names of the tasks; the second of the same name is `name-2`."""
+    """Labels for tasks of these names; the second task of the same name gets `name-2`."""
     counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
     return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
 
 
 def _interleaved(lengths: Sequence[int], weights: Sequence[float]) -> list[tuple[int, int]]:
-    """(source, place) of everything in several lists, each spread evenly in proportion to its weight until it ends."""
+    """The (source, place) of all items of lists of these lengths, interleaved by weight until a list ends."""
     turns = (
         ((place + 0.5) / weight, source, place)
         for source, (length, weight) in enumerate(zip(lengths, weights, strict=True))

@@ -6,12 +6,12 @@ import numpy as np
 
 from shared.errors import UserError
 
-# Indexes of one round. Weights count to a thousandth.
+# Indexes in one round of a mixture, so weights have a resolution of 1/1000.
 ROUND = 1000
 
 
 class Shuffle:
-    """Pass after pass over `size` places, each pass in an order of its own; a pure function of (seed, index)."""
+    """Endless passes over `size` places, each pass shuffled anew; a pure function of (seed, index)."""
 
     def __init__(self, size: int, seed: int) -> None:
         self._size = size
@@ -20,17 +20,17 @@ class Shuffle:
 
     def place(self, index: int) -> int:
         number, offset = divmod(index, self._size)
-        if number != self._pass:  # only the newest order is kept: drawing is nearly always in sequence
+        if number != self._pass:  # only the last order is kept: indexes nearly always come in sequence
             self._order = np.random.default_rng((self._seed, number)).permutation(self._size)
             self._pass = number
         return int(self._order[offset])
 
 
 class Schedule:
-    """Rounds of 1,000 indexes hold each source as often as its weight says, in an order of the round's own.
+    """Assigns indexes to sources. Each round of 1,000 indexes has every source in proportion to its weight, shuffled.
 
-    The k-th index of a source, counted from 0 on, is its own index k: so none is skipped or comes twice, however
-    indexes are shared out among workers. A pure function of (seed, index).
+    The k-th index of a source, counted from 0, is its own index k: no problem is skipped or repeated, however indexes
+    are divided among workers. A pure function of (seed, index).
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
@@ -40,9 +40,9 @@ class Schedule:
         self._round, self._order = -1, self._slots
 
     def place(self, index: int) -> tuple[int, int]:
-        """Which source, and which of the source's own indexes."""
+        """(source, index within the source)."""
         number, offset = divmod(index, ROUND)
-        if number != self._round:  # only the newest order is kept: drawing is nearly always in sequence
+        if number != self._round:  # only the last order is kept: indexes nearly always come in sequence
             self._order = np.random.default_rng((self._seed, number, ROUND)).permutation(self._slots)
             self._round = number
         source = int(self._order[offset])
@@ -51,7 +51,7 @@ class Schedule:
 
 
 def _counts(weights: Sequence[float]) -> list[int]:
-    """How often each source stands in a round: whole numbers nearest to the weights' shares, by largest remainders."""
+    """How often each source occurs in a round: its share of the weights, rounded by the largest-remainder method."""
     shares = [weight / sum(weights) * ROUND for weight in weights]
     counts = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])

@@ -1,4 +1,4 @@
-"""Tasks whose problems are all at hand, as rows of a file or of a dataset."""
+"""Tasks whose problems are the rows of a file or of a dataset."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from policy_trainer.data.rows import Row, Rows, read_dataset, read_file
 from policy_trainer.tasks.order import Shuffle
 from shared.errors import UserError
 
-# The form that the rewards `format` and `tags` look for.
+# Asks for the form that the rewards `format` and `tags` check.
 THINK_THEN_ANSWER = (
     "You are a helpful assistant. You first think about how to solve the user's question, and then give the answer. "
     "Put your reasoning between <think> and </think>, and after it the answer alone between <answer> and </answer>: "
     "<think>your reasoning</think><answer>your answer</answer>."
 )
-# Without held-out problems of its own, every tenth of a source is held out.
+# If a source has no held-out problems of its own, every tenth problem is held out.
 HELD_OUT_EVERY = 10
 
-# The columns that a source must have: of each of them any one does.
+# The columns that a source must have. Each element lists alternatives, of which one is enough.
 Wanted = Sequence[Sequence[str]]
-# A row and its place -> its problem. Raises UserError, naming the place, for one that is none.
+# (row, its place) -> its problem. Raises UserError, naming the place, for a row that cannot be used.
 Parse = Callable[[Row, str], Problem]
 
 
@@ -35,7 +35,7 @@ class Split:
 
 
 class LazyProblems(Sequence[Problem]):
-    """`length` problems, of which `make` makes the one at a place: there may be more than fit into memory."""
+    """A sequence of `length` problems, made by `make(place)` on access, so that they need not fit into memory."""
 
     def __init__(self, length: int, make: Callable[[int], Problem]) -> None:
         self._length = length
@@ -51,12 +51,12 @@ class LazyProblems(Sequence[Problem]):
     def __getitem__(self, place: slice) -> list[Problem]: ...
 
     def __getitem__(self, place: int | slice) -> Problem | list[Problem]:
-        places = range(self._length)[place]  # raises IndexError, counts from the end
+        places = range(self._length)[place]  # resolves negative places and slices, raises IndexError
         return self._make(places) if isinstance(places, int) else [self._make(one) for one in places]
 
 
 class ProblemSet:
-    """Passes over the training problems, each in an order of its own."""
+    """A task over a fixed set of problems: training makes endless passes over them, each shuffled anew."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ProblemSet:
 
 
 def or_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
-    """The source, or, where it says nothing of where its problems are, this dataset of the Hub."""
+    """The source; if it names neither a file nor a dataset, it gets this dataset of the Hub."""
     if source.path or source.dataset:
         return source
     split = source.eval_split or eval_split
@@ -89,16 +89,16 @@ def or_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | No
 
 
 def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
-    """The problems of a source. Every row is looked at once, so that a malformed one stops nobody in mid-run.
+    """The problems of a source. Every row is parsed once here, so that a malformed row cannot stop a run later.
 
-    `parse` is given the columns that are wanted. Raises UserError for a source that cannot be used.
+    parse: gets the wanted columns of a row. Raises UserError for a source or a row that cannot be used.
     """
     problems = _problems(_read(source, wanted), parse)
     own = _read_held_out(source, wanted)
     if own is None:
         return _every_tenth(problems, source)
     split = Split(problems, _problems(own, parse))
-    for _ in chain(split.train, split.held_out):  # raises for the first that is no problem
+    for _ in chain(split.train, split.held_out):  # raises for the first row that cannot be used
         pass
     return split
 
@@ -106,7 +106,7 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
 def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     held_out = range(0, len(problems), HELD_OUT_EVERY)
     asked = {_asked(problems[place]) for place in held_out}
-    # A problem that stands twice must not be on both sides. This makes, and so checks, every one of them.
+    # Copies of a held-out problem must not be trained on. This also parses every row, and so checks it.
     train = [place for place, problem in enumerate(problems) if place not in held_out and _asked(problem) not in asked]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
@@ -139,13 +139,13 @@ def _read_dataset(source: SourceConfig, name: str, split: str, wanted: Wanted) -
 
 
 def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
-    """Raises UserError where no row can be a problem, since a column is missing."""
+    """The rows. Raises UserError if a wanted column is missing."""
     for names in wanted:
         if not set(names) & set(rows.columns):
             there = shorten(", ".join(rows.columns), 300) or "none"
             raise UserError(
                 f"{where} has no column {' or '.join(names)}; there is {there}. "
-                "Tasks dataset and jsonl are told other names by data.columns.prompt and data.columns.answer"
+                "For tasks dataset and jsonl, set data.columns.prompt and data.columns.answer to its names"
             )
     return rows
 

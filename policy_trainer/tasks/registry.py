@@ -23,17 +23,19 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "jsonl": jsonl,
     "math": math,
 }
-# Of a Task.
+# The members that every Task must have.
 _MEMBERS = ("name", "correct", "default_rewards", "problem", "held_out")
 
 
 def make_task(config: CommonConfig) -> Task:
-    """The task that the configuration names. Raises UserError for data that cannot be used, and for a task that does not
-    judge steps where they are asked for."""
+    """The task that the configuration names.
+
+    Raises UserError for data that cannot be used, and for a task that does not judge steps if judging.steps is set.
+    """
     task = _make(config)
     if config.judging.steps and not isinstance(task, JudgesSteps):
         raise UserError(
-            f"judging.steps: task {task.name} does not judge steps; arithmetic does, or one of your own (docs/tasks.md)"
+            f"judging.steps: task {task.name} does not judge steps; arithmetic does, your own can (docs/tasks.md)"
         )
     return task
 
@@ -55,9 +57,9 @@ def _own(name: str, source: SourceConfig, seed: int) -> Task:
     make = import_named(name, "task")
     try:
         task = make(source, seed)
-    except TypeError as error:  # most likely it takes something else
-        raise UserError(f"task: {name} cannot be called with the settings of data and the seed: {error}") from error
+    except TypeError as error:  # most likely it takes other parameters
+        raise UserError(f"task: {name} cannot be called with (data settings, seed): {error}") from error
     lacking = [member for member in _MEMBERS if not hasattr(task, member)]
     if lacking:
-        raise UserError(f"task: what {name} makes has no {', '.join(lacking)}; docs/tasks.md says what a task is")
+        raise UserError(f"task: the result of {name} has no {', '.join(lacking)}; docs/tasks.md says what a task needs")
     return task

@@ -86,7 +86,7 @@ class TestColumns:
         [(jsonl, "prompt or messages"), (dataset, "prompt"), (gsm8k, "answer"), (math, "problem"), (countdown, "nums")],
     )
     def test_that_no_row_has_are_named_with_those_that_there_are(self, make: Any, missing: str, tmp_path: Path) -> None:
-        remedy = r"Tasks dataset and jsonl are told other names by data\.columns\.prompt and data\.columns\.answer"
+        remedy = r"For tasks dataset and jsonl, set data\.columns\.prompt and data\.columns\.answer to its names"
         said = rf" has no column {missing}; there is question, gold\. {remedy}$"
         lines = write(tmp_path / "q.jsonl", self.RENAMED, {"question": "2+2="})
         table = write_parquet(tmp_path / "d" / "train-00000-of-00001.parquet", self.RENAMED)

@@ -65,7 +65,7 @@ class TestOnesOwn:
         with pytest.raises(UserError, match=r"task: .* positional"):
             make_task(config)
         monkeypatch.setattr("types.SimpleNamespace", lambda source, seed: type("Half", (), {"name": "half"}))
-        with pytest.raises(UserError, match=r"task: what types:SimpleNamespace makes has no correct, .*held_out"):
+        with pytest.raises(UserError, match=r"task: the result of types:SimpleNamespace has no correct, .*held_out"):
             make_task(config)
 
     def test_what_is_not_there_is_refused(self) -> None:
