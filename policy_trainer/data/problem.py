@@ -46,6 +46,6 @@ class Task(Protocol):
         """The training problem at this index: a pure function of the task's seed and the index."""
         ...
 
-    def held_out(self) -> Sequence[Problem]:
+    def eval_problems(self) -> Sequence[Problem]:
         """The problems for evaluation. `problem` never returns one of them."""
         ...

@@ -39,7 +39,7 @@ from shared.errors import UserError
 from shared.models import use_threads
 from shared.settings import from_values
 
-HELD_OUT_PROBLEMS = 512
+EVAL_PROBLEMS = 512
 SAMPLING = SamplingConfig(num_generations=8, prompts_per_round=16, max_completion_length=40)
 
 
@@ -194,5 +194,5 @@ def _eval_config(model: Path, config: DemoConfig) -> EvalConfig:
         seed=config.seed,
         threads=1,
         sampling=SAMPLING,
-        evaluation=EvalEvaluationConfig(problems=HELD_OUT_PROBLEMS, batch_size=128),
+        evaluation=EvalEvaluationConfig(problems=EVAL_PROBLEMS, batch_size=128),
     )

@@ -79,7 +79,7 @@ class Evaluator:
 
         on_progress: called with the numbers of answered and of all problems.
         """
-        asked = self._encode(self._task.held_out()[:problems])
+        asked = self._encode(self._task.eval_problems()[:problems])
         answered: list[_Answered] = []
         on_progress(0, len(asked))
         for start in range(0, len(asked), self._batch_size):
@@ -88,7 +88,7 @@ class Evaluator:
             samples = [self._judge.sample(problem, *own) for (problem, _), own in zip(chunk, completions, strict=True)]
             answered.extend(self._judged(samples))
             on_progress(len(answered), len(asked))
-        return _summarise(answered, params, too_long=min(problems, len(self._task.held_out())) - len(asked))
+        return _summarise(answered, params, too_long=min(problems, len(self._task.eval_problems())) - len(asked))
 
     def _judged(self, samples: Sequence[Sample]) -> "list[_Answered]":
         parts = self._judge.score(samples).parts

@@ -9,7 +9,7 @@ from policy_trainer.config.sft import SftDataConfig
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder, encode_all, read_demonstrations
 from policy_trainer.tasks.order import Shuffle
-from policy_trainer.tasks.problem_set import HELD_OUT_EVERY
+from policy_trainer.tasks.problem_set import EVAL_EVERY
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import context_length, eos_token_ids
@@ -51,9 +51,9 @@ def load_demonstrations(
         eos=_end_of_completions(model, tokenizer),
         limit=min(limits, default=None),
     )
-    train, held_out = split(data)
+    train, held_back = split(data)
     rows, dropped = encode_all(train, encoder, data.too_long)
-    eval_rows, eval_dropped = encode_all(held_out, encoder, data.too_long)
+    eval_rows, eval_dropped = encode_all(held_back, encoder, data.too_long)
     note(
         f"demonstrations: {len(rows)} to train on, of {sum(row.tokens for row in rows)} tokens; "
         f"{len(eval_rows)} held out; {dropped + eval_dropped} dropped as too long"
@@ -73,12 +73,12 @@ def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]
     found = read_demonstrations(data.path, "data.path")
     if data.eval_path:
         return found, read_demonstrations(data.eval_path, "data.eval_path")
-    held_out = found[::HELD_OUT_EVERY]
-    asked = {str(one.problem) for one in held_out}
+    held_back = found[::EVAL_EVERY]
+    asked = {str(one.problem) for one in held_back}
     train = [one for one in found if str(one.problem) not in asked]
     if not train:
-        raise UserError(f"data.path: {data.path} has too few problems: one of every {HELD_OUT_EVERY} is held out")
-    return train, held_out
+        raise UserError(f"data.path: {data.path} has too few problems: one of every {EVAL_EVERY} is held out")
+    return train, held_back
 
 
 def _end_of_completions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -14,7 +14,7 @@ from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.tasks.order import Shuffle
 
 NUMBERS = 100
-HELD_OUT = 1000
+EVAL_PROBLEMS = 1000
 # The split does not depend on the seed of a run, so that a base model's warm-up and every run hold out the same pairs.
 _SPLIT_SEED = 20_260
 # Maximum equations that are judged in a completion: a completion of commas would have a step for each of them.
@@ -28,15 +28,15 @@ class Arithmetic:
 
     def __init__(self, seed: int) -> None:
         order = np.random.default_rng(_SPLIT_SEED).permutation(NUMBERS * NUMBERS)
-        self._held_out, self._train = order[:HELD_OUT], order[HELD_OUT:]
+        self._eval, self._train = order[:EVAL_PROBLEMS], order[EVAL_PROBLEMS:]
         self._shuffle = Shuffle(len(self._train), seed)
 
     def problem(self, index: int) -> Problem:
         """The training problem at this index: shuffled passes over the training pairs."""
         return _problem(int(self._train[self._shuffle.place(index)]))
 
-    def held_out(self) -> Sequence[Problem]:
-        return [_problem(int(pair)) for pair in self._held_out]
+    def eval_problems(self) -> Sequence[Problem]:
+        return [_problem(int(pair)) for pair in self._eval]
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
         """1 for each equation that is the one of column addition at its place, else 0; then 1 for a correct answer."""

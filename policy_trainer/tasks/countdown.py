@@ -35,12 +35,12 @@ DEFAULT_REWARDS = ("nano_aha/format", "nano_aha/equation")
 # The numbers and the target.
 Drawn = tuple[tuple[int, ...], int]
 
-HELD_OUT = 1000
-# Held-out problems are picked from this many draws. Small settings give fewer than HELD_OUT different ones.
-_HELD_OUT_DRAWS = 20_000
-_HELD_OUT_SEED = 20_260
+EVAL_PROBLEMS = 1000
+# Held-out problems are picked from this many draws. Small settings give fewer than EVAL_PROBLEMS different ones.
+_EVAL_DRAWS = 20_000
+_EVAL_SEED = 20_260
 # One in this many problems is held out, in every run.
-_HELD_OUT_EVERY = 10
+_EVAL_EVERY = 10
 
 
 def countdown(source: SourceConfig, seed: int) -> Task:
@@ -58,7 +58,7 @@ def correct(problem: Problem, completion: str) -> float:
 
 
 class CountdownDraws:
-    """Draws problems. held_out: up to 1,000 different ones; `training` never draws any of them, in any number order.
+    """Draws problems. eval_problems: up to 1,000 different ones; `training` draws none of them, in any order.
 
     Raises UserError if the settings make too few problems for both.
     """
@@ -66,11 +66,11 @@ class CountdownDraws:
     def __init__(self, config: CountdownConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
-        rng = Random(_HELD_OUT_SEED)
-        drawn = [found for _ in range(_HELD_OUT_DRAWS) if (found := self._draw(rng)) is not None]
-        held_out = {_key(found): found for found in drawn if _is_held_out(found)}
-        self.held_out = list(islice(held_out.values(), HELD_OUT))
-        if not held_out or all(map(_is_held_out, drawn)):
+        rng = Random(_EVAL_SEED)
+        drawn = [found for _ in range(_EVAL_DRAWS) if (found := self._draw(rng)) is not None]
+        eval_problems = {_key(found): found for found in drawn if _is_eval(found)}
+        self.eval_problems = list(islice(eval_problems.values(), EVAL_PROBLEMS))
+        if not eval_problems or all(map(_is_eval, drawn)):
             raise UserError(
                 "data.countdown: makes too few problems: use more numbers, a higher largest, or more operators"
             )
@@ -79,7 +79,7 @@ class CountdownDraws:
         """The training problem at this index: a pure function of (seed, index)."""
         rng = Random(f"{self._seed} {index}")  # a text as seed counts with all its characters
         draws = (self._draw(rng) for _ in count())
-        return next(found for found in draws if found is not None and not _is_held_out(found))
+        return next(found for found in draws if found is not None and not _is_eval(found))
 
     def _draw(self, rng: Random) -> Drawn | None:
         """Draws numbers and combines them at random into a target. None if that is below 1 or not a whole number."""
@@ -107,8 +107,8 @@ class GeneratedCountdown:
     def problem(self, index: int) -> Problem:
         return _problem(*self._draws.training(index))
 
-    def held_out(self) -> Sequence[Problem]:
-        return [_problem(*drawn) for drawn in self._draws.held_out]
+    def eval_problems(self) -> Sequence[Problem]:
+        return [_problem(*drawn) for drawn in self._draws.eval_problems]
 
 
 def _read(row: Row, where: str) -> Problem:
@@ -148,6 +148,6 @@ def _key(drawn: Drawn) -> Drawn:
     return tuple(sorted(numbers)), target
 
 
-def _is_held_out(drawn: Drawn) -> bool:
+def _is_eval(drawn: Drawn) -> bool:
     """Whether the problem is held out: decided by a hash of the problem, so that every process decides the same."""
-    return zlib.crc32(repr(_key(drawn)).encode()) % _HELD_OUT_EVERY == 0
+    return zlib.crc32(repr(_key(drawn)).encode()) % _EVAL_EVERY == 0

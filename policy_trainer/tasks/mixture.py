@@ -24,21 +24,21 @@ class Mixture:
         self._tasks = list(tasks)
         self.correct = ByTask({label: task.correct for label, task in zip(self._labels, tasks, strict=True)})
         self._schedule = Schedule(weights, seed)
-        self._held_out_order = _interleaved([len(task.held_out()) for task in tasks], weights)
+        self._eval_order = _interleaved([len(task.eval_problems()) for task in tasks], weights)
 
     def problem(self, index: int) -> Problem:
         source, own_index = self._schedule.place(index)
         return self._labelled(source, self._tasks[source].problem(own_index))
 
-    def held_out(self) -> Sequence[Problem]:
+    def eval_problems(self) -> Sequence[Problem]:
         """All held-out problems, interleaved by weight: any first n of them are mixed like the training problems."""
-        sets = [task.held_out() for task in self._tasks]
+        sets = [task.eval_problems() for task in self._tasks]
 
         def make(place: int) -> Problem:
-            source, own_place = self._held_out_order[place]
+            source, own_place = self._eval_order[place]
             return self._labelled(source, sets[source][own_place])
 
-        return LazyProblems(len(self._held_out_order), make)
+        return LazyProblems(len(self._eval_order), make)
 
     def _labelled(self, source: int, problem: Problem) -> Problem:
         return replace(problem, task=self._labels[source], assistant_prefill="")

@@ -20,7 +20,7 @@ THINK_THEN_ANSWER = (
     "<think>your reasoning</think><answer>your answer</answer>."
 )
 # If a source has no held-out problems of its own, every tenth problem is held out.
-HELD_OUT_EVERY = 10
+EVAL_EVERY = 10
 
 # The columns that a source must have. Each element lists alternatives, of which one is enough.
 Wanted = Sequence[Sequence[str]]
@@ -31,7 +31,7 @@ Parse = Callable[[Row, str], Problem]
 @dataclass(frozen=True)
 class Split:
     train: Sequence[Problem]
-    held_out: Sequence[Problem]
+    eval_problems: Sequence[Problem]
 
 
 class LazyProblems(Sequence[Problem]):
@@ -75,8 +75,8 @@ class ProblemSet:
     def problem(self, index: int) -> Problem:
         return self._split.train[self._shuffle.place(index)]
 
-    def held_out(self) -> Sequence[Problem]:
-        return self._split.held_out
+    def eval_problems(self) -> Sequence[Problem]:
+        return self._split.eval_problems
 
 
 def or_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
@@ -94,24 +94,26 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
     parse: gets the wanted columns of a row. Raises UserError for a source or a row that cannot be used.
     """
     problems = _problems(_read(source, wanted), parse)
-    own = _read_held_out(source, wanted)
+    own = _read_eval(source, wanted)
     if own is None:
         return _every_tenth(problems, source)
     split = Split(problems, _problems(own, parse))
-    for _ in chain(split.train, split.held_out):  # raises for the first row that cannot be used
+    for _ in chain(split.train, split.eval_problems):  # raises for the first row that cannot be used
         pass
     return split
 
 
 def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
-    held_out = range(0, len(problems), HELD_OUT_EVERY)
-    asked = {_asked(problems[place]) for place in held_out}
+    eval_places = range(0, len(problems), EVAL_EVERY)
+    asked = {_asked(problems[place]) for place in eval_places}
     # Copies of a held-out problem must not be trained on. This also parses every row, and so checks it.
-    train = [place for place, problem in enumerate(problems) if place not in held_out and _asked(problem) not in asked]
+    train = [
+        place for place, problem in enumerate(problems) if place not in eval_places and _asked(problem) not in asked
+    ]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
-        raise UserError(f"{where} has too few problems: one of every {HELD_OUT_EVERY} is held out")
-    return Split(_chosen(problems, train), _chosen(problems, held_out))
+        raise UserError(f"{where} has too few problems: one of every {EVAL_EVERY} is held out")
+    return Split(_chosen(problems, train), _chosen(problems, eval_places))
 
 
 def _read(source: SourceConfig, wanted: Wanted) -> Rows:
@@ -121,7 +123,7 @@ def _read(source: SourceConfig, wanted: Wanted) -> Rows:
     return _read_dataset(source, source.dataset, source.split, wanted)
 
 
-def _read_held_out(source: SourceConfig, wanted: Wanted) -> Rows | None:
+def _read_eval(source: SourceConfig, wanted: Wanted) -> Rows | None:
     if source.eval_path:
         return _read_file(source.eval_path, wanted, "data.eval_path")
     if source.eval_split and source.dataset and not source.path:

@@ -24,7 +24,7 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "math": math,
 }
 # The members that every Task must have.
-_MEMBERS = ("name", "correct", "default_rewards", "problem", "held_out")
+_MEMBERS = ("name", "correct", "default_rewards", "problem", "eval_problems")
 
 
 def make_task(config: CommonConfig) -> Task:

@@ -60,7 +60,7 @@ class FakeTask:
     def problem(self, index: int) -> Problem:
         raise AssertionError("an evaluation draws no training problems")
 
-    def held_out(self) -> Sequence[Problem]:
+    def eval_problems(self) -> Sequence[Problem]:
         return self.problems
 
 

@@ -31,7 +31,7 @@ class FakeTask:
     def problem(self, index: int) -> Problem:
         raise NotImplementedError
 
-    def held_out(self) -> list[Problem]:
+    def eval_problems(self) -> list[Problem]:
         return []
 
 

@@ -33,7 +33,7 @@ class Counting:
     def problem(self, index: int) -> Problem:
         return Problem(answer=str(index), prompt=str(index))
 
-    def held_out(self) -> Sequence[Problem]:
+    def eval_problems(self) -> Sequence[Problem]:
         raise AssertionError
 
 

@@ -40,12 +40,12 @@ def load(
 
     def load(
         *lines: Any,
-        held_out: Any = SHORT,
+        eval_lines: Any = SHORT,
         note: Callable[[str], None] = print,
         data: dict[str, Any] | None = None,
         **changes: Any,
     ) -> DemonstrationSet:
-        paths = {"path": write(*lines), "eval_path": write(held_out, name="held_out.jsonl")}
+        paths = {"path": write(*lines), "eval_path": write(eval_lines, name="eval_lines.jsonl")}
         config = from_values(SftConfig, model="none", data={**paths, **(data or {})}, **changes)
         return load_demonstrations(config, make_tiny(vocabulary=len(tokenizer)), tokenizer, note)
 
@@ -79,7 +79,7 @@ def test_a_line_is_a_prompt_and_a_completion_with_its_end(
 
 def test_prompts_are_encoded_as_in_a_run(load: Callable[..., DemonstrationSet], tokenizer: Any) -> None:
     data = {"system_prompt": "Be brief.", "assistant_prefill": "<think>"}
-    (row,) = load({"messages": [USER, ANSWER]}, held_out={"messages": [USER, ANSWER]}, data=data).rows
+    (row,) = load({"messages": [USER, ANSWER]}, eval_lines={"messages": [USER, ANSWER]}, data=data).rows
     prompt = "<|system|>Be brief.<|end|><|user|>1+2=?<|end|><|assistant|><think>"
     assert texts(row, tokenizer) == (prompt, "3<|end|>")
     (row,) = load({"messages": [USER, ANSWER]}, data={"prompt_style": "plain"}).rows
@@ -120,7 +120,7 @@ class TestTooLong:
         with pytest.raises(UserError, match="no demonstration is left"):
             load(*self.LINES, max_length=6)
         with pytest.raises(UserError, match="no held-out demonstration is left"):
-            load({"prompt": "a", "completion": "b"}, held_out={"prompt": "ab", "completion": "b"}, max_length=3)
+            load({"prompt": "a", "completion": "b"}, eval_lines={"prompt": "ab", "completion": "b"}, max_length=3)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, path: str) -> None:
 class TestSplit:
     def test_every_tenth_line_is_held_out_with_all_that_ask_the_same(self, write: Callable[..., Path]) -> None:
         lines = [{"prompt": str(i % 25), "completion": str(i)} for i in range(50)]
-        train, held_out = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data)
-        assert [one.completion for one in held_out] == ["0", "10", "20", "30", "40"]
-        asked = {one.problem.prompt for one in held_out}
+        train, eval_lines = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data)
+        assert [one.completion for one in eval_lines] == ["0", "10", "20", "30", "40"]
+        asked = {one.problem.prompt for one in eval_lines}
         assert asked == {"0", "10", "20", "5", "15"}
         assert [one.completion for one in train] == [str(i) for i in range(50) if str(i % 25) not in asked]
 

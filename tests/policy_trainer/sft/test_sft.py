@@ -93,9 +93,9 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
 
     assert result.finished and result.steps == 64
     records = read_metrics(config.run_dir / "metrics.jsonl")
-    held_out = {record["step"]: record["eval_loss"] for record in records if record["kind"] == "evaluation"}
-    assert list(held_out) == list(range(0, 65, 4))
-    assert held_out[0] > 2 and held_out[64] == result.eval_loss < 0.05
+    eval_losses = {record["step"]: record["eval_loss"] for record in records if record["kind"] == "evaluation"}
+    assert list(eval_losses) == list(range(0, 65, 4))
+    assert eval_losses[0] > 2 and eval_losses[64] == result.eval_loss < 0.05
     losses = [record["loss"] for record in steps_of(config.run_dir)]
     assert losses[-1] < 0.05 < losses[0]
     assert [path.name for path in config.run_dir.iterdir() if path.name.startswith(".")] == []

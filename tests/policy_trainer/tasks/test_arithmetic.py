@@ -1,7 +1,7 @@
 """The generated task: what is held out is never drawn, and a problem is a function of seed and index."""
 
 from policy_trainer.data.problem import Problem
-from policy_trainer.tasks.arithmetic import HELD_OUT, NUMBERS, Arithmetic
+from policy_trainer.tasks.arithmetic import EVAL_PROBLEMS, NUMBERS, Arithmetic
 
 
 def pair(problem: Problem) -> tuple[int, int]:
@@ -15,24 +15,24 @@ def pair(problem: Problem) -> tuple[int, int]:
 
 def test_ten_thousand_pairs_are_split() -> None:
     task = Arithmetic(seed=0)
-    train = {pair(task.problem(index)) for index in range(NUMBERS**2 - HELD_OUT)}
-    held_out = {pair(problem) for problem in task.held_out()}
-    assert (len(train), len(held_out)) == (9000, 1000)
-    assert train | held_out == {(a, b) for a in range(100) for b in range(100)}
+    train = {pair(task.problem(index)) for index in range(NUMBERS**2 - EVAL_PROBLEMS)}
+    eval_problems = {pair(problem) for problem in task.eval_problems()}
+    assert (len(train), len(eval_problems)) == (9000, 1000)
+    assert train | eval_problems == {(a, b) for a in range(100) for b in range(100)}
     # Held out of everywhere, so that the share that carries is not another one.
-    assert 350 < sum(a % 10 + b % 10 > 9 for a, b in held_out) < 550
+    assert 350 < sum(a % 10 + b % 10 > 9 for a, b in eval_problems) < 550
 
 
 def test_what_is_held_out_is_never_drawn() -> None:
     for seed in (0, 1, 12345):
         task = Arithmetic(seed)
-        held_out = {pair(problem) for problem in task.held_out()}
+        eval_problems = {pair(problem) for problem in task.eval_problems()}
         indexes = [*range(20_000), *range(10**9, 10**9 + 2000), 2**62]
-        assert held_out.isdisjoint(pair(task.problem(index)) for index in indexes)
+        assert eval_problems.isdisjoint(pair(task.problem(index)) for index in indexes)
 
 
 def test_held_out_is_the_same_for_every_seed() -> None:
-    assert Arithmetic(0).held_out() == Arithmetic(1).held_out()
+    assert Arithmetic(0).eval_problems() == Arithmetic(1).eval_problems()
 
 
 def test_a_problem_depends_on_seed_and_index_alone() -> None:

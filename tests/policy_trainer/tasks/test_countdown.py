@@ -65,14 +65,14 @@ class TestGenerated:
     def test_what_is_held_out_is_never_drawn(self, config: CountdownConfig) -> None:
         for seed in (0, 12345):
             task = generated(config, seed)
-            held_out = {key(problem) for problem in task.held_out()}
-            assert len(held_out) == len(task.held_out()) > 5
-            assert held_out.isdisjoint(key(task.problem(index)) for index in [*range(3000), 2**62])
+            eval_problems = {key(problem) for problem in task.eval_problems()}
+            assert len(eval_problems) == len(task.eval_problems()) > 5
+            assert eval_problems.isdisjoint(key(task.problem(index)) for index in [*range(3000), 2**62])
 
     def test_held_out_is_the_same_for_every_seed_and_can_be_solved(self) -> None:
-        held_out = generated(MANY).held_out()
-        assert held_out == generated(MANY, 1).held_out() and len(held_out) > 500
-        for problem in held_out[:50]:
+        eval_problems = generated(MANY).eval_problems()
+        assert eval_problems == generated(MANY, 1).eval_problems() and len(eval_problems) > 500
+        for problem in eval_problems[:50]:
             assert can_be_solved(problem.extras["numbers"], problem.extras["target"])
 
     def test_a_problem_depends_on_seed_and_index_alone(self) -> None:
@@ -100,7 +100,7 @@ class TestFile:
 
     def test_problems(self) -> None:
         task = countdown(DataConfig(path=self.FILE, eval_path=self.FILE), 0)
-        problem = task.held_out()[3]
+        problem = task.eval_problems()[3]
         assert problem.extras == {"numbers": (44, 19, 35), "target": 98} and problem.answer == "98"
         (message,) = problem.messages
         assert message["content"].startswith("Using the numbers [44, 19, 35], create an equation that equals 98. ")
@@ -110,7 +110,7 @@ class TestFile:
 
     def test_every_tenth_is_held_out(self) -> None:
         task = countdown(DataConfig(path=self.FILE), 0)
-        assert [problem.answer for problem in task.held_out()] == ["24", "1"]
+        assert [problem.answer for problem in task.eval_problems()] == ["24", "1"]
 
     @pytest.mark.parametrize(
         ("row", "reason"),
@@ -136,4 +136,4 @@ class TestFile:
 )
 def test_an_answer_uses_each_number_once(answer: str, right: float) -> None:
     task = countdown(DataConfig(path=TestFile.FILE, eval_path=TestFile.FILE), 0)
-    assert task.correct(task.held_out()[3], f"add them</think>\n<answer>{answer}</answer>") == right
+    assert task.correct(task.eval_problems()[3], f"add them</think>\n<answer>{answer}</answer>") == right

@@ -58,7 +58,7 @@ class TestForms:
     @pytest.mark.parametrize("make", [saved_splits, parquet_splits])
     def test_a_split_may_be_held_out(self, tmp_path: Path, make: Any) -> None:
         task = made(dataset=make(tmp_path / "d"), eval_split="test")
-        assert [problem.answer for problem in task.held_out()] == ["11", "12"]
+        assert [problem.answer for problem in task.eval_problems()] == ["11", "12"]
         assert sorted(int(task.problem(i).answer) for i in range(10)) == list(range(1, 11))
 
     def test_another_split_may_be_trained_on(self, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ class TestForms:
 
     def test_a_file_may_be_held_out_of_a_dataset(self, tmp_path: Path) -> None:
         task = made(dataset=saved(tmp_path / "d"), eval_path=DATA / "questions.jsonl", eval_split="no such")
-        assert len(task.held_out()) == 12
+        assert len(task.eval_problems()) == 12
 
     def test_a_file_goes_before_a_dataset(self) -> None:
         self.check_tenths(made(path=DATA / "questions.jsonl", dataset="no/such", eval_split="no such"))
@@ -84,7 +84,7 @@ class TestForms:
             made(dataset=str(tmp_path))
 
     def check_tenths(self, task: ProblemSet) -> None:
-        assert [problem.answer for problem in task.held_out()] == ["1", "11"]
+        assert [problem.answer for problem in task.eval_problems()] == ["1", "11"]
         problems = [task.problem(i) for i in range(10)]
         assert sorted(int(problem.answer) for problem in problems) == [n + 1 for n in range(12) if n % 10]
         for problem in problems:
@@ -104,7 +104,7 @@ class TestPrompts:
 
     def test_the_rule_of_answers(self) -> None:
         task = made(path=DATA / "questions.jsonl", answer_rule="math")
-        problem = task.held_out()[0]
+        problem = task.eval_problems()[0]
         assert task.correct(problem, r"<answer>\frac{2}{2}</answer>") == 1
         assert made(path=DATA / "questions.jsonl").correct(problem, r"<answer>\frac{2}{2}</answer>") == 0
 

@@ -42,7 +42,7 @@ def test_commands(command: str) -> None:
     assert (program, verb) == ("policy-trainer", "eval")
     config = load_settings(EvalConfig, arguments, prog="policy-trainer", schema=FileSchema)
     task = make_task(config)
-    assert task.held_out() and task.problem(0).answer
+    assert task.eval_problems() and task.problem(0).answer
 
 
 def test_there_is_a_row_and_a_heading_for_every_task() -> None:
@@ -79,7 +79,7 @@ def test_the_lines_of_a_file(tmp_path: Path) -> None:
     config = EvalConfig.model_validate({"model": "m", "task": "jsonl", "data": {"path": "x"}})
     file = write(tmp_path / "p.jsonl", *blocks("json")[0].splitlines())
     data = config.data.model_copy(update={"path": file, "eval_path": file})
-    assert [problem.answer for problem in jsonl(data, 0).held_out()] == ["4", "49"]
+    assert [problem.answer for problem in jsonl(data, 0).eval_problems()] == ["4", "49"]
 
 
 def own_task(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
@@ -93,9 +93,9 @@ def own_task(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
 
 def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = own_task(tmp_path, monkeypatch)
-    problem = task.held_out()[0]
+    problem = task.eval_problems()[0]
     assert task.correct(problem, f"<think></think><answer>{problem.answer}</answer>") == 1
-    assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.held_out())
+    assert {task.problem(i).answer for i in range(8)}.isdisjoint(problem.answer for problem in task.eval_problems())
 
 
 def test_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

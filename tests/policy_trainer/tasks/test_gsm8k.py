@@ -17,7 +17,7 @@ GOLD = ["24", "1250", "-5", "3.5", "1000000", "5", *map(str, range(19, 25))]
 
 
 def test_gold_answers() -> None:
-    problems = gsm8k(DataConfig(path=FILE, eval_path=FILE), 0).held_out()
+    problems = gsm8k(DataConfig(path=FILE, eval_path=FILE), 0).eval_problems()
     assert [problem.answer for problem in problems] == GOLD
     assert problems[3].messages == (
         {"role": "user", "content": "A rope of 7 metres is cut in half. How long is a half?"},
@@ -27,7 +27,7 @@ def test_gold_answers() -> None:
 
 def test_a_parquet_file(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "test.parquet", *rows("gsm8k"))
-    assert [problem.answer for problem in gsm8k(DataConfig(path=file), 0).held_out()] == [GOLD[0], GOLD[10]]
+    assert [problem.answer for problem in gsm8k(DataConfig(path=file), 0).eval_problems()] == [GOLD[0], GOLD[10]]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: s
 
 def test_answers_are_compared_as_mathematics() -> None:
     task = gsm8k(DataConfig(path=FILE, eval_path=FILE), 0)
-    half = task.held_out()[3]
+    half = task.eval_problems()[3]
     scores = [task.correct(half, f"<answer>{text}</answer>") for text in ("3.5", "7/2", "$3.50$", "3", "")]
     assert scores == [1, 1, 1, 0, 0]
     assert (task.name, task.default_rewards) == ("gsm8k", ("accuracy", "format"))

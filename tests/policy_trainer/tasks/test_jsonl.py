@@ -18,7 +18,7 @@ GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
 def read(path: Path, **data: Any) -> list[Problem]:
     """All problems of a file, as held-out ones: those keep their order."""
-    return list(jsonl(DataConfig(path=path, eval_path=path, **data), 0).held_out())
+    return list(jsonl(DataConfig(path=path, eval_path=path, **data), 0).eval_problems())
 
 
 class TestReading:
@@ -139,6 +139,6 @@ class TestRefusals:
 def test_the_rule_of_answers_is_chosen(tmp_path: Path, rule: Any, right: float) -> None:
     file = write(tmp_path / "p", GOOD, {"prompt": "x", "answer": 3})
     task = jsonl(DataConfig(path=file, answer_rule=rule), 0)
-    assert task.correct(task.held_out()[0], "<answer>2.0</answer>") == right
-    assert task.correct(task.held_out()[0], "<answer>2</answer>") == 1
-    assert task.correct(task.held_out()[0], "2") == 0
+    assert task.correct(task.eval_problems()[0], "<answer>2.0</answer>") == right
+    assert task.correct(task.eval_problems()[0], "<answer>2</answer>") == 1
+    assert task.correct(task.eval_problems()[0], "2") == 0

@@ -16,7 +16,7 @@ from tests.policy_trainer.tasks.formats import DATA, write, write_parquet
 
 
 def read(path: Path) -> list[Problem]:
-    return list(math(DataConfig(path=path, eval_path=path), 0).held_out())
+    return list(math(DataConfig(path=path, eval_path=path), 0).eval_problems())
 
 
 def test_gold_answers_of_math() -> None:
@@ -104,7 +104,7 @@ def test_a_malformed_row_is_named(tmp_path: Path, row: dict[str, Any], reason: s
 def test_answers_are_compared_as_mathematics() -> None:
     file = DATA / "math_like_math.jsonl"
     task = math(DataConfig(path=file, eval_path=file), 0)
-    half = task.held_out()[1]
+    half = task.eval_problems()[1]
     scores = [task.correct(half, f"<answer>{text}</answer>") for text in ("0.5", r"\frac12", "$x=1/2$", "2", "")]
     assert scores == [1, 1, 1, 0, 0]
     assert (task.name, task.default_rewards) == ("math", ("accuracy", "format"))

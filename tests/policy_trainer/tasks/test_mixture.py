@@ -23,8 +23,8 @@ def mixture(*sources: MixtureSource, seed: int = 0) -> Task:
 def source(path: Path, name: str, count: int, weight: float = 1.0) -> MixtureSource:
     """Problems `name 0`, `name 1`, …, the first three of which are held out too."""
     records = [{"prompt": f"{name} {i}", "answer": name} for i in range(count)]
-    held_out = write(path / f"{name}-held", *records[:3])
-    return MixtureSource(task="jsonl", path=write(path / name, *records), eval_path=held_out, weight=weight)
+    eval_problems = write(path / f"{name}-held", *records[:3])
+    return MixtureSource(task="jsonl", path=write(path / name, *records), eval_path=eval_problems, weight=weight)
 
 
 class TestSchedule:
@@ -75,9 +75,9 @@ class TestMixture:
         assert [another.problem(i) for i in range(50)] != [one.problem(i) for i in range(50)]
 
     def test_held_out_problems_are_mixed_by_weight_from_the_first_on(self, tmp_path: Path) -> None:
-        held_out = mixture(source(tmp_path, "a", 9, weight=2.0), source(tmp_path, "b", 9)).held_out()
-        assert [problem.prompt for problem in held_out] == ["a 0", "b 0", "a 1", "a 2", "b 1", "b 2"]
-        assert [problem.prompt for problem in held_out[:2]] == ["a 0", "b 0"]
+        eval_problems = mixture(source(tmp_path, "a", 9, weight=2.0), source(tmp_path, "b", 9)).eval_problems()
+        assert [problem.prompt for problem in eval_problems] == ["a 0", "b 0", "a 1", "a 2", "b 1", "b 2"]
+        assert [problem.prompt for problem in eval_problems[:2]] == ["a 0", "b 0"]
 
     def test_every_problem_is_judged_by_its_own_task(self) -> None:
         sources = [
@@ -86,7 +86,7 @@ class TestMixture:
             MixtureSource(task="arithmetic"),
         ]
         task = mixture(*sources)
-        for problem in task.held_out()[:4]:
+        for problem in task.eval_problems()[:4]:
             said = f"<answer>{solution(problem)}</answer>"
             assert task.correct(problem, said) == 1 and task.correct(problem, "<answer>nothing</answer>") == 0
         assert task.default_rewards == ("accuracy", "format")

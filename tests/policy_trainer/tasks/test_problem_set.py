@@ -28,11 +28,11 @@ def task_of(path: Path, seed: int = 0, **data: Any) -> Any:
 
 def test_every_tenth_line_is_held_out(tmp_path: Path) -> None:
     task = task_of(numbered(tmp_path / "p", 25))
-    assert [problem.answer for problem in task.held_out()] == ["0", "10", "20"]
-    assert [problem.answer for problem in task.held_out()[:2]] == ["0", "10"]
-    assert len(task.held_out()) == 3 and task.held_out()[-1].answer == "20"
+    assert [problem.answer for problem in task.eval_problems()] == ["0", "10", "20"]
+    assert [problem.answer for problem in task.eval_problems()[:2]] == ["0", "10"]
+    assert len(task.eval_problems()) == 3 and task.eval_problems()[-1].answer == "20"
     with pytest.raises(IndexError):
-        task.held_out()[3]
+        task.eval_problems()[3]
     drawn = [task.problem(index).answer for index in range(22)]
     assert sorted(map(int, drawn)) == [i for i in range(25) if i % 10]
 
@@ -46,7 +46,7 @@ def test_a_problem_that_stands_twice_is_on_one_side(tmp_path: Path) -> None:
 
 def test_a_file_of_held_out_problems(tmp_path: Path) -> None:
     task = task_of(numbered(tmp_path / "p", 5), eval_path=write(tmp_path / "held", GOOD))
-    assert [problem.prompt for problem in task.held_out()] == ["1+1="]
+    assert [problem.prompt for problem in task.eval_problems()] == ["1+1="]
     assert sorted(task.problem(index).answer for index in range(5)) == list("01234")
 
 
@@ -97,9 +97,9 @@ class TestColumns:
             make(DataConfig(dataset=str(tmp_path / "d")), 0)
 
     def test_of_held_out_problems_as_well(self, tmp_path: Path) -> None:
-        held_out = write(tmp_path / "held", self.RENAMED)
+        eval_problems = write(tmp_path / "held", self.RENAMED)
         with pytest.raises(UserError, match=r"^data\.eval_path: .* has no column prompt or messages"):
-            task_of(numbered(tmp_path / "p", 5), eval_path=held_out)
+            task_of(numbered(tmp_path / "p", 5), eval_path=eval_problems)
 
     def test_are_not_wanted_twice(self, tmp_path: Path) -> None:
         """MATH has its answers in solutions alone."""

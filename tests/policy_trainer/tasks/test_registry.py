@@ -31,7 +31,7 @@ def test_tasks_of_files(name: str) -> None:
     answers = {"columns": columns, "answer_rule": "number"} if name in ("dataset", "jsonl") else {}
     data = DataConfig.model_validate({"path": DATA / f"{FILES[name]}.jsonl", **answers})
     task = make_task(TrainConfig(model="m", task=name, data=data))
-    assert task.name == name and task.held_out() and task.problem(0).answer
+    assert task.name == name and task.eval_problems() and task.problem(0).answer
 
 
 def test_tasks_that_need_nothing() -> None:
@@ -65,7 +65,9 @@ class TestOnesOwn:
         with pytest.raises(UserError, match=r"task: .* positional"):
             make_task(config)
         monkeypatch.setattr("types.SimpleNamespace", lambda source, seed: type("Half", (), {"name": "half"}))
-        with pytest.raises(UserError, match=r"task: the result of types:SimpleNamespace has no correct, .*held_out"):
+        with pytest.raises(
+            UserError, match=r"task: the result of types:SimpleNamespace has no correct, .*eval_problems"
+        ):
             make_task(config)
 
     def test_what_is_not_there_is_refused(self) -> None:
