@@ -24,7 +24,7 @@ _TEXTS = (
 STAGES = {
     "_read_header": "header",
     "_check_header_size": "header",
-    "_parse": "names, layout, dtypes",
+    "parse": "names, layout, dtypes",
     "_choose_format": "metadata",
     "_required": "metadata",
     "_number": "metadata",
