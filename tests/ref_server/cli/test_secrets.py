@@ -105,6 +105,7 @@ def test_a_token_is_not_offered_as_an_option(capsys: pytest.CaptureFixture[str])
     assert "--token " not in offered
 
 
+@pytest.mark.slow
 def test_nothing_that_clients_send_is_logged(tmp_path: Path, rollout: Callable[..., RolloutBatch]) -> None:
     """At the most talkative level, with requests of every kind: good, bad, broken."""
     file = tmp_path / "tokens"
@@ -194,6 +195,7 @@ def test_code_of_a_model_is_never_run(with_code: Path) -> None:
     assert not (with_code.parent / "it ran").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_its_code_is_refused(with_code: Path, tmp_path: Path) -> None:
     directory = of_unknown_type(with_code)
     with pytest.raises(UserError, match="brings code of its own, which is never run"):

@@ -75,6 +75,7 @@ def test_values_and_gradients(softcap: float | None, bias: bool) -> None:
         assert (got.grad - right.grad).norm() < 2e-6 * right.grad.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiles")
 def test_gradients_by_finite_differences() -> None:
     inputs = Inputs(torch.float64)
