@@ -26,11 +26,11 @@ from tests.bench.processes import serving
 from tests.chaos.batches import random_batch
 
 OPEN = ("/livez", "/readyz")
-# Answers of a server that works as promised.
+# 5xx answers that the API documents.
 PROMISED = (503, 507)
 _KNOWN = 20
-# Not asked of the server: that what was deleted is gone (its id stays known, by design), and that every request that
-# fits the schema is taken (some fields only make sense together, which a JSON schema does not say).
+# Checks that do not apply: the id of a deleted batch stays known by design, and some fields are only valid together,
+# which a JSON schema does not say.
 _EXCLUDED = "use_after_free,positive_data_acceptance"
 _OPERATIONS = 17
 _SETTINGS = Path(__file__).with_name("schemathesis.toml")
@@ -38,7 +38,7 @@ _SETTINGS = Path(__file__).with_name("schemathesis.toml")
 
 @dataclass(frozen=True)
 class Outcome:
-    """answers: how often each (status, path, with a token or not) was seen."""
+    """answers: number of answers per (status, path, whether a token was sent)."""
 
     cases: int
     answers: Counter[tuple[int, str, bool]]
@@ -47,7 +47,9 @@ class Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.api", description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000, help="at least so many with a token, a tenth without")
+    parser.add_argument(
+        "--cases", type=int, default=10_000, help="least number of cases with a token; a tenth of it without"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, served(Path(directory)) as (url, token, ids):
@@ -58,7 +60,7 @@ def main() -> None:
 
 @contextmanager
 def served(directory: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """A server of a tiny model that wants tokens: its URL, an admin's token, and the ids of some batches."""
+    """A server of a tiny model that requires tokens: its URL, an admin's token, and the ids of some batches."""
     token = "schemathesis-" + "x" * 32
     (directory / "tokens").write_text(f"admin {token}\n")
     (directory / "tokens").chmod(0o600)
@@ -76,7 +78,7 @@ def _upload(http: httpx.Client, batch: RolloutBatch, headers: dict[str, str]) ->
 
 
 def collect(url: str, ids: list[str], directory: Path, cases: int, seed: int, token: str | None) -> Outcome:
-    """Runs schemathesis, with other seeds, until there are as many cases."""
+    """Runs schemathesis with successive seeds until it has generated at least `cases`."""
     total, answers, failures = 0, Counter[tuple[int, str, bool]](), list[str]()
     while total < cases:
         report, seen = _run(url, ids, directory, max(10, (cases - total) // _OPERATIONS), seed, token)
@@ -114,7 +116,7 @@ def _run(
 
 
 def judge(with_token: Outcome, without: Outcome) -> int:
-    """Prints what was seen; the exit status."""
+    """Prints the counts and returns the exit status."""
     answers = with_token.answers + without.answers
     broken = {key: count for key, count in answers.items() if key[0] >= 500 and key[0] not in PROMISED}
     unguarded = {

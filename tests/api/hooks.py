@@ -1,4 +1,4 @@
-"""What schemathesis cannot know from the OpenAPI page: how a batch looks, and that nobody should wait for long."""
+"""Hooks for what the OpenAPI page does not say: how to build a batch, which ids exist, and not to wait for a lease."""
 
 import atexit
 import json
@@ -15,10 +15,10 @@ from schemathesis import Case, HookContext, Response
 from shared import wire
 from tests.chaos.batches import random_batch
 
-# The runner uploads them first, so that routes of one batch find one.
+# The runner uploads these batches first, so that routes of one batch find one.
 KNOWN_IDS = os.environ["KNOWN_IDS"].split(",")
 
-# How often each (status, path, with a token or not) was answered.
+# Number of answers per (status, path, whether a token was sent).
 answers = Counter[tuple[int, str, bool]]()
 
 

@@ -1,4 +1,4 @@
-"""The classic way to a group's log-probs, as Simple-GRPO goes it, and the plainest way, in float64.
+"""A group's log-probs as Simple-GRPO computes them (the classic way), and a naive computation in float64.
 
 The prompt is repeated for every completion, rows are padded on the right to the longest, the LM head runs on every
 position, and each row goes through a log-softmax in the precision of the model.
@@ -17,7 +17,7 @@ Score = Callable[[Sequence[TokenGroup]], Tensor]
 
 
 def classic(model: PreTrainedModel) -> Score:
-    """Group after group: (sum of C,) log-probs."""
+    """Scores one group after the other; the result is (sum of C,) log-probs."""
 
     def score(groups: Sequence[TokenGroup]) -> Tensor:
         return torch.cat([logps for group in groups for logps in _padded(model, group)])
@@ -26,7 +26,7 @@ def classic(model: PreTrainedModel) -> Score:
 
 
 def naive_step(exact: PreTrainedModel, groups: Sequence[TokenGroup]) -> Tensor:
-    """(sum of C,) log-probs by a float64 model, one row after the other; leaves the gradients of their sum in it."""
+    """(sum of C,) log-probs of a float64 model, row by row; leaves the gradients of their sum in its `.grad`."""
     assert exact.dtype == torch.float64
     rows = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Clients that put batches through a server: upload, lease, ack. They are cheap, since they share its cores."""
+"""Clients that upload, lease and ack batches. They use little CPU time, since they share the server's cores."""
 
 import http.client
 import json
@@ -33,7 +33,7 @@ def make_batch(size: int) -> RolloutBatch:
 
 
 class Template:
-    """Encodes one batch, and then only changes its id."""
+    """Encodes one batch once; each body differs only in its id."""
 
     def __init__(self, size: int) -> None:
         batch = make_batch(size)
@@ -58,14 +58,14 @@ class Taken:
 
 
 class Clients:
-    """So many connections, each with a thread of its own while it works."""
+    """`count` connections, each with its own thread during `cycle`."""
 
     def __init__(self, port: int, count: int, template: Template) -> None:
         self._template = template
         self._connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(count)]
 
     def cycle(self, cycles: int) -> Taken:
-        """So many batches in all, shared among the clients."""
+        """Uploads, leases and acks `cycles` batches in total, shared among the clients."""
         taken = Taken(cycles)
         left = iter(range(cycles))
         threads = [threading.Thread(target=self._work, args=(c, left, taken)) for c in self._connections]

@@ -16,7 +16,7 @@ _BYTES = 8
 
 
 class CountingDisk(apsw.VFS):
-    """SQLite's view of the disk. The count is shared through a file: no signal and no request is needed to read it."""
+    """A VFS of SQLite that counts flushes. The count is in a file, where another process can read it at any time."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         path.write_bytes(bytes(_BYTES))

@@ -1,7 +1,7 @@
 """Learning curves of every preset's algorithm on small tasks: docs/curves.md and its picture. `make curves`.
 
-Real processes, one run at a time. What a run gave is kept in a file of its own, so that an interrupted `make curves`
-goes on where it was.
+Real processes, one run at a time. Each run's result is kept in its own file, so that an interrupted `make curves`
+continues where it stopped.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.client import RefServerClient
 from shared.lifetime import child_environment
-from tests.bench.curves_recipes import Ground, names, recipe
+from tests.bench.curves_recipes import RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
 from tests.bench.curves_result import Point, Result
 from tests.bench.processes import serving
@@ -35,7 +35,7 @@ LEFT_OVER = ("queued", "ready", "leased")
 
 
 class Servers:
-    """One server for each reference: of the base model, renewed, or none; started when first wanted."""
+    """One server for each kind of reference (base model, renewed, none), started on first use."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.snapshots = (root / "snapshots").resolve()
@@ -62,10 +62,10 @@ class Servers:
 
 
 def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Result:
-    """Trains in processes of its own, and leaves nothing but the result."""
+    """Trains in separate processes and deletes everything but the result."""
     run_dir = root / f"{name.replace('+', 'p')}-{seed}"
     shutil.rmtree(run_dir, ignore_errors=True)
-    config = recipe(name, Ground(servers.snapshots, run_dir, seed, steps))
+    config = recipe(name, RunSetup(servers.snapshots, run_dir, seed, steps))
     url = servers.of(config)
     RunDirectory(run_dir).write_config(config.model_copy(update={"server": url}))
     began = time.monotonic()
@@ -99,7 +99,7 @@ def _sampled(record: dict[str, Any]) -> int:
 
 
 def _drop_left_over(url: str, run: str) -> None:
-    """Batches that were sampled ahead would take the next run's room and time."""
+    """Drops batches that were sampled ahead: they would take queue space and scoring time from the next run."""
     with RefServerClient(url) as client:
         for state in LEFT_OVER:
             for batch in list(client.batches(state=state, run=run)):
@@ -122,7 +122,7 @@ def _read(path: Path) -> Result:
 
 
 def make(presets: Sequence[str], seeds: Sequence[int], steps: int, root: Path, console: Console) -> list[Result]:
-    """The results of all runs, of those too that an earlier call made."""
+    """The results of all runs, including those kept from earlier calls."""
     results: list[Result] = []
     with _servers(root) as servers:
         for seed in seeds:
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--root", type=Path, default=Path("runs/curves"), help="where results are kept")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where page and picture go")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where to write the page and the picture")
     options = parser.parse_args()
     options.root.mkdir(parents=True, exist_ok=True)
     results = make(options.presets, options.seeds, options.steps, options.root, Console())

@@ -19,7 +19,7 @@ from policy_trainer.sft.supervision import SupervisedLearner
 from policy_trainer.tasks import countdown as task
 from shared.logprobs import choose_forward
 
-# Without the task's many words, of which a model of this size would read one byte at a time.
+# No system prompt: the tiny tokenizer spends one token on each byte.
 DATA = DataConfig(system_prompt="", assistant_prefill="<think>")
 # The question `Using the numbers [3, 5, 7], create an equation that equals 15. …` becomes `[3, 5, 7]=15`.
 CHAT_TEMPLATE = (
@@ -59,7 +59,7 @@ def _make(target: Path, seed: int, on_progress: Callable[[int, int], None]) -> N
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:
-    """Training problems with an attempt at each, which is right by choice in some and by chance in others."""
+    """Training problems, each with an attempt: a right one for RIGHT_SHARE of them, a random one for the rest."""
     chance, problems = random.Random(seed), task.countdown(SourceConfig(), seed)
     for index in range(STEPS * BATCH):
         problem = problems.problem(index)
@@ -67,7 +67,7 @@ def demonstrations(seed: int) -> Iterator[Demonstration]:
 
 
 def attempt(problem: Problem, *, right: bool, chance: random.Random) -> str:
-    """`3+5=8,8-7=1</think>` and the answer `3+5-7`, after the tag that the prompt ends with."""
+    """For example `3+5=8,8-7=1</think>` and the answer `3+5-7`; the prompt ends with `<think>`."""
     numbers, target = problem.extras["numbers"], problem.extras["target"]
     ways = [(order, signs) for order in permutations(numbers) for signs in product("+-", repeat=2)]
     reaching = [way for way in ways if _values(*way)[-1] == target]
@@ -79,6 +79,6 @@ def attempt(problem: Problem, *, right: bool, chance: random.Random) -> str:
 
 
 def _values(order: tuple[int, ...], signs: tuple[str, ...]) -> tuple[int, int]:
-    """After the first sign and after the second."""
+    """The values after the first sign and after the second."""
     between = order[0] + (order[1] if signs[0] == "+" else -order[1])
     return between, between + (order[2] if signs[1] == "+" else -order[2])

@@ -1,4 +1,4 @@
-"""What the curves are of: each preset's algorithm on the demo's task, with the demo's model, rates and sizes."""
+"""Settings of the curves: each preset's algorithm on the demo's task, with the demo's model, rates and sizes."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,23 +22,23 @@ from shared.settings import from_values
 from tests.bench.curves_countdown import DATA, cached_countdown_model
 
 BASE_MODELS = Path("runs/base_models")
-# Outer iterations of the recipes that renew their reference: theirs are longer than a whole run here.
+# Steps between renewals, for presets that renew their reference: the published interval is longer than a whole run.
 RENEW_EVERY = 25
 EVALUATIONS = 20
-# Held out.
+# Held-out problems of an evaluation.
 PROBLEMS = 256
 # DAPO's penalty, in proportion to completions of 40 tokens.
 OVERLONG_TOKENS = 8
-# The rate is that of a step: its updates share it, so that a step goes no further for having many.
+# The learning rate of a whole step. Its updates share it, so that more updates do not mean a larger step.
 OPTIMIZER = OptimizerConfig(learning_rate=3e-4, warmup_steps=10, min_lr_rate=0.1, max_grad_norm=1.0)
 COUNTDOWN = "countdown"
-# Which is learnt more slowly.
+# Factor on the steps, since countdown is learnt more slowly.
 COUNTDOWN_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where a run takes place. snapshots: --snapshot-root of the server that renews its reference."""
+class RunSetup:
+    """Paths, seed and steps of a run. snapshots: --snapshot-root of the server that renews its reference."""
 
     snapshots: Path
     run_dir: Path
@@ -51,24 +51,24 @@ def names() -> list[str]:
 
 
 def base_model(name: str) -> Path:
-    """One for all seeds, so that one server has the reference of all runs."""
+    """One model for all seeds, so that one server can score all runs."""
     make = cached_countdown_model if name == COUNTDOWN else cached_base_model
     return make(BASE_MODELS, 0, lambda done, total: None)
 
 
-def recipe(name: str, ground: Ground) -> TrainConfig:
+def recipe(name: str, setup: RunSetup) -> TrainConfig:
     if name == COUNTDOWN:
-        return _countdown(replace(ground, steps=COUNTDOWN_STEPS * ground.steps))
-    return _of_preset(name, ground)
+        return _countdown(replace(setup, steps=COUNTDOWN_STEPS * setup.steps))
+    return _of_preset(name, setup)
 
 
-def _of_preset(name: str, ground: Ground) -> TrainConfig:
+def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
     """The algorithm is the preset's: loss, cadence, renewal, dynamic sampling, penalties. All else is the demo's."""
     preset = PRESETS[name].config()
     overlong = "soft_overlong" in preset.rewards
     return _config(
         base_model(name),
-        ground,
+        setup,
         task="arithmetic",
         rewards=["accuracy", "tags", *(["soft_overlong"] if overlong else [])],
         judging=JudgingConfig(steps=preset.judging.steps, penalty=PenaltyConfig(overlong_tokens=OVERLONG_TOKENS)),
@@ -82,11 +82,11 @@ def _of_preset(name: str, ground: Ground) -> TrainConfig:
     )
 
 
-def _countdown(ground: Ground) -> TrainConfig:
+def _countdown(setup: RunSetup) -> TrainConfig:
     """Three numbers from 1 to 9, + and -, with the default GRPO: problems as the task generates them."""
     return _config(
         base_model(COUNTDOWN),
-        ground,
+        setup,
         task="countdown",
         rewards=[],
         judging=JudgingConfig(),
@@ -102,7 +102,7 @@ def _countdown(ground: Ground) -> TrainConfig:
 
 def _config(
     base: Path,
-    ground: Ground,
+    setup: RunSetup,
     *,
     task: TaskName,
     rewards: list[str],
@@ -118,14 +118,14 @@ def _config(
     return from_values(
         TrainConfig,
         model=str(base),
-        seed=ground.seed,
+        seed=setup.seed,
         threads=1,
         task=task,
         rewards=rewards,
         judging=judging,
         data=data,
-        run_dir=ground.run_dir,
-        max_steps=ground.steps,
+        run_dir=setup.run_dir,
+        max_steps=setup.steps,
         groups_per_step=16,
         sampling=SamplingConfig(
             num_generations=8, prompts_per_round=16, max_completion_length=40, max_resamples=max_resamples
@@ -137,7 +137,7 @@ def _config(
         optimizer=OPTIMIZER.model_copy(
             update={"learning_rate": OPTIMIZER.learning_rate / (num_iterations * minibatches)}
         ),
-        reference=ReferenceConfig(sync_steps=sync_steps, snapshot_root=ground.snapshots if sync_steps else None),
-        checkpoint=CheckpointConfig(save_steps=ground.steps, save_total_limit=1),
-        evaluation=EvaluationConfig(eval_steps=max(1, ground.steps // EVALUATIONS), problems=PROBLEMS, batch_size=128),
+        reference=ReferenceConfig(sync_steps=sync_steps, snapshot_root=setup.snapshots if sync_steps else None),
+        checkpoint=CheckpointConfig(save_steps=setup.steps, save_total_limit=1),
+        evaluation=EvaluationConfig(eval_steps=max(1, setup.steps // EVALUATIONS), problems=PROBLEMS, batch_size=128),
     )

@@ -26,7 +26,7 @@ def by_name(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """A panel for each algorithm: the mean over the seeds, and the band from the least to the best of them."""
+    """A panel for each algorithm: the mean over the seeds, and the band from the lowest to the highest."""
     found = by_name(results)
     rows = -(-len(found) // COLUMNS)
     figure = Figure(figsize=(15, 2.7 * rows), layout="constrained")
@@ -72,14 +72,17 @@ def write_page(results: Sequence[Result], path: Path, picture: str) -> None:
 
 
 def _finding(found: Mapping[str, Sequence[Result]]) -> str:
-    """Who learned: by more than the choice of the held-out problems explains, its 95% interval."""
+    """Counts the algorithms that learned with every seed and names the others.
+
+    Learned means that the 95% interval of the final accuracy lies above the initial accuracy.
+    """
     lifted = [
         name
         for name, runs in found.items()
         if all(wilson_interval(run.after * PROBLEMS, PROBLEMS)[0] > run.before for run in runs)
     ]
     others = [f"`{name}`" for name in found if name not in lifted]
-    end = f"; not so {', '.join(others)}." if others else "."
+    end = f"; {', '.join(others)} did not." if others else "."
     return f"**{len(lifted)} of these {len(found)} lift accuracy with every seed**{end}"
 
 
@@ -101,7 +104,7 @@ def _row(name: str, runs: Sequence[Result]) -> str:
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    """The mean, and the range where there is one."""
+    """The mean, and the range if the values differ."""
     low, high, middle = form.format(min(values)), form.format(max(values)), form.format(mean(values))
     return middle if low == high else f"{middle} ({low} to {high})"
 
@@ -133,7 +136,7 @@ _TEXT = """# Learning curves
 
 Every preset's algorithm on the demo's task, addition of two numbers up to 99, for {steps} steps of 16 groups of 8, and
 the default GRPO on countdown for {factor} times as many; {seeds} seeds. `make curves` trains them all, real processes
-on this machine, and writes this page and its picture; it goes on where it was interrupted.
+on this machine, and writes this page and its picture; after an interruption it continues.
 
 Taken from the preset: advantage, surrogate, KL, mean, old log-probs, what happens to groups without variance and to
 truncated completions, updates a step, publishing, dynamic sampling, the penalty on length. The same for all: base
@@ -141,16 +144,16 @@ model, rewards (accuracy and tags), 40 tokens, temperature 1, AdamW at 3e-4 with
 tenth, gradients clipped to norm 1. So this shows that each algorithm learns, not which is best: each was published with
 other rates, sizes and tasks.
 
-Where a step has several updates, each has its share of that rate. With the whole of it in each update, over 100 steps
-and one seed, `dapo` (16 updates a step) ended at an accuracy of 0.04 and `cispo` (16) at 0.01; `gspo` (4) learned all
-the same.
+Where a step has several updates, they share that rate. With the full rate in each update, over 100 steps
+and one seed, `dapo` (16 updates a step) ended at an accuracy of 0.04 and `cispo` (16) at 0.01; `gspo` (4) still
+learned.
 
-Countdown is easy to get wrong: its base model was chosen among five, and weights are published after every step, until
-one seed learned; that choice was made by the same 256 problems. A base model that was shown mostly wrong attempts
-learned nothing in 100 steps.
+Countdown is sensitive to its settings: we tried five base models, and publishing weights after every step, until one
+seed learned, and chose by the same 256 problems. A base model that was trained on mostly wrong attempts learned nothing
+in 100 steps.
 
 {finding} Accuracy is greedy, on {problems} held-out problems. Ranges are
-over the seeds. Samples are completions, those of groups that were given up included; "to 0.5" counts them until the
+over the seeds. Samples are completions, including those of discarded groups; "to 0.5" counts them until the
 first evaluation that reached it.
 
 ![Curves]({picture})

@@ -1,11 +1,11 @@
-"""What one run of the curves gave."""
+"""The result of one run of the curves."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation. samples: completions that were sampled for the steps until then, those given up too."""
+    """An evaluation. samples: completions sampled for the steps until then, including discarded ones."""
 
     step: int
     samples: int
@@ -34,5 +34,5 @@ class Result:
         return self.curve[-1].accuracy
 
     def samples_to(self, accuracy: float) -> int | None:
-        """Until the first evaluation that reached it; None when none did."""
+        """Samples until the first evaluation that reached `accuracy`; None if none did."""
         return next((point.samples for point in self.curve if point.accuracy >= accuracy), None)

@@ -1,11 +1,11 @@
 """All figures of a GPU with one command: `python -m tests.bench.gpu`, or `make bench-gpu`.
 
-Models have random weights, so that nothing is downloaded. The sides of a comparison work in one process, in turns: a
-GPU that two processes share tells nothing of either. Without a GPU the same tables are made of a tiny model on the CPU,
-which shows that they can be made and no more.
+Models have random weights, so that nothing is downloaded. The sides of a comparison run in one process, in turns: two
+processes on one GPU would disturb each other. Without a GPU the same tables are made with a tiny model on the CPU,
+which only shows that the benchmark works.
 
-Every table is printed, and written to --json, as soon as it is ready: a machine may be taken away. One that fails
-prints why, the next one goes on, and the command ends with status 1. --tables takes some of them alone.
+Every table is printed, and written to --json, as soon as it is ready, since the machine may be taken away. A table that
+fails prints its traceback, the next one starts, and the command exits with status 1. --tables selects tables.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from tests.bench.gpu_rows import Row, Setting, Table, of_sizes, show
 DEFAULT_SIZES = {"cuda": ["3B", "7B"], "cpu": ["tiny"]}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-CPU_NOTE = "These figures are of a CPU and of short completions: they show that the tables can be made, and no more."
+CPU_NOTE = "These figures are of a CPU and of short completions: they only show that the benchmark works."
 
-# What matters most comes first.
+# The most important tables come first.
 TABLES = {
     "forms": Table(
         "Forms of the forward: which one is chosen, its self-test, and its gradients' relative L2 distance",
@@ -42,10 +42,12 @@ TABLES = {
         of_sizes(gpu_speed.classic_rows),
     ),
     "tokens": Table(
-        "Scoring by tokens of a forward, beside matrix products (bar 45% from 8k tokens; the head's peak is constant)",
+        "Scoring by tokens per forward, beside matrix products (bar 45% from 8k tokens; the head's peak is constant)",
         of_sizes(gpu_speed.token_rows),
     ),
-    "values": Table("Log-probs beside float32 row by row of the same weights", of_sizes(gpu_exactness.value_rows)),
+    "values": Table(
+        "Log-probs beside those of the same weights in float32, row by row", of_sizes(gpu_exactness.value_rows)
+    ),
     "steps": Table(
         f"A whole training step of {gpu_runs.STEP_GROUPS} groups with gradient checkpointing; MiB above the weights",
         of_sizes(gpu_runs.step_rows),
@@ -58,7 +60,7 @@ TABLES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     options = parse(arguments)
     device = torch.device(options.device)
     meter = METERS[device.type](device)
@@ -83,9 +85,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda, cuda:1 or cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="3B and 7B on a GPU, tiny on a CPU")
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help="all of them")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures; null: it did not fit")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="default: 3B and 7B on a GPU, tiny on a CPU")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help="default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to it; null: out of memory")
     return parser.parse_args(arguments)
 
 
@@ -100,7 +102,7 @@ def about(setting: Setting) -> dict[str, Any]:
 
 
 def take(table: Table, setting: Setting) -> dict[str, Any]:
-    """Prints the table, or as much of it as there is and what went wrong."""
+    """Makes and prints the table; if it fails, prints the traceback and the rows so far."""
     rows: list[Row] = []
     taken: dict[str, Any] = {"title": table.title, "rows": rows}
     started = time.perf_counter()

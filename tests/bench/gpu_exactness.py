@@ -1,4 +1,4 @@
-"""Tables of exactness: which forward is chosen, how right it and its gradients are, what half precision errs."""
+"""Tables of exactness: which forward is chosen, the error of its gradients, and the error of half precision."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -28,7 +28,7 @@ Gradients = dict[str, Tensor]
 
 
 def form_rows(setting: Setting) -> Iterator[Row]:
-    """`tiny` too: it always fits, and another size of heads takes another kernel."""
+    """`tiny` is always included, since it always fits."""
     for size in dict.fromkeys(("tiny", *setting.sizes)):
         yield from forms_of(setting, size)
 
@@ -43,7 +43,7 @@ def forms_of(setting: Setting, size: str) -> Iterator[Row]:
         try:
             forward = form(model)
             row["self-test"] = self_test_difference(model, forward)
-        except Exception as error:  # as in choose_forward: a form may be refused in any way
+        except Exception as error:  # as in choose_forward: a form may fail with any error
             yield row | {"self-test": reason(error)}
             continue
         row["allowed"] = self_test_tolerance(model.dtype)
@@ -56,13 +56,13 @@ def forms_of(setting: Setting, size: str) -> Iterator[Row]:
 
 
 def exact_gradients(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> Gradients:
-    """By a float32 copy, the plainest way."""
+    """Gradients of a float32 copy, one forward for each completion."""
     copy = deepcopy(model).float()
     return gradients(copy, by_row(copy), groups)
 
 
 def gradients(model: PreTrainedModel, score: Score, groups: Sequence[TokenGroup]) -> Gradients:
-    """Of the sum of all log-probs; none is left in the model."""
+    """Gradients of the sum of all log-probs; clears those of the model."""
     try:
         score(groups).sum().backward()
         return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -71,7 +71,7 @@ def gradients(model: PreTrainedModel, score: Score, groups: Sequence[TokenGroup]
 
 
 def distance(ours: Gradients | None, right: Gradients | None) -> Cell:
-    """L2, of all gradients as one vector, relative to the right one."""
+    """Relative L2 distance of all gradients as one vector; None if a side did not fit."""
     if ours is None or right is None:
         return None
     assert ours.keys() == right.keys()
@@ -109,6 +109,6 @@ def exact_logps(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> Tensor:
 
 
 def noise_floor(score: Score, groups: Sequence[TokenGroup]) -> float:
-    """Mean k3 per token between groups packed together, and each alone."""
+    """Mean k3 per token between groups packed together and each group alone."""
     alone = torch.cat([score_only(score, [group]) for group in groups])
     return float(k3(score_only(score, groups) - alone).double().mean())

@@ -1,4 +1,4 @@
-"""Time and memory of work on a device, behind one protocol: a GPU's, and a CPU's to try the benchmark without one."""
+"""Time and memory of work on a device, behind one protocol: a GPU, or a CPU to try the benchmark without a GPU."""
 
 import ctypes
 import gc
@@ -11,12 +11,12 @@ import torch
 from tests.bench import measure
 
 T = TypeVar("T")
-_PRODUCTS = 8  # of one measurement: more than it takes to launch them and to wait
+_PRODUCTS = 8  # in one measurement, so that launching and waiting are negligible
 
 
 class Meter(Protocol):
-    """name: of the device. scale: of the lengths of prompts and completions. matrix_width: of products that fill the
-    device. repetitions: of what is timed."""
+    """name: of the device. scale: factor on the lengths of prompts and completions. matrix_width: width of matrix
+    products that fill the device. repetitions: of each timing."""
 
     device: torch.device
     name: str
@@ -25,15 +25,15 @@ class Meter(Protocol):
     repetitions: int
 
     def wait(self) -> None:
-        """Until all work is done: a device works on while the program goes on."""
+        """Blocks until all work is done: a GPU runs asynchronously."""
         ...
 
     def peak_mib(self, work: Callable[[], object]) -> float:
-        """MiB of tensors by which `work` rises at most above what there is."""
+        """Peak memory of `work` in MiB, above what is in use before."""
         ...
 
     def free(self) -> None:
-        """Memory that nothing refers to any more."""
+        """Releases memory that nothing refers to any more."""
         ...
 
 
@@ -78,7 +78,7 @@ class CpuMeter:
         pass
 
     def peak_mib(self, work: Callable[[], object]) -> float:
-        ctypes.CDLL(None).malloc_trim(0)  # what is kept of earlier work would take this one in unseen
+        ctypes.CDLL(None).malloc_trim(0)  # else memory kept from earlier work would hide this work's
         return measure.peak_mib(work)
 
     def free(self) -> None:
@@ -90,17 +90,17 @@ METERS: dict[str, Callable[[torch.device], Meter]] = {"cuda": CudaMeter, "cpu": 
 
 @dataclass(frozen=True)
 class Taken:
-    """seconds: median. mib: peak above what there was."""
+    """seconds: median. mib: peak above what was in use before."""
 
     seconds: float
     mib: float
 
 
 def compare(meter: Meter, sides: Mapping[str, Callable[[], object]]) -> dict[str, Taken | None]:
-    """Of each side, taken in turns; None for one that does not fit into the memory."""
+    """Time and memory of each side, timed in turns; None for a side that does not fit into the memory."""
     peaks: dict[str, float | None] = {}
     for name, side in sides.items():
-        fitting(meter, side)  # what libraries set up once is not the side's
+        fitting(meter, side)  # warms up: the one-time setup of libraries does not count
         peaks[name] = fitting(meter, lambda side=side: meter.peak_mib(side))
     seconds = median_seconds(meter, {name: side for name, side in sides.items() if peaks[name] is not None})
     return {name: None if peak is None else Taken(seconds[name], peak) for name, peak in peaks.items()}
@@ -119,12 +119,12 @@ def fitting(meter: Meter, work: Callable[[], T]) -> T | None:
         return work()
     except torch.OutOfMemoryError:
         pass
-    meter.free()  # not before the exception and the frames that it refers to are gone
+    meter.free()  # only here, where the exception and its frames are gone
     return None
 
 
 class Products:
-    """Matrix products of random numbers: what the device can do."""
+    """Matrix products of random numbers: the rate that the device can reach."""
 
     def __init__(self, meter: Meter, dtype: torch.dtype) -> None:
         self._a, self._b = torch.randn(2, meter.matrix_width, meter.matrix_width, device=meter.device).to(dtype)

@@ -1,4 +1,4 @@
-"""What the tables of the GPU benchmark are made of: a setting in, rows of named figures out."""
+"""Tables of the GPU benchmark: functions from a setting to rows of named figures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from tests.bench.gpu_models import SIZES, make_model
 from tests.bench.scoring import marked
 
 PROMPT = 400
-PROMISED = ("3B", "7B")  # sizes that the bars speak of, on an H200 in bfloat16
+PROMISED = ("3B", "7B")  # sizes that have bars, on an H200 in bfloat16
 NO_MEMORY = "does not fit"
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """least: what is promised."""
+    """least: the bar; None if there is none."""
 
     value: float
     least: float | None = None
@@ -42,33 +42,33 @@ Row = dict[str, Cell]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and of what everything is measured. sizes: names of models."""
+    """Device, dtype and models of all tables. sizes: names of models."""
 
     meter: Meter
     dtype: torch.dtype
     sizes: tuple[str, ...]
 
     def make_model(self, size: str) -> PreTrainedModel:
-        self.meter.free()  # the one before it
+        self.meter.free()  # the previous model
         return make_model(size, self.dtype, self.meter.device)
 
     def make_groups(self, size: str, count: int) -> list[TokenGroup]:
         return [self.make_group(size, seed) for seed in range(count)]
 
     def groups_of(self, size: str, tokens: int) -> list[TokenGroup]:
-        """Groups of about so many tokens in all: whole ones, and a smaller one of the same shape."""
+        """Groups of about `tokens` tokens in total: whole ones, and a smaller one of the same shape."""
         whole, rest = divmod(tokens / (PROMPT + sum(measure.LENGTHS)), 1)
         groups = self.make_groups(size, int(whole))
         return [*groups, self.make_group(size, len(groups), rest)] if rest else groups
 
     def make_group(self, size: str, seed: int, factor: float = 1.0) -> TokenGroup:
-        """Of random tokens: P 400 and 8 completions, all lengths times the factor and what suits the device."""
+        """Random tokens, P 400 and 8 completions, all lengths times `factor` and the meter's scale."""
         factor *= self.meter.scale
         prompt, *lengths = (max(1, round(factor * length)) for length in (PROMPT, *measure.LENGTHS))
         return measure.random_group(prompt, lengths, SIZES[size].vocab_size, seed)
 
     def least(self, size: str, ratio: float) -> float | None:
-        """A bar of the project, where it speaks of this size."""
+        """The bar `ratio`, if this size has bars."""
         return ratio if size in PROMISED else None
 
 
@@ -89,7 +89,7 @@ def of_sizes(rows_of: Callable[[Setting, str], Iterator[Row]]) -> Callable[[Sett
 
 
 def reason(error: Exception) -> str:
-    """Of an error that a table shows in place of figures."""
+    """Type and first line of an error that a table shows in place of figures."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 

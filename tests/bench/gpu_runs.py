@@ -1,4 +1,4 @@
-"""Tables of what a run consists of: a whole training step, and sampling."""
+"""Tables of a whole training step and of sampling."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.bench.samplers import Generate, GenerateWithLogps, Ours, Shape, Side
 
 STEP_GROUPS = 4
 MASTERS: tuple[Literal["float32", "none"], ...] = ("float32", "none")
-# By kind of device: which model samples, and how many tokens.
+# By type of device: the model that samples, and the length of completions.
 SAMPLED = {"cuda": ("0.5B", 128), "cpu": ("tiny", 16)}
 PROMPTS, GROUP_SIZE = 8, 8
 
@@ -34,7 +34,7 @@ PROMPTS, GROUP_SIZE = 8, 8
 
 
 class ClassicForward:
-    """The classic way, where the learner takes a `LogprobForward`. It computes no entropies: they are zeros."""
+    """The classic way as a `LogprobForward` for the learner. Entropies are zeros."""
 
     name = "classic"
 
@@ -49,7 +49,7 @@ class ClassicForward:
         return logps, torch.zeros_like(logps)
 
 
-# How a side makes its forward, and how many tokens the learner gives it at once: the classic way goes group by group.
+# The forward and the micro_batch_tokens of each side: with 1, the classic side works group by group.
 FORWARDS: dict[str, tuple[Callable[[PreTrainedModel], LogprobForward], int]] = {
     "ours": (choose_forward, TrainConfig.model_fields["micro_batch_tokens"].default),
     "classic": (ClassicForward, 1),
@@ -59,12 +59,12 @@ FORWARDS: dict[str, tuple[Callable[[PreTrainedModel], LogprobForward], int]] = {
 def step_rows(setting: Setting, size: str) -> Iterator[Row]:
     """Each side has a model and an optimizer of its own, one after the other: both at once would not fit."""
     for masters in MASTERS:
-        taken = {side: fitting(setting.meter, partial(taken_by, setting, size, side, masters)) for side in FORWARDS}
+        taken = {side: fitting(setting.meter, partial(measure_step, setting, size, side, masters)) for side in FORWARDS}
         yield {"": f"{size}, masters: {masters}", **compared(taken, setting.least(size, STEP_BAR))}
 
 
-def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32", "none"]) -> Taken:
-    """The peak is above the model's weights: masters, moments and gradients are part of it."""
+def measure_step(setting: Setting, size: str, side: str, masters: Literal["float32", "none"]) -> Taken:
+    """The peak excludes the model's weights and includes masters, moments and gradients."""
     model = setting.make_model(size)
     checkpoint_layers(model)
     make_forward, micro_batch_tokens = FORWARDS[side]
@@ -85,7 +85,7 @@ def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32",
                 max_completion_length=SAMPLED["cuda"][1],
             )
         )
-        for number in range(2):  # the first one leaves the moments, with which the second needs the most
+        for number in range(2):  # the second step has the peak, since moments exist then
             learners[0].step(batches, step=number)
 
     mib = setting.meter.peak_mib(start)
@@ -94,7 +94,7 @@ def taken_by(setting: Setting, size: str, side: str, masters: Literal["float32",
 
 
 def make_batches(forward: LogprobForward, groups: Sequence[TokenGroup]) -> list[ScoredBatch]:
-    """As a policy samples them that has not moved away from its reference."""
+    """Batches of a policy that equals its reference."""
     generator, batches = np.random.default_rng(0), []
     for group in groups:
         with torch.inference_mode():
@@ -119,7 +119,7 @@ def sampler_rows(setting: Setting) -> Iterator[Row]:
     model = setting.make_model(size)
     vocabulary = SIZES[size].vocab_size
     length = round(setting.meter.scale * PROMPT)
-    prompts = np.random.default_rng(0).integers(2, vocabulary, (PROMPTS, length)).tolist()  # 0 and 1 pad and end
+    prompts = np.random.default_rng(0).integers(2, vocabulary, (PROMPTS, length)).tolist()  # 0 is PAD, 1 is EOS
     shape = Shape(size, lambda: model, lambda: prompts, GROUP_SIZE, new_tokens, setting.meter.repetitions)
     sides = {name: make(shape) for name, make in SAMPLERS.items()}
     tokens = {name: sum(len(completion.ids) for completion in side.sample(0)) for name, side in sides.items()}

@@ -1,4 +1,4 @@
-"""Tables of time and memory: log-probs and their gradients, tokens a forward, and what compiling brings."""
+"""Tables of time and memory: log-probs and their gradients, tokens per forward, and torch.compile."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from tests.bench.gpu_rows import Ratio, Row, Setting, Share, reason
 from tests.bench.scoring import ours, score_only
 
 SCORE_BAR, STEP_BAR = 3.0, 2.8
-SHARE_BAR, SHARE_FROM = 0.45, 8000  # of the rate of matrix products, from so many tokens a forward
+SHARE_BAR, SHARE_FROM = 0.45, 8000  # share of the rate of matrix products, from this many tokens per forward
 TOKENS = (1024, 2048, 4096, 8192, 16_384, 32_768)
 COMPILED_TOKENS = (1024, 16_384)
 
@@ -30,7 +30,7 @@ def packed(model: PreTrainedModel) -> Score:
     return lambda groups: forward(groups, [1.0] * len(groups))
 
 
-# One model serves all of them: without spans to attend to, as the classic way has none, its attention is plain SDPA.
+# One model serves all sides: the classic side passes no attention spans, so its attention is plain SDPA.
 SIDES: dict[str, Callable[[PreTrainedModel], Score]] = {"ours": ours, "packed": packed, "classic": classic}
 
 
@@ -38,7 +38,7 @@ def step(model: PreTrainedModel, score: Score, groups: Sequence[TokenGroup]) -> 
     try:
         scoring.step(model, score, groups)
     finally:
-        model.zero_grad(set_to_none=True)  # where memory ran out there are some of them
+        model.zero_grad(set_to_none=True)  # some remain if memory ran out
 
 
 def classic_rows(setting: Setting, size: str) -> Iterator[Row]:
@@ -90,7 +90,7 @@ def token_rows(setting: Setting, size: str) -> Iterator[Row]:
 
 
 def head_mib(meter: Meter, model: PreTrainedModel, count: int) -> float | None:
-    """Peak of the LM head and the log-softmax alone, for so many completion tokens."""
+    """Peak of the LM head and the log-softmax alone, for `count` completion tokens."""
     head = LMHead.of(model)
     hidden = torch.randn(count, head.weight.shape[1], dtype=model.dtype, device=model.device)
     targets = torch.randint(len(head.weight), (count,), device=model.device)
@@ -115,7 +115,7 @@ def compiled_rows(setting: Setting, size: str) -> Iterator[Row]:
     for mode, options in MODES[setting.meter.device.type].items():
         torch.compiler.reset()
         model = setting.make_model(size)
-        score = ours(model)  # it tries small groups beforehand, which are not to be compiled for
+        score = ours(model)  # before compiling, since its self-test scores small groups
         model.base_model.compile(dynamic=True, **options)
         for count in COMPILED_TOKENS:
             groups = setting.groups_of(size, count)
@@ -132,7 +132,7 @@ def compiled(meter: Meter, score: Score, groups: Sequence[TokenGroup]) -> Row:
         meter.wait()
         first = time.perf_counter() - started
         seconds = median_seconds(meter, {"eager": lambda: eagerly(work), "compiled": work})
-    except Exception as error:  # compiling fails in more ways than can be named, and is measured, not used
+    except Exception as error:  # compiling can fail with any error, and the product does not use it
         return {"eager / compiled": f"skipped: {reason(error)}"}
     return {
         "eager ms": 1000 * seconds["eager"],

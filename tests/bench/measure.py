@@ -18,7 +18,7 @@ from uuid6 import uuid7
 
 from shared.batch import RolloutBatch, TokenGroup
 
-# One prompt's completions as a sampler leaves them: most end well before the length limit.
+# Typical completion lengths of one group: most end well before the length limit.
 LENGTHS = (400, 233, 167, 130, 102, 78, 55, 35)
 VOCABULARY = 32_000
 # From malloc.h.
@@ -57,7 +57,7 @@ def random_group(prompt: int, lengths: Sequence[int], vocabulary: int, seed: int
 
 
 def batch_of(group: TokenGroup) -> RolloutBatch:
-    """A batch with an id of its own, as a worker uploads it; what it is judged by does not matter here."""
+    """A batch with an id of its own, as a worker uploads it; rewards and sampler log-probs are zeros."""
     return RolloutBatch(
         id=str(uuid7()),
         run="bench",
@@ -72,7 +72,7 @@ def batch_of(group: TokenGroup) -> RolloutBatch:
 
 
 class Child:
-    """A process of its own with one thread. Its calls are made one at a time, and keep what they have loaded."""
+    """A process with one thread. Calls run one at a time and can reuse what earlier calls have loaded."""
 
     def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -89,14 +89,14 @@ class Child:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of this process, which has one thread: what else the machine does falls on them least."""
+    """CPU seconds of this process, which has one thread; other load affects them less than wall-clock time."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def median_seconds(sides: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Runs the sides in turns, each once beforehand, so that what else the machine does falls on both."""
+    """Runs the sides in turns, so that other load affects both; the first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for repetition in range(repetitions + 1):
         for name, side in sides.items():
@@ -114,13 +114,12 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def peak_mib(work: Callable[[], object]) -> float:
-    """MiB by which the process's resident memory rises at most during `work`. Linux with glibc only.
+    """Peak rise of the process's resident memory during `work`, in MiB. Linux with glibc only.
 
-    What is freed goes back to the system at once, so that the figure is what was needed at one time, whatever the
-    allocator keeps for later.
+    Freed memory goes back to the system at once, so the figure excludes what the allocator would keep for later.
     """
     assert ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = _resident_kib("VmRSS")
     work()
     return (_resident_kib("VmHWM") - before) / 1024

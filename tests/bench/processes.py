@@ -18,11 +18,11 @@ SERVE = ("ref_server", "serve")
 
 @contextmanager
 def serving(*options: str, module: Sequence[str] = SERVE) -> Iterator[tuple[int, httpx.Client]]:
-    """A ready server: its pid and a client of it. module: what to start, and what it is told before the options."""
+    """A ready server: its pid and a client of it. module: the module to run, and its arguments before the options."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", *module, "--port", str(port), *options]
-    # Ctrl-C is for us, who then end it; if we are killed, it ends by itself.
+    # A session of its own: Ctrl-C reaches only this process, which ends the server. If this one is killed, it exits.
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=child_environment(), start_new_session=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:

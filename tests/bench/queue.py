@@ -1,7 +1,7 @@
-"""What a batch's way through the queue costs: over HTTP with one client and with eight, and in one process (store.py).
+"""Upload, lease and ack of a batch: over HTTP with one client and with eight, and in one process (store.py).
 
-A disk's flush takes a tenth of a millisecond here and ten there, so there are ratios, and flushes are counted. One row
-has a slow disk, made of this one: its flushes take five milliseconds longer.
+A flush takes from 0.1 to 10 milliseconds, depending on the disk, so the tables give ratios and count flushes. One row
+simulates a slow disk: each flush takes five milliseconds longer.
 """
 
 import statistics
@@ -28,7 +28,7 @@ SLOW_MS = 5
 
 @dataclass
 class Side:
-    """What so many clients have measured. syncs and cpu: of the server, for each cycle."""
+    """Measurements with one number of clients. syncs and cpu: of the server, for each cycle."""
 
     taken: list[Taken] = field(default_factory=list)
     syncs: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Side:
 
 
 def through_server(options: tuple[str, ...], module: tuple[str, ...], count: Callable[[], int]) -> list[Side]:
-    """The sides of CLIENTS, in turns. count: how many flushes there have been."""
+    """A side for each number in CLIENTS, measured in turns. count: returns the number of flushes so far."""
     template = Template(BATCH_BYTES)
     sides = [Side() for _ in CLIENTS]
     with serving("--no-model", *options, module=module) as (pid, http):
@@ -65,7 +65,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def counted(directory: Path, milliseconds: float) -> list[Side]:
-    """SQLite, each flush so many milliseconds longer."""
+    """SQLite, with each flush made longer by `milliseconds`."""
     file = directory / "flushes"
     module = ("tests.bench.counted_server", str(file), str(milliseconds), "serve")
     options = ("--data-dir", str(directory / f"data-{milliseconds}"))

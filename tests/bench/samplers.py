@@ -1,4 +1,4 @@
-"""The ways to sample that are compared, each behind the same two calls."""
+"""The samplers that are compared, behind one protocol."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ class Shape:
         choice: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
         return GenerationConfig(
             do_sample=sampled,
-            max_completion_length=self.max_completion_length,
+            max_new_tokens=self.max_completion_length,
             num_return_sequences=self.num_generations if sampled else 1,
             pad_token_id=PAD,
             eos_token_id=EOS,
@@ -71,7 +71,7 @@ class Ours:
 
 
 class Generate:
-    """Without log-probs, which generate does not keep by itself."""
+    """transformers' generate, without log-probs."""
 
     def __init__(self, shape: Shape) -> None:
         self._model: Any = shape.make_model()
@@ -99,7 +99,7 @@ class Generate:
 
 
 class GenerateWithLogps(Generate):
-    """It keeps the logits of every step, from which they are then computed all at once."""
+    """transformers' generate, with log-probs computed at the end from the logits of all steps."""
 
     def sample(self, seed: int) -> list[Completion]:
         torch.manual_seed(seed)
@@ -110,7 +110,7 @@ class GenerateWithLogps(Generate):
 
 
 class ContinuousBatching:
-    """Its scheduler runs in a thread beside."""
+    """transformers' continuous batching. Its scheduler runs in another thread."""
 
     def __init__(self, shape: Shape) -> None:
         self._model: Any = shape.make_model()
@@ -137,7 +137,7 @@ class ContinuousBatching:
         )
 
     def _run(self, manager: Any, completions: int) -> list[Completion]:
-        manager.add_requests(self._prompts, max_completion_length=self._shape.max_completion_length)
+        manager.add_requests(self._prompts, max_new_tokens=self._shape.max_completion_length)
         results: list[Any] = []
         while len(results) < completions:
             result = manager.get_result(timeout=60)
@@ -172,7 +172,7 @@ SIDES: dict[str, Callable[[Shape], Side]] = {
 
 
 def _cut(ids: Tensor, logps: Tensor | None = None) -> list[Completion]:
-    """Rows up to their end tokens, and with them."""
+    """Completions up to and including EOS."""
     rows = ids.cpu().numpy()
     ended = rows == EOS
     lengths = np.where(ended.any(1), ended.argmax(1) + 1, rows.shape[1])

@@ -1,8 +1,8 @@
 """Sampling groups of completions: ours beside transformers' generate and its continuous batching.
 
-Tokens are those of the completions, up to the end token and with it; what is computed for rows that have ended does not
-count. Each side has a process of its own with one thread, and the sides take turns. Continuous batching gets a manager
-that lives on between the rounds and a cache of the right size: with its own defaults it spends seconds on making one.
+Tokens are those of the completions up to and including EOS; computation for rows that have ended does not count. Each
+side is a process with one thread, and the sides take turns. Continuous batching keeps its manager between rounds and
+gets a cache of the right size: making one with the defaults takes seconds.
 """
 
 import os
@@ -89,7 +89,7 @@ def _rate(seed: int) -> float:
 
 
 def _error(shape: Shape) -> float:
-    """Largest distance of any log-prob that was captured from float64; NaN where none was."""
+    """Largest distance of a captured log-prob from float64; NaN if none was captured."""
     completions, prompts = _sides["this"].sample(0), shape.make_prompts()
     if not len(completions[0].logps):
         return float("nan")
@@ -130,14 +130,14 @@ def rows_of(shape: Shape) -> list[list[str]]:
             f"{rate[side]:,.0f}",
             f"{rate['ours'] / rate[side]:.2f}x",
             "-" if np.isnan(errors[side]) else f"{errors[side]:.0e}",
-            "the same" if greedy[side] == greedy["generate"] else "others",
+            "the same" if greedy[side] == greedy["generate"] else "different",
         ]
         for side in SIDES
     ]
 
 
 def run() -> None:
-    # Continuous batching works in a thread that takes its number of threads from here.
+    # The thread of continuous batching reads its number of threads from here.
     os.environ["OMP_NUM_THREADS"] = "1"
     measure.show(
         "Sampling, float32, one thread (bar at 8 x 8: 2x generate); error: of log-probs, from float64",

@@ -1,8 +1,8 @@
 """Log-probs of whole groups and their gradients: ours against the classic padded step, and both against float64.
 
 Each side is a process of its own with one thread; they work in turns, and their CPU time is compared. The bars are what
-the project promises; a figure below one is marked. The last tables say how near the matrix products come to what this
-machine can do, and how time and memory grow.
+the project promises; a figure below one is marked. The last tables compare scoring with plain matrix products on this
+machine, and show how time and memory grow.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -111,7 +111,7 @@ def memory(shape: Shape, side: str, backward: bool) -> float:
 
 
 def times(shape: Shape, backward: bool) -> dict[str, float]:
-    """Median CPU seconds of each side, in turns; what a child has loaded it keeps."""
+    """Median CPU seconds of each side, in turns; each child keeps its loaded model."""
     taken: dict[str, list[float]] = {side: [] for side in SIDES}
     with measure.Child() as one, measure.Child() as other:
         for _ in range(shape.repetitions):
@@ -124,9 +124,9 @@ def times(shape: Shape, backward: bool) -> dict[str, float]:
 
 
 def errors(shape: Shape) -> dict[str, tuple[float, float]]:
-    """Of each side: the largest distance of a log-prob from float64, and the largest relative one of a gradient.
+    """Errors of each side: the largest distance of a log-prob from float64, and the largest relative one of a gradient.
 
-    A gradient's is the L2 norm of the difference over that of the tensor, or over 1e-6 of that of all tensors.
+    A gradient's error is the L2 norm of the difference over that of the tensor, or over 1e-6 of that of all tensors.
     """
     exact = cast(shape.make_model(), shape.dtype).double().eval()
     groups = shape.make_groups(embedding_rows(exact))
@@ -158,7 +158,7 @@ def matrix_rate(dtype: torch.dtype) -> float:
 
 
 def operations(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> float:
-    """Floating-point operations of matrix products that scoring cannot do without, in 1e9.
+    """The least floating-point operations that the matrix products of scoring need, in 1e9.
 
     Two for each weight and token: the body's for all tokens, the head's for completions. Attention: four for each
     channel, query and key that it may see.

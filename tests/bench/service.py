@@ -1,8 +1,8 @@
-"""What HTTP and the queue cost: groups scored through a real reference server, and the same groups in this process.
+"""The cost of HTTP and the queue: groups scored through a real reference server, and the same groups in this process.
 
 Queued: one thread uploads as a worker would, another leases and acks as a trainer would, and the server scores one
 batch a forward, as this process does. Direct: several clients want small groups scored at once, which the server packs
-as they come; this process packs as many as there are clients. What is left is the way there and back.
+as they come; this process packs as many as there are clients. The difference is the cost of HTTP and the queue.
 """
 
 import re
@@ -40,7 +40,7 @@ Logps = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to a server's scores: the scores by id of batches of these lengths."""
+    """One way to get scores from a server. lengths: of completions. served: returns log-probs by batch id."""
 
     name: str
     batches: int
@@ -53,7 +53,7 @@ class Way:
         return [measure.batch_of(group) for group in groups]
 
     def alone(self, scorer: Scorer, batches: list[RolloutBatch]) -> Logps:
-        """In this process, so many to a forward."""
+        """Scores in this process, `per_forward` batches in each forward."""
         logps: list[np.ndarray] = []
         for first in range(0, len(batches), self.per_forward):
             part = batches[first : first + self.per_forward]
@@ -62,7 +62,7 @@ class Way:
 
 
 def through_the_queue(http: httpx.Client, batches: list[RolloutBatch]) -> Logps:
-    """Uploads, leases and acks all."""
+    """Uploads, leases and acks all batches."""
     with ThreadPoolExecutor(1) as worker:
         uploads = worker.submit(upload, http, batches)
         scores = dict(lease(http) for _ in batches)

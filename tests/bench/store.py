@@ -1,4 +1,4 @@
-"""The queue in one process: beside the least that SQLite could do, and with many batches waiting."""
+"""The queue in one process: beside bare SQLite commits, and with many batches waiting."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -34,12 +34,12 @@ def upload(body: bytes) -> Upload:
 
 
 def scored(body: bytes) -> bytes:
-    """Other bytes, and a third more of them: SQLite writes no page that stays as it is."""
+    """Different bytes, and a third more of them: SQLite does not write unchanged pages."""
     return body[::-1] + body[: len(body) // 3]
 
 
 def cycle(queue: Queue, body: bytes) -> None:
-    """One batch more comes, and the oldest of each state moves on."""
+    """Uploads a batch and moves the oldest one of each state on."""
     queue.put(upload(body))
     for claim in queue.claim(1):
         queue.complete(claim.id, scored(body))
@@ -50,7 +50,7 @@ def cycle(queue: Queue, body: bytes) -> None:
 
 @contextmanager
 def bare(path: Path, body: bytes) -> Iterator[Callable[[], None]]:
-    """The bytes come, are replaced and go, each time flushed to the disk."""
+    """A function that inserts, replaces and deletes the bytes, each in a flushed commit."""
     with closing(apsw.Connection(str(path))) as db:
         db.pragma("journal_mode", "WAL")
         db.pragma("synchronous", "FULL")
@@ -94,7 +94,7 @@ def show_bare(size: int) -> None:
 
 
 def fill(queue: SqlQueue, number: int, body: bytes) -> None:
-    """Many uploads to a transaction, which no server does, so that a deep queue does not take an hour."""
+    """Puts many uploads in each transaction, unlike the server: one by one, filling would take an hour."""
     for start in range(0, number, _AT_ONCE):
         some = [upload(body) for _ in range(min(_AT_ONCE, number - start))]
         queue._run(lambda tx, some=some: [batches.put(tx, one) for one in some], durable=True)
@@ -112,7 +112,7 @@ class Sqlite:
         return SqliteQueue(self._directory / str(depth) / "queue.sqlite", limits=_LIMITS)
 
     def options(self, depth: int) -> tuple[str, ...]:
-        """Those of a server on the same store."""
+        """Options of a server on the same store."""
         return ("--data-dir", str(self._directory / str(depth)))
 
 

@@ -1,4 +1,4 @@
-"""The curves' own sums: what a run's record becomes, the page of it, and the countdown that a model is shown."""
+"""Learning curves: results from a run's metrics, the page and the picture, recipes, and countdown demonstrations."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ from policy_trainer.presets import PRESETS
 from policy_trainer.tasks.countdown import countdown
 from tests.bench.curves import result_of
 from tests.bench.curves_countdown import attempt
-from tests.bench.curves_recipes import COUNTDOWN, Ground, names, recipe
+from tests.bench.curves_recipes import COUNTDOWN, RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
 from tests.bench.curves_result import Point, Result
 
@@ -23,7 +23,7 @@ def step(number: int, **figures: float) -> dict[str, object]:
     return {"kind": "step", "step": number, **known, **figures}
 
 
-def test_samples_count_what_was_given_up() -> None:
+def test_samples_include_discarded_groups() -> None:
     evaluations = [{"kind": "evaluation", "step": at, "accuracy": at / 4} for at in (0, 2)]
     records = [evaluations[0], step(1), step(2, resampled_groups=2, kl=0.3), evaluations[1]]
     result = result_of("dapo", 1, 2, records, 3.21)
@@ -49,19 +49,19 @@ def test_page_and_picture(tmp_path: Path) -> None:
     assert "**2 of these 2 lift accuracy with every seed**." in "\n".join(lines)
 
 
-def test_who_did_not_learn_is_named(tmp_path: Path) -> None:
-    """0.29 of 256 problems may well be the 0.25 that it began with."""
+def test_algorithms_that_did_not_learn_are_named(tmp_path: Path) -> None:
+    """The 95% interval of 0.29 over 256 problems contains the initial 0.25."""
     results = [
         Result("gspo", 0, 9, [Point(0, 0, 0.25), Point(9, 100, after)], None, None, 1.0) for after in (0.9, 0.29)
     ]
     write_page(results, tmp_path / "page.md", "picture.png")
-    assert "**0 of these 1 lift accuracy with every seed**; not so `gspo`." in (tmp_path / "page.md").read_text()
+    assert "**0 of these 1 lift accuracy with every seed**; `gspo` did not." in (tmp_path / "page.md").read_text()
 
 
-def test_the_algorithm_is_the_presets_and_the_rest_the_demos(tmp_path: Path, monkeypatch) -> None:
+def test_recipes_take_the_algorithm_from_the_preset_and_the_rest_from_the_demo(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tests.bench.curves_recipes.base_model", lambda name: tmp_path)
     for name in names():
-        config = recipe(name, Ground(tmp_path, tmp_path / "run", 3, 100))
+        config = recipe(name, RunSetup(tmp_path, tmp_path / "run", 3, 100))
         updates = config.num_iterations * config.minibatches
         assert isinstance(config, TrainConfig) and config.sampling.num_generations == 8
         assert config.optimizer.learning_rate * updates == pytest.approx(3e-4)
@@ -75,7 +75,7 @@ def test_the_algorithm_is_the_presets_and_the_rest_the_demos(tmp_path: Path, mon
             assert bool(config.reference.sync_steps) == bool(preset.reference.sync_steps)
 
 
-def test_attempts_at_countdown_reckon_rightly() -> None:
+def test_countdown_attempts_are_computed_correctly() -> None:
     task, chance = countdown(SourceConfig(), 0), random.Random(0)
     for index in range(200):
         problem = task.problem(index)

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """What the command says as a user calls it, but that nothing is compiled: a compiler takes a minute."""
+    """Output and JSON of the command as a user runs it, without compiling, which takes a minute."""
     file = tmp_path_factory.mktemp("gpu") / "figures.json"
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.gpu", "--device", "cpu", "--json", file],
@@ -56,7 +56,7 @@ class TestTheCommand:
         assert gpu.CPU_NOTE in printed
         assert (written["device"], written["dtype"], written["sizes"]) == ("a CPU", "bfloat16", "tiny")
 
-    def test_forms_that_work_here_are_right(self, report: tuple[str, dict[str, Any]]) -> None:
+    def test_forms_that_run_on_a_cpu_pass_the_self_test(self, report: tuple[str, dict[str, Any]]) -> None:
         varlen, packed, padded = report[1]["tables"]["forms"]["rows"]
         assert "NotImplementedError" in varlen["self-test"]
         assert (packed["chosen"], padded["chosen"]) == ("chosen", "")
@@ -65,7 +65,7 @@ class TestTheCommand:
             # bfloat16 has 8 bits; gradients in float32 would be the same to 1e-6.
             assert 1e-4 < row["gradients, from float32"] < 0.05
 
-    def test_half_precision_errs_by_its_own_rounding(self, report: tuple[str, dict[str, Any]]) -> None:
+    def test_errors_of_half_precision_are_small(self, report: tuple[str, dict[str, Any]]) -> None:
         mine, _, other = report[1]["tables"]["values"]["rows"]
         assert 0 < mine["mean distance from float32"] < other["mean distance from float32"] < 0.1
         assert 0 <= mine["KL to itself, packed otherwise"] < 1e-4
@@ -76,7 +76,7 @@ class TestTheCommand:
                 assert row["classic / ours"]["value"] == pytest.approx(row["classic ms"] / row["ours ms"])
                 assert row["ours MiB"] >= 0
 
-    def test_all_numbers_of_tokens_are_there(self, report: tuple[str, dict[str, Any]]) -> None:
+    def test_every_number_of_tokens_has_a_row(self, report: tuple[str, dict[str, Any]]) -> None:
         rows = report[1]["tables"]["tokens"]["rows"]
         tokens = [row["tokens"] / CpuMeter.scale for row in rows]
         assert tokens == pytest.approx([1024, 2048, 4096, 8192, 16_384, 32_768], rel=0.1)
@@ -127,7 +127,7 @@ class TestFailures:
             step(model, ours(model), [TokenGroup(np.array([5, 6]), np.array([7, 8]), np.array([1, 1]))])
         assert all(parameter.grad is None for parameter in model.parameters())
 
-    def test_what_cannot_be_compiled_says_why(self) -> None:
+    def test_a_failed_compilation_gives_its_reason(self) -> None:
         def score(groups: Sequence[TokenGroup]) -> Tensor:
             raise NotImplementedError("dynamic shapes\nand a long trace")
 

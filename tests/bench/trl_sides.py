@@ -1,4 +1,4 @@
-"""The two sides of `trl_step.py`: processes that take a training step when it is their turn, and tell what it took."""
+"""The two sides of `trl_step.py`: processes that take a training step when it is their turn, and report its time."""
 
 import os
 import time
@@ -26,7 +26,7 @@ BETA = 0.04
 CLIP = 0.2
 CLIP_NORM = 1.0
 LR = 1e-5
-# Added to the reference's weights: the policy is then away from it by a KL that the loss can show.
+# Standard deviation of the noise between policy and reference, so that the KL term shows in the loss.
 _NOISE = 0.002
 
 
@@ -40,7 +40,7 @@ class Seconds:
 
 @dataclass(frozen=True, eq=False)
 class Took:
-    """One step. weights: (N,), the policy's after it."""
+    """The result of one step. weights: (N,), the policy's after it."""
 
     seconds: Seconds
     loss: float
@@ -49,7 +49,7 @@ class Took:
 
 
 def make_batches(groups: int) -> list[RolloutBatch]:
-    """Without the policy's log-probs, which change with every step."""
+    """Batches without sampler log-probs, which change with every step."""
     batches = [batch_of(random_group(PROMPT, LENGTHS, VOCABULARY, seed)) for seed in range(groups)]
     rewards = np.random.default_rng(0).normal(size=(groups, len(LENGTHS))).astype(np.float32)
     return [replace(batch, rewards=own, sampler_logps=None) for batch, own in zip(batches, rewards, strict=True)]
@@ -99,7 +99,7 @@ def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
 
 def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
     torch.set_num_threads(1)
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` is experimental
     # By name: they are installed for this benchmark alone, and the type checker must not depend on that.
     datasets: Any = import_module("datasets")
     trl: Any = import_module("trl")
@@ -125,14 +125,14 @@ def take_trl_steps(turns: Connection, directory: Path, groups: int) -> None:
 
 
 def take_steps_of_trl_on_gpu(turns: Connection, directory: Path, groups: int) -> None:
-    """TRL with what it does on a GPU only: its LM head skips prompts and padding. No setting asks for that here."""
+    """TRL with its LM head for GPUs, which skips prompts and padding. No setting enables it on a CPU."""
     utils: Any = import_module("trl.trainer.utils")
     utils._use_triton = lambda device: True
     take_trl_steps(turns, directory, groups)
 
 
 class _Calls(TrainerCallback):
-    """What TRL's loop calls, in this order. It waits for its turn where it would generate."""
+    """Callbacks of TRL's loop, in the order of its calls. `rollout` waits for its turn instead of generating."""
 
     def __init__(self, turns: Connection, batches: list[RolloutBatch]) -> None:
         rows = [(batch.group.prompt_ids, ids) for batch in batches for ids in batch.group.completions()]

@@ -1,15 +1,15 @@
 """One training step beside TRL's GRPOTrainer: from token ids and rewards in hand to new weights, float32, one thread.
 
 Each side is a process of its own; they take their steps in turns, and CPU seconds are compared. Both start from the
-same policy, a little away from the reference, and go the same way: loss, gradient norm and weights are compared.
+same policy, which differs a little from the reference; their losses, gradient norms and weights are compared too.
 
-TRL runs its own `train()`. Its `rollout_func` hands out the tokens where it would generate, its reward function tells
-that the reference's log-probs are there, and `on_step_end` that the weights are new. It is configured to be fast: no
-gradient checkpointing, as memory suffices; a batch for each group, which took 60 seconds where one of two groups took
-70; the log-probs of the step itself as the old ones, so that no forward is spent on them; SDPA and the fused AdamW,
-which are its defaults. Where its defaults are another objective it is told ours. Our side is the learner and the scorer
-with their defaults. What TRL logs after a step is not counted. On a CPU its LM head runs on prompts and padding too;
-since it would skip them on a GPU, the last side is TRL with that head.
+TRL runs its own `train()`. Its `rollout_func` returns the tokens instead of generating; the call of its reward function
+marks the end of the reference's log-probs, and `on_step_end` the end of the update. It is configured to be fast: no
+gradient checkpointing, as memory suffices; one group per batch (60 seconds, against 70 with two groups per batch); the
+log-probs of the step itself as the old ones, so that they need no forward; SDPA and the fused AdamW, which are its
+defaults. Where its default objective differs, it is set to ours. Our side is the learner and the scorer with their
+defaults. TRL's logging after a step is not counted. On a CPU its LM head runs on prompts and padding too; since it
+would skip them on a GPU, the last side is TRL with that head.
 
 Run it with `make bench-trl`.
 """
@@ -41,9 +41,9 @@ from tests.bench.trl_sides import (
 )
 
 BAR = 2.5
-# As in the last table. The loss is a mean of advantages, which cancel, and a small KL: its rounding is that of 1.
+# In the order of the last table. The loss is a mean of advantages, which cancel, and a small KL: its bar is absolute.
 DIFFERENCE_BARS = (1e-6, 1e-5, 1e-3, 1e-3)
-# Of each number of groups; the first step, where caches are cold, is compared but not timed.
+# Steps by number of groups; the first step, where caches are cold, is compared but not timed.
 STEPS = {1: 4, 2: 3}
 
 Side = Callable[[Connection, Path, int], None]
@@ -56,7 +56,7 @@ SIDES: dict[str, Side] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a step from the same one of ours. weights: relative to how far these have come since the start."""
+    """Of a step from the same step of ours. weights: relative to how far ours have moved since the start."""
 
     loss: float
     grad_norm: float
@@ -64,22 +64,22 @@ class Difference:
 
     @classmethod
     def between(cls, ours: Took, theirs: Took, start: Array) -> "Difference":
-        way = float(np.linalg.norm(ours.weights - start))
+        moved = float(np.linalg.norm(ours.weights - start))
         return cls(
             loss=abs(ours.loss - theirs.loss),
             grad_norm=abs(ours.grad_norm / theirs.grad_norm - 1),
-            weights=float(np.linalg.norm(ours.weights - theirs.weights)) / way,
+            weights=float(np.linalg.norm(ours.weights - theirs.weights)) / moved,
         )
 
 
 @contextmanager
 def started(side: Side, directory: Path, groups: int) -> Iterator[Callable[[], Took]]:
-    """A process of this side, as a function that takes one step of so many groups."""
+    """Starts a process of this side; yields a function that takes one step of `groups` groups."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=side, args=(theirs, directory, groups), daemon=True)
     process.start()
-    theirs.close()  # so that the end of the process ends the waiting for it
+    theirs.close()  # so that `recv` fails when the process ends
 
     def step() -> Took:
         ours.send("your turn")
@@ -93,7 +93,7 @@ def started(side: Side, directory: Path, groups: int) -> Iterator[Callable[[], T
 
 
 def take_turns(directory: Path, groups: int) -> tuple[list[list[Seconds]], list[list[Difference]]]:
-    """Of each step, and there of each side."""
+    """Seconds and differences, by step and then by side."""
     start, seconds, differences = weights(load_policy(directory)), [], []
     with ExitStack() as stack:
         sides = [stack.enter_context(started(side, directory, groups)) for side in SIDES.values()]
@@ -137,8 +137,8 @@ def main() -> None:
     columns = ["", *(f"{side} s" for side in SIDES), *(f"{side} / Tandem" for side in others)]
     measure.show(f"A training step, float32, one thread: median CPU seconds (bar {BAR}x)", columns, times)
     measure.show(
-        "Differences from ours: the largest of the loss, the largest of the gradient norm relative to it, and those of "
-        f"the weights relative to their way (bars {', '.join(f'{bar:.0e}' for bar in DIFFERENCE_BARS)})",
+        "Differences from ours: the largest of the loss, the largest relative one of the gradient norm, and those of "
+        f"the weights relative to how far they moved (bars {', '.join(f'{bar:.0e}' for bar in DIFFERENCE_BARS)})",
         ["", "loss", "gradient norm", "weights, first step", "last step"],
         exactness,
     )

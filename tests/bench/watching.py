@@ -1,4 +1,4 @@
-"""What it costs to be watched: a request with and without its id, numbers and line in the log; a scrape at depth.
+"""The cost of monitoring: a request with and without its id, metrics and log line; a scrape of a deep queue.
 
 Requests go into the application without a socket, so that the microseconds are those of our code alone.
 """
@@ -33,7 +33,7 @@ REQUESTS = 300
 REPETITIONS = 9
 DEPTHS = (1_000, 100_000)
 LEASE = json.dumps({"consumer": "bench", "wait_seconds": 0}).encode()
-# One that does nothing, and one that asks the store.
+# One that does nothing, and one that queries the store.
 ROUTES = {
     "GET /livez": ("GET", "/livez", b""),
     "POST /v1/batches/lease, none ready": ("POST", "/v1/batches/lease", LEASE),
@@ -41,7 +41,7 @@ ROUTES = {
 
 
 class Asking:
-    """One request, put to an application again and again."""
+    """One request, sent to an application repeatedly."""
 
     def __init__(self, app: ASGIApp, method: str, path: str, body: bytes) -> None:
         self._app = app
@@ -56,7 +56,7 @@ class Asking:
     async def ask(self, times: int) -> None:
         for _ in range(times):
             scope: Scope = {**self._scope, "state": {"request_id": "without"}}
-            # A task of its own, as uvicorn gives it.
+            # A new task for each request, as in uvicorn.
             await asyncio.create_task(self._app(scope, self._receive, self._send))  # type: ignore[arg-type]
 
     async def _receive(self) -> Message:
@@ -93,8 +93,8 @@ def run() -> None:
 
 
 def open_service(directory: Path) -> Service:
-    room = {"max_batches": 10**6, "max_batches_per_run": 10**6, "max_mib": 10**6, "max_mib_per_run": 10**6}
-    config = ServeConfig.model_validate({"no_model": True, "data_dir": directory, "queue": room})
+    limits = {"max_batches": 10**6, "max_batches_per_run": 10**6, "max_mib": 10**6, "max_mib_per_run": 10**6}
+    config = ServeConfig.model_validate({"no_model": True, "data_dir": directory, "queue": limits})
     return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
 
 
@@ -104,7 +104,7 @@ def show_requests(directory: Path, runner: asyncio.Runner) -> None:
     with closing(service.queue):
         rows = [request_row(title, runner, apps, request) for title, request in ROUTES.items()]
     columns = ["request", "without", "watched", "more", "with a line in the log"]
-    measure.show("Being watched: microseconds of one request", columns, rows)
+    measure.show("Monitoring: microseconds of one request", columns, rows)
 
 
 def request_row(

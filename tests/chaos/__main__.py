@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: the product among kills, faults and full disks, as a table and as JSON.
+"""`python -m tests.chaos`: tests of the product under kills, faults and full disks, reported as a table and as JSON.
 
 Each test gets a directory of its own; it is kept when the test fails, with the logs and the history that show why.
 """
@@ -29,7 +29,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Chaos:
-    """One test, and the kinds of store that it is for. run: cycles, backend, an empty directory, seed."""
+    """One test and its stores. run: called with cycles, backend, an empty directory and seed."""
 
     run: Callable[[int, str, Path, int], Proof]
     backends: Sequence[str] = BACKENDS
@@ -65,7 +65,7 @@ def play(name: str, backend: str, cycles: int, seed: int, directory: Path) -> Pl
         proof = CHAOS[name].run(cycles, backend, directory, seed)
     except Exception as error:
         (directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        proof = Proof(name, backend, "comes to its end", False, {"error": f"{type(error).__name__}: {error}"})
+        proof = Proof(name, backend, "runs to its end", False, {"error": f"{type(error).__name__}: {error}"})
     except KeyboardInterrupt:
         shutil.rmtree(directory)
         raise
@@ -76,7 +76,7 @@ def play(name: str, backend: str, cycles: int, seed: int, directory: Path) -> Pl
 
 def main() -> int:
     options = _parse_options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the processes would stay
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the child processes would stay
     console = Console()
     played: list[Played] = []
     status = 0

@@ -1,4 +1,4 @@
-"""Rollout batches out of random numbers: valid, of rewards with variance, the same for the same seed."""
+"""Random rollout batches: valid, with variance in the rewards, and reproducible from the seed."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The three processes of a training, each of which can be killed and started again."""
+"""The three processes of a training run, each of which can be killed and started again."""
 
 import re
 import time
@@ -8,8 +8,8 @@ from shared.client import RefServerClient
 from tests.chaos.launch import Launched, Launcher
 
 _PATIENCE = 60.0
-_LAST_WORDS = 2000
-# Small, so that all that can happen happens often: a step in a fraction of a second, a checkpoint every few.
+_LOG_TAIL = 2000
+# Small, so that every event is frequent: a step in a fraction of a second, a checkpoint every few.
 _TRAINING = (
     "--rollout", "external", "--resume", "--max-steps", "1000000", "--threads", "1", "--lease-seconds", "10",
     "--sampling.num-generations", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
@@ -20,11 +20,11 @@ _TRAINING = (
 
 
 class Ended(Exception):
-    """A process ended although nobody had asked it to, did not end when asked, or did not get on."""
+    """A process ended unasked, did not end when asked, or made no progress."""
 
 
 class Actor:
-    """One of the processes. Its output goes to one log, life after life."""
+    """One of the processes. The output of all its lives goes to one log."""
 
     def __init__(self, launcher: Launcher, package: str, arguments: tuple[str, ...], log: Path) -> None:
         self._launcher = launcher
@@ -42,20 +42,20 @@ class Actor:
         self._process.kill()
 
     def end(self, number: int, *, status: int) -> None:
-        """Sends it a signal and waits for its end. Raises Ended when its exit status is another."""
+        """Sends it a signal and waits for its end. Raises Ended if its exit status differs."""
         self.check()
         self._process.signal(number)
         ended = self._process.wait(_PATIENCE)
         if ended != status:
-            raise Ended(f"{self._log.stem} ended with status {ended}, not {status}:\n{self.output()[-_LAST_WORDS:]}")
+            raise Ended(f"{self._log.stem} ended with status {ended}, not {status}:\n{self.output()[-_LOG_TAIL:]}")
 
     def check(self) -> None:
         """Raises Ended when it has ended by itself."""
         if not self._process.running:
-            raise Ended(f"{self._log.stem} ended with status {self._process.wait()}:\n{self.output()[-_LAST_WORDS:]}")
+            raise Ended(f"{self._log.stem} ended with status {self._process.wait()}:\n{self.output()[-_LOG_TAIL:]}")
 
     def output(self) -> str:
-        """Of this life."""
+        """The output since the last start."""
         if not self._log.exists():
             return ""
         with self._log.open("rb") as file:
@@ -107,7 +107,7 @@ class Cast:
                 ready = time.monotonic() - server.started
                 return store or ready, ready
             time.sleep(0.01)
-        raise Ended(f"the server is not ready after {_PATIENCE:.0f} s:\n{server.output()[-_LAST_WORDS:]}")
+        raise Ended(f"the server is not ready after {_PATIENCE:.0f} s:\n{server.output()[-_LOG_TAIL:]}")
 
     def _is_ready(self) -> bool:
         with RefServerClient(self.server_url) as client:
