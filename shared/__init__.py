@@ -1,1 +1,1 @@
-"""What the reference server and the policy trainer must agree on, and nothing else."""
+"""Code that the reference server and the policy trainer share, such as the batch format and the log-probs."""

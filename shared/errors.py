@@ -1,4 +1,4 @@
-"""The error for a mistake in what the user gave."""
+"""The error for invalid input of the user."""
 
 
 class UserError(ValueError):

@@ -18,7 +18,7 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _Event = MutableMapping[str, Any]
-# Fields that are rendered already, as several lines.
+# Fields that are already rendered, as several lines.
 _TEXTS = ("exception", "stack")
 _OURS = "tandem"
 
@@ -54,11 +54,11 @@ def log_uncaught_errors() -> None:
         if issubclass(error[0], KeyboardInterrupt):
             sys.__excepthook__(*error)
         else:
-            log.critical("the process ends by an error", exc_info=error)
+            log.critical("the process ends with an error", exc_info=error)
 
     def end_thread(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread else None
-        log.critical("a thread ends by an error", thread=name, exc_info=args[:3])
+        log.critical("a thread ends with an error", thread=name, exc_info=args[:3])
 
     sys.excepthook = end_process
     threading.excepthook = end_thread

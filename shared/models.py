@@ -63,8 +63,8 @@ def _explained(name: str) -> Iterator[None]:
     except _LOADING_ERRORS as error:
         if "trust_remote_code" in str(error):  # transformers advises an option that we do not have
             raise UserError(
-                f"model: {name} brings code of its own, which is never run; take one of an architecture that "
-                "transformers has"
+                f"model: {name} brings code of its own, which is never run; choose a model whose architecture is "
+                "in transformers"
             ) from None
         raise UserError(f"model: {name} cannot be loaded: {error}") from error
 

@@ -1,6 +1,6 @@
-"""Settings of a command: a preset, one TOML file, the environment, the command line, strongest last.
+"""Settings of a command, from a preset, one TOML file, the environment and the command line; later ones override.
 
-One pydantic model describes all four. Unknown keys and impossible values are refused with the field's name.
+One pydantic model describes all four. Unknown keys and invalid values are refused with the field's name.
 """
 
 import os
@@ -29,7 +29,7 @@ Settings = TypeVar("Settings", bound=BaseSettings)
 # Precision of a model's weights; auto takes what the model was saved in.
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 
-# The settings of a preset, as nested tables, given what stronger sources said.
+# Returns a preset's settings, as nested tables, from the values that other sources set.
 PresetSettings = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 NESTED_DELIMITER = "__"
@@ -64,7 +64,7 @@ def load_settings(
 
     On an error it prints the reason and exits with status 2.
     schema: the model of the whole file. A command takes its own fields from a file that may hold other commands' too.
-    presets: by name, for classes with a field `preset`. A preset's settings hold where no other source says anything.
+    presets: by name, for classes with a field `preset`. A preset's value applies where no other source sets one.
     """
     try:
         _refuse_unknown_environment(cls, schema)
@@ -107,7 +107,7 @@ class _FileSource(TomlConfigSettingsSource):
 
 
 class _PresetSource(InitSettingsSource):
-    """The preset that a stronger source names as `preset`. It comes last, since presets depend on what others said."""
+    """The preset that a stronger source names as `preset`. It is read last, since its values depend on the others."""
 
     def __init__(self, cls: type[BaseSettings], presets: Mapping[str, PresetSettings]) -> None:
         super().__init__(cls, {})
@@ -115,7 +115,7 @@ class _PresetSource(InitSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         name = self.current_state.get("preset")
-        if not isinstance(name, str):  # nothing was said, or validation refuses it
+        if not isinstance(name, str):  # not set, or validation will refuse it
             return {}
         if name not in self._presets:
             raise ValueError(f"preset: there is no {name!r}; there are {', '.join(self._presets)}")
@@ -123,7 +123,7 @@ class _PresetSource(InitSettingsSource):
 
 
 def _command_line(cls: type[BaseSettings], arguments: list[str], prog: str) -> CliSettingsSource:
-    """Refuses secrets. A list that is annotated with `NoDecode` takes its strings as they stand, commas included."""
+    """Refuses secrets. A list that is annotated with `NoDecode` keeps its strings unchanged, commas included."""
     source = CliSettingsSource(cls, cli_prog_name=prog)
     source.root_parser.description = cleandoc(cls.__doc__ or "")
     given = source.root_parser.parse_args(arguments)
@@ -182,15 +182,15 @@ def _is_secret(info: FieldInfo) -> bool:
 
 
 def _form_of_lists(message: str) -> str:
-    """The right form, where a list or a group cannot be read at all."""
+    """How to write a list or a group that could not be parsed."""
     # pydantic-settings makes JSON of the command line's lists, and JSON has neither infinity nor NaN.
     if "CliSettingsSource" in message:
         return "numbers must be finite"
-    return 'there lists and groups are JSON, as in \'["a", "b"]\''
+    return 'write lists and groups as JSON, as in \'["a", "b"]\''
 
 
 def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """A line for each impossible value. It repeats the value, unless that may hold a secret (`repr=False`)."""
+    """A line for each invalid value. It repeats the value, unless that may hold a secret (`repr=False`)."""
     lines = []
     for item in error.errors():
         message = item["msg"].removeprefix("Value error, ")

@@ -1,7 +1,7 @@
 """Batches as safetensors bytes: the body of every upload and of every lease.
 
 A body is a plain safetensors file: any safetensors library reads it, and it cannot execute code. The header is checked
-before anything else is read. No memory is allocated from a length in the header that the body does not back.
+before anything else is read. Lengths in the header are checked against the body before memory is allocated.
 """
 
 import hashlib
@@ -211,7 +211,7 @@ def _check_header_size(size: int, format: str | None) -> None:
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     for key in mapping:
         key.encode()  # raises ValueError for a lone surrogate: an error could not name such a key in UTF-8
     return mapping

@@ -80,7 +80,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Lease:
-    """The exclusive right to one batch, proved by its token. deliveries: counted losses before this one, plus one."""
+    """The exclusive right to one batch, proved by its token. deliveries: those counted before, plus one."""
 
     id: str
     token: str

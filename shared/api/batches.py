@@ -11,11 +11,11 @@ class Admitted(Answer):
 
 class Uploaded(Admitted):
     created: bool
-    """False when the same batch is, or was, there already."""
+    """False when the same batch was uploaded before."""
 
 
 class BatchSummary(Answer):
-    """What is known of a batch without its payload."""
+    """A batch without its payload."""
 
     id: str
     run: str
@@ -33,14 +33,14 @@ class BatchSummary(Answer):
     payload_bytes: int
     """0 once the payload is gone."""
     deliveries: int
-    """Leases that were lost, or given back with an error, after training on the batch had begun."""
+    """Leases that were lost after training on the batch had begun, or released with an error."""
     scoring_attempts: int
-    """Scorings that failed."""
+    """Failed attempts at scoring."""
     consumer: str | None
 
 
 class Event(Answer):
-    """One line of a batch's history. at: Unix seconds."""
+    """One entry of a batch's history. at: Unix seconds."""
 
     at: float
     state: State
@@ -54,7 +54,7 @@ class BatchDetails(BatchSummary):
 class BatchPage(Answer):
     batches: list[BatchSummary]
     next_cursor: str | None
-    """Give it as `cursor` for the next page; null on the last."""
+    """Pass it as `cursor` to get the next page; null on the last one."""
 
 
 class PromptView(Answer):

@@ -1,4 +1,4 @@
-"""What the server answers when it refuses."""
+"""The body of an error response."""
 
 from shared.api.base import Answer
 
@@ -7,7 +7,7 @@ class ErrorDetail(Answer):
     code: str
     message: str
     field: str | None = None
-    """The part of the request that is wrong."""
+    """The invalid part of the request."""
     request_id: str
 
 

@@ -14,17 +14,17 @@ class LeaseBody(Request):
     model_config = example(consumer="trainer", run="curl", wait_seconds=20, lease_seconds=120)
 
     consumer: Name
-    """Who leases."""
+    """Name of the client that leases."""
     incarnation: Name | None = None
-    """One life of the consumer: a new one ends the leases of the one before."""
+    """Identifies one process of the consumer. A new incarnation ends the leases of earlier ones."""
     request_id: Name | None = None
-    """Repeating it returns the same batch and token: a lost answer strands nothing."""
+    """A request that repeats it gets the same batch and token, so a lost response strands no batch."""
     run: Name | None = None
-    """Only batches of this run; `legacy` is the Simple-GRPO protocol's own."""
+    """Only batches of this run. Not `legacy`, the run of the Simple-GRPO protocol."""
     epoch: Version | None = None
     policy_version: Version | None = None
     max_lag: Version | None = None
-    """Batches of the run that are more versions older than policy_version become expired."""
+    """Expires batches of the run that are more than this many versions older than policy_version."""
     order: Order = Order.FIFO
     wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120
@@ -60,7 +60,7 @@ class AckBody(LeasesBody):
     model_config = example(leases=[{"id": _ID, "token": "f3…"}], checkpoint="step-40")
 
     checkpoint: str | None = Field(default=None, max_length=1000)
-    """What holds their effect; it is written into their history."""
+    """Name of the checkpoint that contains their effect; it is written into their history."""
 
 
 class ExtendBody(LeasesBody):
@@ -68,14 +68,14 @@ class ExtendBody(LeasesBody):
 
     lease_seconds: Seconds = 120
     started: bool = Field(default=False, strict=True)
-    """Training on them begins: from here on a loss counts as a delivery."""
+    """Training on them begins now: a lease lost later counts as a delivery."""
 
 
 class ReleaseBody(LeasesBody):
     model_config = example(leases=[{"id": _ID, "token": "f3…"}])
 
     error: str | None = Field(default=None, max_length=10_000)
-    """Why they cannot be used; it counts as a delivery."""
+    """Why they cannot be used. With an error, the release counts as a delivery."""
 
 
 class Result(Answer):

@@ -20,10 +20,10 @@ class ScoringView(Answer):
     tokens: int
     """Of queued batches, prompts included."""
     direct_tokens: int = 0
-    """Of those who asked for scores at once."""
+    """Of direct requests (`/v1/logprobs`)."""
     errors: int
     splits: int = 0
-    """Forwards that the memory did not suffice for, and that were done in parts."""
+    """Forwards that ran out of memory and were done in parts."""
     working_seconds: float
     waiting_seconds: float
     tokens_per_second: float
@@ -47,10 +47,10 @@ class QueueView(Answer):
 
     states: dict[State, Depth]
     runs: dict[str, dict[State, Depth]]
-    """By run, only states that have batches."""
+    """By run; states without batches are left out."""
     oldest_age_seconds: float | None
     """How long the oldest waiting batch has waited; null when none waits."""
     scoring: ScoringView
     limits: LimitsView
     since_start: dict[str, int] = Field(default={})
-    """What the answering server has done since it started; several may share a queue."""
+    """Event counts of the answering server since it started; several servers may share a queue."""

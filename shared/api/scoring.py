@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from shared.api.base import Answer, Name, Request, Version, example
 
 TokenId = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-# fail_fast: only the first fault is reported. To describe a million of them would take the server a minute.
+# fail_fast: report only the first fault, since a report of a million would take a minute.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _Rows = Annotated[list[TokenIds], Field(fail_fast=True)]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -22,7 +22,7 @@ class LogprobsRequest(Request):
     prompt: str | None = None
     completions: _Rows | _Texts = Field(min_length=1)
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False, strict=True)
-    """What the logits are divided by."""
+    """The logits are divided by it."""
 
     @model_validator(mode="after")
     def _one_form(self) -> "LogprobsRequest":
@@ -41,12 +41,12 @@ class Logprobs(Answer):
 
 
 class ModelInfo(Answer):
-    """What a client must know of the reference model. All null but the limits when there is none."""
+    """The reference model. Without a model, all fields but max_batch_tokens are null."""
 
     name: str | None
     revision: str | None
     vocabulary_size: int | None
-    """Rows of the embedding: every token id lies below."""
+    """Rows of the embedding: valid token ids are below it."""
     context_length: int | None
     """Tokens of a prompt and one completion together; null for a model without such a bound."""
     dtype: str | None
@@ -56,9 +56,9 @@ class ModelInfo(Answer):
     """Tokens of a batch: the prompt once and all completions."""
     tokenizer_fingerprint: str | None
     forward: str | None
-    """How log-probs are computed: `packed`, or one row after the other."""
+    """How log-probs are computed: `packed-varlen`, `packed`, `padded` or `plain`."""
     snapshot: str | None = None
-    """What has replaced the model's weights since the server started; null where nothing has."""
+    """The snapshot that replaced the model's first weights; null if none did."""
 
 
 class ReferenceBody(Request):

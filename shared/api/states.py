@@ -17,11 +17,11 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of one lease in an ack, extend or release."""
+    """The result of an ack, extend or release for one lease."""
 
     OK = "ok"
     ALREADY = "already"  # settled by this same token before: a retry is harmless
-    STALE = "stale"  # the token no longer holds
+    STALE = "stale"  # the token is no longer valid
     UNKNOWN = "unknown"
 
 

@@ -33,8 +33,8 @@ T = TypeVar("T")
 class AsyncRefServerClient(Connection):
     """RefServerClient for asyncio and trio. `RefServerClient` documents the arguments and methods, which are the same.
 
-    Share one client between the tasks of an event loop. A cancelled task sends nothing more; if a lease was on its way
-    to it, that lease expires.
+    Share one client between the tasks of an event loop. A cancelled task sends nothing more. A lease
+    that was on its way to it expires.
 
     ```
     async with AsyncRefServerClient("http://127.0.0.1:8400") as client:

@@ -70,7 +70,7 @@ class Connection:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise unreachable(error, self.url) from None
         except httpx.DecodingError as error:
-            raise NotRefServer(f"what answers at {self.url} is no reference server: {error}") from None
+            raise NotRefServer(f"the server at {self.url} is not a reference server: {error}") from None
 
     def read(self, request: Request[T], response: httpx.Response) -> T:
         """Parses a response. Raises RefServerError, NotRefServer."""
@@ -79,7 +79,7 @@ class Connection:
         try:
             return request.read(response)
         except (ValueError, LookupError) as error:
-            raise NotRefServer(f"what answers at {self.url} is no reference server of this version: {error}") from None
+            raise NotRefServer(f"the server at {self.url} is not a reference server of this version: {error}") from None
 
 
 class _RetryPolicy:

@@ -39,7 +39,7 @@ def trust(ca: Path) -> ssl.SSLContext:
 def remedy(error: ClientError, prefix: str) -> str:
     """Advice to append to an error message of a command, or ''. prefix: of the command's environment variables."""
     if isinstance(error, Untrusted):
-        return "; name the file of its authority's certificate with --tls-ca"
+        return "; give the certificate of its authority with --tls-ca"
     if isinstance(error, RefServerError) and error.status == HTTPStatus.UNAUTHORIZED:
         return f"; give a token of the server with --token-file, or {prefix}TOKEN in the environment"
     return ""

@@ -91,7 +91,7 @@ def _lasting_reason(error: Exception, tls: ssl.SSLError | None) -> str | None:
     if isinstance(error, httpx.UnsupportedProtocol):
         return "a URL begins with http:// or https://"
     if tls and tls.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
-        return "what listens there does not speak TLS: the URL may have to begin with http://"
+        return "the server does not speak TLS: the URL may have to begin with http://"
     return None
 
 

@@ -53,7 +53,7 @@ PAGE = 1000
 
 @dataclass(frozen=True, eq=False)
 class Leased:
-    """A leased batch. token: proves the lease. deliveries: counted losses before this one, plus one."""
+    """A leased batch. token: proves the lease. deliveries: those counted before, plus one."""
 
     batch: RolloutBatch | ScoredBatch
     id: str

@@ -1,4 +1,4 @@
-"""Log-probs of completion tokens. The server and the trainer share this code: its shift by one, its LM head.
+"""Log-probs of completion tokens. The server and the trainer share this code, with its shift by one and its LM head.
 
 Because both run the same code, the KL divergence between an unchanged policy and its reference is 0.
 

@@ -33,10 +33,12 @@ def choose_forward(model: PreTrainedModel) -> LogprobForward:
         else:
             if difference <= self_test_tolerance(model.dtype):
                 return forward
-            errors[candidate.name] = f"differs from a plain forward by {difference:.2g} of the log-probs' spread"
-        log.warning("the %s form of computing log-probs is refused: %s", candidate.name, errors[candidate.name])
+            errors[candidate.name] = (
+                f"differs from a plain forward by {difference:.2g} of the log-probs' standard deviation"
+            )
+        log.warning("the %s forward is refused: %s", candidate.name, errors[candidate.name])
         model.set_attn_implementation(attention)  # undo the change that a refused packed forward made
-    raise UserError(f"model: no way of computing log-probs is right for {type(model).__name__}: {errors}")
+    raise UserError(f"model: no forward computes correct log-probs for {type(model).__name__}: {errors}")
 
 
 def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:

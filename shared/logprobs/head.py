@@ -19,7 +19,7 @@ _TILE_LOGITS = {"cpu": 2**20}
 _TILE_LOGITS_ELSEWHERE = 2**26
 # Tile sizes are multiples of this: rows of logits that are not aligned to cache lines cost a third of the speed.
 _ALIGNED = 64
-# Logits kept for the backward, 512 MiB of float32. For kept logits, a quarter of the head's matrix products is saved.
+# Logits kept for the backward, 512 MiB of float32. Each kept tile saves a quarter of its matrix products.
 _KEPT_LOGITS = 2**27
 # Tokens of one tile at most. Fewer make the matrix products slow; more leave room for only a little vocabulary.
 _TILE_TOKENS = 1024
@@ -55,9 +55,9 @@ class LMHead:
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        keeping = _KEPT_LOGITS if torch.is_grad_enabled() else 0
+        logits_to_keep = _KEPT_LOGITS if torch.is_grad_enabled() else 0
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
-        return _TiledLogps.apply(*inputs, self.softcap, with_entropy, keeping)  # type: ignore[return-value]
+        return _TiledLogps.apply(*inputs, self.softcap, with_entropy, logits_to_keep)  # type: ignore[return-value]
 
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -83,7 +83,7 @@ class _TiledLogps(torch.autograd.Function):
         temperatures: Tensor,
         softcap: float | None,
         with_entropy: bool,
-        keeping: int,
+        logits_to_keep: int,
     ) -> tuple[Tensor, Tensor | None]:
         tiles = _Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
@@ -101,8 +101,8 @@ class _TiledLogps(torch.autograd.Function):
                     expected[part, tokens] = torch.linalg.vecdot(logps.exp_(), logits)
                 inside, column = tiles.targets(tokens, vocabulary)
                 target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
-                keeping -= logits.numel()
-                if keeping >= 0:
+                logits_to_keep -= logits.numel()
+                if logits_to_keep >= 0:
                     kept[vocabulary.start, tokens.start] = logits
         log_sum = sums.logsumexp(dim=0)
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum)

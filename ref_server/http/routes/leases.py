@@ -28,7 +28,7 @@ _LEASED = {
         "Batch-Id": {"schema": {"type": "string"}},
         "Lease-Token": {"schema": {"type": "string"}, "description": "proves the lease"},
         "Lease-Seconds": {"schema": {"type": "number"}, "description": "how long it holds unless it is extended"},
-        "Deliveries": {"schema": {"type": "integer"}, "description": "counted losses before this one, plus one"},
+        "Deliveries": {"schema": {"type": "integer"}, "description": "deliveries counted before, plus one"},
     },
 }
 

@@ -89,7 +89,7 @@ def test_another_server(command: Command, open_site: Callable) -> None:
     site = open_site(lambda _: Answer(200, b"hello"))
     status, out, err = command("ping", "--url", site.url)
     assert (status, out) == (1, "")
-    assert f"what answers at {site.url} is no reference server" in err
+    assert f"the server at {site.url} is not a reference server" in err
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_no_server(command: Command, arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("answered", "told"), [(200, "is no reference server"), (502, "502 Bad Gateway")])
+@pytest.mark.parametrize(("answered", "told"), [(200, "is not a reference server"), (502, "502 Bad Gateway")])
 def test_another_server(command: Command, answered: int, told: str) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -100,7 +100,7 @@ def test_a_wrong_packed_form_is_refused(
     before = model.config._attn_implementation
     assert choose_forward(model).name == "padded"
     assert model.config._attn_implementation == before
-    assert "the packed form of computing log-probs is refused" in caplog.text
+    assert "the packed forward is refused" in caplog.text
 
 
 def test_without_a_right_form_nothing_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
