@@ -6,23 +6,23 @@ from policy_trainer.config import TrainConfig
 def cautions(config: TrainConfig) -> list[str]:
     """One warning for each questionable combination of settings; each names its fields."""
     loss, sampling = config.loss, config.sampling
-    said = []
+    found = []
     if loss.penalises_loss and loss.kl == "k1" and loss.kl_weight == "one":
-        said.append(
+        found.append(
             "loss.kl = k1 in the loss has an expected gradient of 0 on-policy, so it bounds nothing. Use k3 or k2, "
             "loss.kl_weight = ratio, or loss.kl_in = reward"
         )
     if loss.kl_in == "both":
-        said.append("loss.kl_in = both applies the KL twice, in the rewards and in the loss: loss.beta weighs double")
+        found.append("loss.kl_in = both applies the KL penalty twice, in the rewards and in the loss")
     if sampling.top_p < 1 or sampling.top_k > 0:
-        said.append(
+        found.append(
             "sampling.top_p or top_k: completions are drawn from the likeliest tokens only, and the learner does not "
             "renormalise, so the ratio and the KL are biased; top_p = 1 and top_k = 0 turn them off"
         )
     if config.reference.decay and not config.reference.sync_steps:
-        said.append("reference.decay does nothing while reference.sync_steps is 0: the reference never changes")
+        found.append("reference.decay does nothing while reference.sync_steps is 0: the reference never changes")
     if config.judging.model.path and "model" not in config.rewards:
-        said.append("judging.model.path: this model is not used: --rewards does not name `model`")
+        found.append("judging.model.path: this reward model is not used, because --rewards does not name `model`")
     if config.judging.steps and loss.advantage != "process":
-        said.append(f"judging.steps: loss.advantage = {loss.advantage} does not use the rewards of steps: use process")
-    return said
+        found.append(f"judging.steps: loss.advantage = {loss.advantage} does not use the rewards of steps: use process")
+    return found

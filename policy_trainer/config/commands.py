@@ -55,7 +55,7 @@ class CommonConfig(ModelConfig):
     sampling: SamplingConfig = SamplingConfig()
 
     @model_validator(mode="after")
-    def _task_has_what_it_needs(self) -> "CommonConfig":
+    def _check_task(self) -> "CommonConfig":
         check_source(self.task, self.data)
         if self.task == "mixture" and not self.data.mixture:
             raise ValueError("data.mixture: task mixture needs a list of tasks")
@@ -85,13 +85,13 @@ class RunConfig(CommonConfig):
 
     @field_validator("server")
     @classmethod
-    def _server_is_a_url(cls, server: str) -> str:
+    def _check_server(cls, server: str) -> str:
         if not server.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return server
 
     @model_validator(mode="after")
-    def _authority_goes_with_https(self) -> "RunConfig":
+    def _check_tls_ca(self) -> "RunConfig":
         if self.tls_ca is not None and not self.server.startswith("https://"):
             raise ValueError(f"tls_ca: needs a server at https://, got {self.server}")
         return self
@@ -112,7 +112,7 @@ class RolloutConfig(RunConfig):
     """Number of workers in all."""
 
     @model_validator(mode="after")
-    def _worker_is_one_of_them(self) -> "RolloutConfig":
+    def _check_worker(self) -> "RolloutConfig":
         if self.worker >= self.workers:
             raise ValueError(f"worker: must be below workers ({self.workers}), got {self.worker}")
         return self

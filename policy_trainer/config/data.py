@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from policy_trainer.config.sections import Section
-from policy_trainer.config.task_settings import LOOKED_AT, refuse_unused
+from policy_trainer.config.task_settings import USED_SETTINGS, refuse_unused
 
-TASK_NAMES = tuple(LOOKED_AT)
+TASK_NAMES = tuple(USED_SETTINGS)
 
 
 def _task_name(name: str) -> str:
@@ -83,7 +83,7 @@ class MixtureSource(SourceConfig):
     """Share of this task: problems are drawn from the tasks in proportion to their weights."""
 
     @model_validator(mode="after")
-    def _task_has_what_it_needs(self) -> "MixtureSource":
+    def _check_task(self) -> "MixtureSource":
         if self.task == "mixture":
             raise ValueError("data.mixture: a mixture cannot contain another mixture")
         check_source(self.task, self)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from policy_trainer.config.sections import Section
 
-_OWN_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
+_DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
     "outcome": "group",
     "process": "group",
     "dr_grpo": "none",
@@ -79,7 +79,7 @@ class LossConfig(Section):
     @property
     def scale(self) -> Literal["group", "batch", "none"]:
         """scale_rewards; if it is not given, the advantage's default."""
-        return self.scale_rewards or _OWN_SCALES[self.advantage]
+        return self.scale_rewards or _DEFAULT_SCALES[self.advantage]
 
     @property
     def penalises_loss(self) -> bool:
@@ -92,30 +92,30 @@ class LossConfig(Section):
         return self.beta > 0 and self.kl_in != "loss"
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> "LossConfig":
-        for nonsense in (self._scale_nonsense, self._clip_nonsense, self._kl_nonsense, self._correction_nonsense):
-            if words := nonsense():
-                raise ValueError(words)
+    def _check_combinations(self) -> "LossConfig":
+        for check in (self._scale_error, self._clip_error, self._kl_error, self._correction_error):
+            if message := check():
+                raise ValueError(message)
         return self
 
-    def _scale_nonsense(self) -> str | None:
+    def _scale_error(self) -> str | None:
         if self.advantage == "dr_grpo" and self.scale_rewards not in (None, "none"):
             return "loss.scale_rewards: dr_grpo does not scale rewards: use loss.advantage = outcome to scale them"
         if self.advantage == "reinforce++" and self.scale_rewards == "group":
             return "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
         return None
 
-    def _clip_nonsense(self) -> str | None:
+    def _clip_error(self) -> str | None:
         high = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
         if self.delta is not None and self.delta <= high:
             return f"loss.delta: must be above the upper clipping bound of the ratio, {high:g}, got {self.delta:g}"
         return None
 
-    def _kl_nonsense(self) -> str | None:
+    def _kl_error(self) -> str | None:
         if self.beta == 0 and self.kl_in != "loss":
-            return f"loss.kl_in: there is no KL for {self.kl_in} with loss.beta = 0: raise beta, or use loss"
+            return f"loss.kl_in: {self.kl_in} needs a KL penalty, but loss.beta = 0: raise beta, or use loss"
         if self.kl_in == "reward" and self.kl_weight == "ratio":
-            return "loss.kl_weight: it weights the KL in the loss, but loss.kl_in = reward has none there: use both"
+            return "loss.kl_weight: ratio weights the KL in the loss, but loss.kl_in = reward puts none there: use both"
         if self.beta > 0 and self.kl_in == "loss" and self.advantage == "reinforce++":
             return (
                 "loss.kl_in: reinforce++ subtracts the KL from the reward of each token: use reward (or both), or "
@@ -125,7 +125,7 @@ class LossConfig(Section):
             return "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
         return None
 
-    def _correction_nonsense(self) -> str | None:
+    def _correction_error(self) -> str | None:
         if self.importance_sampling_correction != "none" and self.old_logps != "recomputed":
             return (
                 "loss.importance_sampling_correction: needs loss.old_logps = recomputed; with sampler the ratio "

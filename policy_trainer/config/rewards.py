@@ -23,16 +23,16 @@ class RewardModelConfig(Section):
 
 
 class PenaltyConfig(Section):
-    """Measures of the penalties `length`, `repetition` and `soft_overlong`."""
+    """Settings of the penalties `length`, `repetition` and `soft_overlong`."""
 
     length_tokens: int = Field(default=512, ge=1)
-    """Penalty length: it reaches -1 at this many tokens and grows linearly up to there."""
+    """Penalty length: it falls linearly from 0 to -1 at this many tokens."""
     repetition_ngram: int = Field(default=3, ge=1)
     """Penalty repetition: number of words in the n-grams that are compared."""
     repetition_max: float = Field(default=1.0, gt=0)
-    """Penalty repetition: it would be this large for a text in which every n-gram is a repetition."""
+    """Penalty repetition: this maximum times the share of n-grams that are repetitions is subtracted."""
     overlong_tokens: int = Field(default=128, ge=1)
-    """Penalty soft_overlong (DAPO): it grows linearly to 1 over this many last tokens before
+    """Penalty soft_overlong (DAPO): it falls linearly from 0 to -1 over this many tokens, which end at
     sampling.max_completion_length."""
 
 

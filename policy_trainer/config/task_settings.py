@@ -8,7 +8,7 @@ _FILES = frozenset({"path", "eval_path"})
 _DATASETS = frozenset({"dataset", "subset", "split", "eval_split"})
 _ANSWERS = frozenset({"columns", "answer_rule"})
 
-LOOKED_AT: Mapping[str, Set[str]] = {
+USED_SETTINGS: Mapping[str, Set[str]] = {
     "arithmetic": frozenset(),
     "countdown": _FILES | _DATASETS | {"countdown"},
     "dataset": _FILES | _DATASETS | _ANSWERS,
@@ -18,7 +18,7 @@ LOOKED_AT: Mapping[str, Set[str]] = {
     "mixture": frozenset({"mixture"}),
 }
 # All settings that say where problems are.
-SOURCE_SETTINGS: Set[str] = frozenset().union(*LOOKED_AT.values())
+SOURCE_SETTINGS: Set[str] = frozenset().union(*USED_SETTINGS.values())
 
 
 def refuse_unused(task: str, source: BaseModel) -> None:
@@ -28,8 +28,8 @@ def refuse_unused(task: str, source: BaseModel) -> None:
     """
     given = [name for name in type(source).model_fields if name in SOURCE_SETTINGS and _is_given(source, name)]
     for name in given:
-        if name not in LOOKED_AT.get(task, SOURCE_SETTINGS - {"mixture"}):
-            others = ", ".join(other for other, names in LOOKED_AT.items() if name in names)
+        if name not in USED_SETTINGS.get(task, SOURCE_SETTINGS - {"mixture"}):
+            others = ", ".join(other for other, names in USED_SETTINGS.items() if name in names)
             inside = "; a task of data.mixture has its own" if task == "mixture" else ""
             raise ValueError(f"data.{name}: task {task} does not use it{inside}: leave it out, or use --task {others}")
     if "path" in given and "eval_split" in given and "eval_path" not in given:

@@ -52,10 +52,10 @@ class TrainConfig(RunConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")
-    def _can_learn(self) -> "TrainConfig":
+    def _check_training(self) -> "TrainConfig":
         if self.dtype == "float16":
             raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
-        if self.sampling.num_generations == 1 and (reason := _lonely(self)):
+        if self.sampling.num_generations == 1 and (reason := _single_completion_error(self)):
             raise ValueError(f"sampling.num_generations: {reason}")
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision needs the rewards of steps: set judging.steps")
@@ -67,7 +67,7 @@ class TrainConfig(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _renewal_has_what_it_needs(self) -> "TrainConfig":
+    def _check_reference_sync(self) -> "TrainConfig":
         if not self.reference.sync_steps:
             return self
         if not self.loss.beta:
@@ -81,14 +81,14 @@ class TrainConfig(RunConfig):
             )
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
             raise ValueError(
-                "run: it names the snapshots of the reference, so it must consist of letters, digits, '.', '_', '-', "
-                f"must not begin with a dot and may have 100 characters at most: choose another --run; got {self.run!r}"
+                "run: it names the snapshots of the reference, so it may have at most 100 letters, digits, '.', '_', "
+                f"'-', and must not begin with a dot: choose another --run; got {self.run!r}"
             )
         return self
 
 
-def _lonely(config: TrainConfig) -> str | None:
-    """Why groups of one completion cannot train; None if they can: by step rewards, or beside the rest of a batch."""
+def _single_completion_error(config: TrainConfig) -> str | None:
+    """Why groups of one completion cannot train; None if they can: by step rewards, or with reinforce++."""
     if config.loss.advantage == "process":
         return None
     if config.loss.advantage != "reinforce++":

@@ -1,4 +1,4 @@
-"""The fields of a row, checked. Every function raises UserError, with column and place, for a value it cannot use."""
+"""Checked fields of a row. Every function raises UserError, with column and place, for a value it cannot use."""
 
 from policy_trainer.data.problem import Message
 from policy_trainer.data.rows import Row
@@ -28,7 +28,7 @@ def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:
         raise UserError(f"{where}: {column} must be a list that is not empty")
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UserError(f'{where}: {column} must each be {{"role": …, "content": …}}')
+            raise UserError(f'{where}: {column} must contain only {{"role": …, "content": …}}')
     return tuple(
         {key: _encodable(message[key], f"{key} of {column}", where) for key in ("role", "content")}
         for message in messages

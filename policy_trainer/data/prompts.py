@@ -39,8 +39,8 @@ class PromptEncoder:
         else:
             ids = self._tokenizer.encode(self._plain_text(problem))
         if self._limit is not None and len(ids) > self._limit:
-            why = "data.max_prompt_length, or the model's context without sampling.max_completion_length"
-            raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {why}")
+            limit = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
+            raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {limit}")
         return ids
 
     def prefill(self, problem: Problem) -> str:
@@ -108,5 +108,5 @@ def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
     if context is None:
         return config.data.max_prompt_length
     if context <= new:
-        raise UserError(f"sampling.max_completion_length: {new} leave no room in the model's context of {context}")
+        raise UserError(f"sampling.max_completion_length: {new} tokens leave no room in the context of {context}")
     return min(context - new, config.data.max_prompt_length)

@@ -19,5 +19,5 @@ class Sample:
     finished: bool = True
 
 
-# A failure that the completion causes gets the failing score. NaN means only that the gold answer cannot be judged.
+# A failure caused by the completion gets the failing score. NaN means only that the gold answer cannot be judged.
 Reward = Callable[[Sample], float]

@@ -17,7 +17,7 @@ _UNDECODED = "\ufffd"
 
 @dataclass(frozen=True)
 class Step:
-    """The reward of one step of a completion; NaN if it cannot be judged, and then the completion does not train.
+    """The reward of one step of a completion; NaN if it cannot be judged; the completion then does not train.
 
     end: number of characters from the beginning of the completion to the end of the step.
     """

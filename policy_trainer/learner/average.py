@@ -1,6 +1,6 @@
-"""A moving average of the policy's weights, which a run can renew its reference from.
+"""A moving average of the policy's weights, from which a run can update its reference.
 
-It is float32 on the CPU, whatever the model's dtype: bfloat16 would round away most steps of a slow average.
+It is float32 on the CPU, whatever the model's dtype: bfloat16 would round away most updates of a slow average.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Average = Mapping[str, Tensor]
 
 
 def begin_average(weights: Weights) -> Average:
-    """The policy's weights as they are."""
+    """A copy of the policy's current weights."""
     return {name: _float32(parameter).clone() for name, parameter in weights.stepped.items()}
 
 

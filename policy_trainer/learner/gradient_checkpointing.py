@@ -1,5 +1,5 @@
-"""Gradient checkpointing: layers keep their inputs alone, and are computed again on the way back (Chen et al., Training
-Deep Nets with Sublinear Memory Cost, arXiv 1604.06174)."""
+"""Gradient checkpointing: layers keep only their inputs and are recomputed in the backward (Chen et al., Training Deep
+Nets with Sublinear Memory Cost, arXiv 1604.06174)."""
 
 from functools import partial
 
@@ -11,17 +11,17 @@ from shared.errors import UserError
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """From now on, whatever the mode of the model; where no gradients are wanted nothing changes.
+    """Turns it on for all layers, in training and evaluation mode; without gradients nothing changes.
 
-    transformers' own switch works in training mode only, which would bring dropout with it.
+    transformers' own switch works in training mode only, where dropout is active.
     Raises UserError for a model whose layers transformers does not mark as such.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
-            f"gradient_checkpointing: {type(model).__name__} has no layers that can be computed again; "
+            f"gradient_checkpointing: {type(model).__name__} has no layers that support it; "
             "train without, and lower micro_batch_tokens instead"
         )
     for layer in layers:
-        # Without dropout there are no random numbers to draw again.
+        # Without dropout the recomputation draws no random numbers.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""From a batch to a group of a step: its rewards, the completions that take part, and whether it trains."""
+"""Makes the groups of a step from batches: their rewards, the completions that take part, whether they train."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.group import Group
 from shared.batch import Array, RolloutBatch, ScoredBatch
 
-# With a reference's log-probs or, where the loss needs none, without.
+# A rollout batch has no reference log-probs; it suffices if the loss needs none.
 Batch = RolloutBatch | ScoredBatch
 
 
@@ -15,7 +15,7 @@ def rollout_of(batch: Batch) -> RolloutBatch:
 
 
 def missing_input(batch: Batch, loss: LossConfig) -> str | None:
-    """What the loss needs and the batch lacks, in words; None when it can be trained on."""
+    """Why the batch lacks an input that the loss needs; None if it can be trained on."""
     rollout = rollout_of(batch)
     if rollout.sampler_logps is None and (loss.old_logps == "sampler" or loss.importance_sampling_correction != "none"):
         return "it has no sampler_logps, which the ratio or the importance-sampling correction needs"
@@ -27,7 +27,7 @@ def missing_input(batch: Batch, loss: LossConfig) -> str | None:
 
 
 def make_group(batch: Batch, loss: LossConfig) -> Group:
-    """Raises ValueError for a batch that lacks what the loss needs."""
+    """The batch as a group. Raises ValueError for a batch that lacks what the loss needs."""
     rollout = rollout_of(batch)
     if reason := missing_input(batch, loss):
         raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
@@ -45,7 +45,7 @@ def make_group(batch: Batch, loss: LossConfig) -> Group:
 
 
 def trains(group: Group, loss: LossConfig) -> bool:
-    """Whether a group has a completion to train on, and rewards that differ where the loss asks for that."""
+    """Whether a group has a completion to train on, and rewards that differ if loss.drop_zero_variance is set."""
     return bool(group.sequence_mask.any()) and (group.has_variance or not loss.drop_zero_variance)
 
 

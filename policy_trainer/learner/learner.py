@@ -1,4 +1,4 @@
-"""The learner: model and optimizer behind one verb, `step`."""
+"""The learner: trains a model with its optimizer, one step at a time."""
 
 import math
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from shared.logprobs import LogprobForward
 class Learner:
     """Trains `model` through `forward`, which computes its log-probs.
 
-    steps: of the whole run, for the learning rate. num_iterations: passes over the groups of a step. minibatches: parts
-    of each pass, with an update for each part. max_completion_length: where completions are cut off; the `constant`
+    steps: total of the run, for the learning rate. num_iterations: passes over the groups of a step. minibatches: parts
+    of each pass, one update each. max_completion_length: where completions are cut off; the `constant`
     aggregation divides by it.
     The model stays in evaluation mode: with dropout the policy would differ from itself, and the KL at step 0 from 0.
     """
@@ -60,9 +60,9 @@ class Learner:
         self.weights = make_weights(model, optimizer)
 
     def step(self, batches: Sequence[Batch], *, step: int) -> StepStats:
-        """Trains on whole groups. Without anything to learn from, or with a gradient that is not finite, no update.
+        """Trains on whole groups. No update is made if no group trains, or if the loss or gradient is not finite.
 
-        step: how many steps came before. The learning rate depends on nothing else, so that resuming needs no state.
+        step: number of earlier steps. The learning rate depends on nothing else, so that resuming needs no state.
         Raises ValueError for a batch that lacks what the loss needs.
         """
         groups = [make_group(batch, self._loss) for batch in batches]
@@ -76,7 +76,7 @@ class Learner:
         return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
 
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
-        """Log-probs under the policy as it is, packed as the updates will pack them: half precision depends on it."""
+        """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
         parts = split_evenly(len(groups), self._minibatches)
         return [own for part in parts for own in self._logps(groups[part])]
 
@@ -127,7 +127,7 @@ class Learner:
         return tokens, (own - sampler_logps).abs(), stats
 
     def kl(self, batches: Sequence[Batch]) -> float:
-        """Mean k3 per token between the policy as it is and the reference, over whole batches, without training. NaN
+        """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN
         where a batch came without ref_logps."""
         total, count = 0.0, 0
         with torch.no_grad():

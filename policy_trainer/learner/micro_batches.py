@@ -18,7 +18,7 @@ from shared.batch import Array, TokenGroup
 class MicroBatch:
     """Whole groups, joined; C counts the completion tokens of all. Tensors are on the learner's device.
 
-    tokens: old_logps and ref_logps are None where a group has none, and so is sampler_logps, float32 (C,).
+    sampler_logps: float32 (C,). It, tokens.old_logps and tokens.ref_logps are None if any group has none.
     """
 
     groups: list[TokenGroup]
@@ -28,7 +28,7 @@ class MicroBatch:
 
 
 def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
-    """Of an update on these groups."""
+    """The totals of an update on these groups."""
     return Totals(
         completions=sum(int(group.sequence_mask.sum()) for group in groups),
         tokens=sum(int(group.mask.sum()) for group in groups),
@@ -55,7 +55,7 @@ def cut(sizes: Sequence[int], limit: int) -> Iterator[slice]:
 
 
 def split_evenly(count: int, parts: int) -> list[slice]:
-    """Consecutive parts of almost equal size. None is empty, so there may be fewer than asked for."""
+    """Consecutive parts of almost equal size. No part is empty, so there may be fewer than `parts`."""
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(start, end) for start, end in pairwise(ends) if end > start]
 

@@ -1,4 +1,4 @@
-"""Old-policy log-probs: what the ratio is taken against, and the KL penalty that is taken off the rewards."""
+"""Old-policy log-probs, for the ratio and for the KL penalty that is subtracted from the rewards."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from policy_trainer.objective.group import Group
 from shared.batch import Array
 
 Recompute = Callable[[Sequence[Group]], list[Array]]
-"""Log-probs of groups, float32 (C,) each, under the learner as it is before the first update of a step."""
+"""Log-probs of groups, float32 (C,) each, under the policy before the first update of a step."""
 
 
 class OldLogps(Protocol):
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
-        """Of each group, float32 (C,); None means the current policy: the ratio is 1, and costs no forward."""
+        """Old log-probs of each group, float32 (C,); None means the current policy: the ratio is 1."""
         ...
 
     def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class OldLogps(Protocol):
 
 
 class SamplerLogps:
-    """Those that came with the batch."""
+    """The sampler's log-probs, which come with the batch."""
 
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
         return [group.sampler_logps for group in groups]
@@ -36,7 +36,7 @@ class SamplerLogps:
 
 
 class RecomputedLogps:
-    """Those of the learner before the first of several updates."""
+    """The learner's log-probs before the first of several updates."""
 
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
         return [*recompute(groups)]
@@ -47,7 +47,7 @@ class RecomputedLogps:
 
 
 class CurrentLogps:
-    """Those of the learner at each update."""
+    """The learner's current log-probs at each update."""
 
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
         return [None] * len(groups)
@@ -64,17 +64,17 @@ OLD_LOGPS: dict[str, OldLogps] = {
 
 
 def choose_old_logps(loss: LossConfig, updates: int) -> OldLogps:
-    """updates: in one step. Before a single update the recomputed log-probs are the current ones: no extra forward."""
+    """updates: number per step. With one, the recomputed log-probs equal the current ones: no extra forward."""
     return OLD_LOGPS["current" if loss.old_logps == "recomputed" and updates == 1 else loss.old_logps]
 
 
 def with_old_logps(groups: Sequence[Group], loss: LossConfig, choice: OldLogps, recompute: Recompute) -> list[Group]:
-    """The groups with their old log-probs and, where the KL is taken off the rewards, with its penalty."""
+    """The groups with their old log-probs and, if the KL is subtracted from the rewards, their KL penalty."""
     old_logps = choice.for_ratio(groups, recompute)
     groups = [replace(group, old_logps=own) for group, own in zip(groups, old_logps, strict=True)]
     if not loss.penalises_rewards:
         return groups
-    # The penalty needs old log-probs even where the ratio is taken against the current policy.
+    # The penalty needs old log-probs even where the ratio uses the current policy.
     known = [own for own in old_logps if own is not None] or recompute(groups)
     return [_with_penalty(group, own, loss) for group, own in zip(groups, known, strict=True)]
 

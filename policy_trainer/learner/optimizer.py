@@ -1,9 +1,9 @@
 """The optimizer: its learning rate at each step, and the weights that it steps.
 
-These are a model's own weights, or float32 masters that its bfloat16 weights are rounded from.
+These are the model's own weights, or float32 master weights that are rounded to its bfloat16 weights after each step.
 
-bfloat16 has 8 significant bits: a step of less than about 2^-9 of a weight is rounded away. Masters gather such steps
-(Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1).
+bfloat16 has 8 significant bits: a step of less than about 2^-9 of a weight is rounded away. Master weights accumulate
+such steps (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1).
 """
 
 import math
@@ -20,44 +20,44 @@ from policy_trainer.config import OptimizerConfig
 from shared.errors import UserError
 
 PURE_BFLOAT16 = (
-    "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly forget at a beta above "
-    'about 0.99; optimizer.master_weights = "float32" keeps both'
+    "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly decay at a beta2 above "
+    'about 0.99; optimizer.master_weights = "float32" avoids both'
 )
 
 
 class Weights(Protocol):
-    """stepped: what the optimizer steps, by the names that the model has for it; a tied weight once.
-    masters: those of them that the model itself does not hold, for checkpoints."""
+    """stepped: the parameters that the optimizer steps, by their names in the model; a tied weight once.
+    masters: those that are not parameters of the model; checkpoints save them."""
 
     stepped: dict[str, nn.Parameter]
     masters: dict[str, nn.Parameter]
     optimizer: AdamW
 
     def step(self) -> None:
-        """One step along the gradients of `stepped`, and the model has the new weights."""
+        """One optimizer step on `stepped`; the model then has the new weights."""
         ...
 
 
 def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
-    """By what the model was loaded as. Raises UserError for float16."""
+    """Chooses by the model's dtype and optimizer.master_weights. Raises UserError for float16."""
     if model.dtype == torch.float16:
         raise UserError(
             "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
         )
-    # Wider weights are their own masters.
+    # float32 weights need no masters.
     kind = _KINDS[config.master_weights] if model.dtype == torch.bfloat16 else OwnWeights
     return kind(model, config)
 
 
 def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
-    """The norm that the gradients had before they were scaled down."""
+    """Clips the gradients to max_grad_norm. Returns their norm before clipping."""
     limit = config.max_grad_norm or math.inf
     return float(torch.nn.utils.clip_grad_norm_(weights.stepped.values(), limit))
 
 
 def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:
     for group in weights.optimizer.param_groups:
-        # All of them: a checkpoint brings those of the run before it was resumed with other settings.
+        # Set all of them: a resumed optimizer has those of the checkpoint, and the settings may have changed.
         group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
     weights.step()
 
@@ -81,7 +81,7 @@ def _cosine(progress: float) -> float:
     return (1 - math.cos(math.pi * progress)) / 2
 
 
-# How much of the decay is done, in [0, 1], after a part of the run.
+# (progress of the run in [0, 1]) -> share of the decay that is done, in [0, 1].
 SCHEDULES: dict[str, Callable[[float], float]] = {"linear": _linear, "cosine": _cosine}
 
 
@@ -98,7 +98,7 @@ class OwnWeights:
 
 
 class MasterWeights:
-    """The optimizer steps float32 copies. What a backward leaves is added up in float32, and its own memory freed."""
+    """The optimizer steps float32 copies. Gradients of each backward are accumulated in float32, then freed."""
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
         self._rounded = dict(model.named_parameters())
@@ -114,7 +114,7 @@ class MasterWeights:
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
-    """A float32 copy that the gradients of every backward go to."""
+    """A float32 copy that accumulates the parameter's gradients."""
     master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
     parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
     return master

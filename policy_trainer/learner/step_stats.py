@@ -1,4 +1,4 @@
-"""Statistics of a training step: summed over micro-batches on their device, and read once an update."""
+"""Statistics of a training step: summed over micro-batches on their device, and read once per update."""
 
 import math
 from collections.abc import Sequence
@@ -23,17 +23,18 @@ _MAXIMA = ("ratio_negative", "ratio", "logp_difference")
 
 @dataclass(frozen=True)
 class StepStats:
-    """Statistics of one step. Means are over tokens that train, in all iterations, unless said otherwise; NaN of none.
+    """Statistics of one step. Means are over tokens that train, in all iterations, unless said otherwise; NaN if
+    none do.
 
     loss: mean over updates. kl: to the reference, estimated by loss.kl before each update; NaN where a batch came
     without ref_logps. entropy: of the policy before each update, in nats. clip_ratio: of both bounds. ratio_*: before
     truncation. sampling_logp_difference_*: |log-prob - the sampler's|, of the log-probs before the step where
-    old_logps = recomputed, else of the current ones; NaN where unknown. importance_sampling_ratio_mean: mean of exp of
-    that difference before truncation, logged even when the correction is off. effective_sample_size: (sum w)^2 /
-    (n sum w^2) of the same weights, in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was
-    truncated or became 0. advantage_std: over completions that train. frac_reward_zero_std: share of the step's groups.
+    old_logps = recomputed, else of the current ones; NaN where unknown. importance_sampling_ratio_mean: mean of
+    the correction weights w before truncation, logged even when the correction is off. effective_sample_size:
+    (sum w)^2 / (n sum w^2), in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was truncated or
+    became 0. advantage_std: over completions that train. frac_reward_zero_std: share of the step's groups.
     grad_norm: before clipping, mean over updates. groups, tokens: that trained; with none there was no update. updates:
-    of the optimizer. not_finite: a loss or gradient was not finite, and its update was left out.
+    of the optimizer. not_finite: a loss or gradient was not finite, and its update was skipped.
     """
 
     loss: float
@@ -62,7 +63,7 @@ class StepStats:
 
 @dataclass(frozen=True)
 class Update:
-    """One update, or one that was left out because it was not finite. sums: as `summed` returns them."""
+    """One update, or one that was skipped because it was not finite. sums: as `summed` returns them."""
 
     sums: Tensor
     grad_norm: float
@@ -91,7 +92,7 @@ def micro_batch_sums(
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
-    """The sums of several micro-batches or updates, float64 on the CPU. Call it after launching all of them: reading
+    """The sums of several micro-batches or updates, float64 on the CPU. Call it after all are launched: reading
     one waits for the device."""
     together = torch.stack([part.cpu().double() for part in parts])
     count = len(_SUMS)

@@ -50,5 +50,5 @@ class StopRequest:
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
-        # Not by print, which the signal may have interrupted.
+        # os.write, since the signal may have interrupted a print.
         os.write(sys.stderr.fileno(), b"\nstopping; press Ctrl-C again to stop at once\n")

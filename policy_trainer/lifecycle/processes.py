@@ -69,6 +69,6 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment without settings: they would overrule the configuration file that the child is given."""
+    """This process's environment without settings, which would override the child's configuration file."""
     prefixes = ("POLICY_TRAINER_", "REF_SERVER_")
     return {name: value for name, value in child_environment().items() if not name.startswith(prefixes)}

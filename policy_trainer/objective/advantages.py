@@ -24,15 +24,15 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
 
 
 def kl_penalty(ref_logps: Array, old_logps: Array, config: LossConfig) -> Array:
-    """beta times the KL of each token, float64 (C,), to take off the rewards (loss.kl_in = reward or both)."""
-    # REINFORCE++ takes the plain log-ratio off, whatever estimator the loss has.
+    """beta times the KL of each token, float64 (C,), to subtract from the rewards (loss.kl_in = reward or both)."""
+    # REINFORCE++ subtracts the plain log-ratio (k1), whatever loss.kl is.
     estimator = KL_ESTIMATORS["k1" if config.advantage == "reinforce++" else config.kl]
     return (config.beta * estimator(torch.from_numpy(ref_logps.astype(np.float64) - old_logps))).numpy()
 
 
 def _padded(rows: Sequence[Array]) -> Tensor:
-    """Rows of values as float64 (B, n), n the longest, filled up with NaN, which takes no part. In float32 a sum of
-    squares might overflow."""
+    """Rows of values as float64 (B, n), n the longest, padded with NaN, which takes no part. float64, since a
+    float32 sum of squares might overflow."""
     filled = np.full((len(rows), max([1, *map(len, rows)])), np.nan)
     for row, own in zip(filled, rows, strict=True):
         row[: len(own)] = own
@@ -40,7 +40,7 @@ def _padded(rows: Sequence[Array]) -> Tensor:
 
 
 def _outcome(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """r - mean r, scaled: outcome supervision (DeepSeekMath, arXiv 2402.03300, 4.1.2); unscaled, Dr. GRPO's
+    """r - mean r, scaled: outcome supervision (DeepSeekMath, arXiv 2402.03300, 4.1.2); unscaled: Dr. GRPO
     (2503.20783)."""
     rewards = _completion_rewards(groups)
     return _to_tokens(groups, deviations(rewards) / _divisor(rewards, config))
@@ -69,7 +69,7 @@ def _steps_to_tokens(group: Group, rewards: Array) -> Array:
 
 
 def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """The reward at the last token, less the penalty of each token, summed from the end and standardised over all
+    """The reward at the last token minus the KL penalty of each token, summed from the end and standardised over all
     tokens of the step (REINFORCE++, arXiv 2501.03262, 3.1 and 3.2)."""
     returns = [_returns(group) for group in groups]
     known = np.concatenate(
@@ -142,7 +142,7 @@ def _std(rewards: Tensor, config: LossConfig) -> Tensor:
 
 
 def _completion_rewards(groups: Sequence[Group]) -> Tensor:
-    """float64 (B, G): rewards, each less the KL penalty of its completion."""
+    """float64 (B, G): rewards, each minus the KL penalty of its completion."""
     return _padded([group.rewards - _penalties(group) for group in groups])
 
 

@@ -14,7 +14,7 @@ from policy_trainer.objective.ratios import sequence_sums
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a whole update, over all of its micro-batches. completions, tokens: that train. max_completion_length: where
+    """Counts over all micro-batches of an update. completions, tokens: those that train. max_completion_length: where
     completions are cut off, L_max of Dr. GRPO."""
 
     completions: int
@@ -42,7 +42,7 @@ def _token_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 
 
 def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """The sum over a constant, which no length changes (Dr. GRPO, arXiv 2503.20783)."""
+    """The sum divided by a constant that does not depend on lengths (Dr. GRPO, arXiv 2503.20783)."""
     return mask.double() / (max(totals.completions, 1) * totals.max_completion_length)
 
 

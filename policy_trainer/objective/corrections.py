@@ -1,5 +1,5 @@
-"""Importance-sampling correction: weights for a sampler whose log-probs differ from the learner's, as another engine's
-do."""
+"""Importance-sampling correction: weights for a sampler whose log-probs differ from the learner's, such as another
+engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

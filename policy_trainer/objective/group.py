@@ -1,4 +1,4 @@
-"""The one type of a group that trains: the learner makes it of a batch, and fills it in on the way to the loss."""
+"""A group in training: the learner makes it from a batch and adds what the loss needs."""
 
 from dataclasses import dataclass, field
 
@@ -14,9 +14,9 @@ class Group:
     tokens: prompt and completions, sampled at `temperature`. rewards: float32 (G,), NaN for completions that take no
     part. steps: the rewards of their steps under process supervision, else None. sequence_mask: bool (G,), completions
     that train. loss_mask: bool (C,), tokens that may be trained on; None for all. sampler_logps, ref_logps: float32
-    (C,), None where unknown. Filled in later: old_logps: float32 (C,), what the ratio is taken against; None for the
-    current policy. kl_penalty: float64 (C,), beta times the KL of each token, where it is taken off the rewards.
-    advantages: float32 (C,), empty until they are known.
+    (C,), None where unknown. Added later: old_logps: float32 (C,), old-policy log-probs; None means the current
+    policy. kl_penalty: float64 (C,), beta times the KL of each token, to subtract from the rewards; None if it is not.
+    advantages: float32 (C,), empty until they are computed.
     """
 
     tokens: TokenGroup
@@ -44,12 +44,12 @@ class Group:
 
     @property
     def compared_rewards(self) -> Array:
-        """What advantages compare: (G,) rewards of completions, or (S,) of their steps; NaN takes no part."""
+        """The rewards that advantages compare: (G,) of completions, or (S,) of their steps; NaN takes no part."""
         return compared_rewards(self.rewards, self.steps)
 
     @property
     def has_variance(self) -> bool:
-        """Whether the compared rewards differ, and so say which completion is better."""
+        """Whether the compared rewards differ."""
         return has_variance(self.compared_rewards)
 
 

@@ -1,6 +1,6 @@
 """The loss of the GRPO family, token by token: a surrogate, and a KL penalty to the reference.
 
-Each formula is a function in a dictionary, under the setting that chooses it. aggregation.py gives each token its
+Each formula is a function in a dictionary, keyed by the value of its setting. aggregation.py gives each token its
 weight in the loss of the whole update, so that the sum over any micro-batches is that loss.
 """
 
@@ -21,7 +21,7 @@ class LossTokens:
     """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
 
     The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
-    gradient. ref_logps: None without a KL. importance_weights: of the surrogate, for the sampler's mismatch.
+    gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None.
     """
 
     sequence_ids: Tensor
@@ -66,7 +66,7 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
         kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))
     if config.penalises_loss:
         if tokens.ref_logps is None:
-            raise ValueError("ref_logps: a KL penalty (loss.beta > 0) is taken to them")
+            raise ValueError("ref_logps: the KL penalty (loss.beta > 0) needs them")
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
     return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high)
 
@@ -80,8 +80,8 @@ class Surrogate(NamedTuple):
 
 
 def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
-    """PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with an upper bound of its own as in DAPO
-    (2503.14476), and dual clip as in arXiv 1912.09729."""
+    """PPO's clipped surrogate (DeepSeekMath, arXiv 2402.03300, eq. 3), with a separate upper bound (DAPO, 2503.14476)
+    and dual clip (1912.09729)."""
     low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     bounded = ratio if config.delta is None else ratio.clamp(max=config.delta)
     values = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
@@ -97,7 +97,7 @@ def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossCon
 
 
 def _cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
-    """MiniMax-M1 (arXiv 2506.13585, eq. 4): the ratio is a weight without gradient, and truncated."""
+    """MiniMax-M1 (arXiv 2506.13585, eq. 4): the ratio is a truncated weight without gradient."""
     values = -ratio.detach().clamp(max=config.ratio_max) * advantages * logps
     return Surrogate(values, _never(ratio)[0], ratio > config.ratio_max)
 

@@ -1,6 +1,6 @@
 """Ratios of two policies: per token, or one for all tokens of a completion.
 
-Sums over completions are float64: the order in which a device adds then makes no difference in float32.
+Sums over completions are float64: the order of summation on a device then makes no difference in float32.
 """
 
 from collections.abc import Callable

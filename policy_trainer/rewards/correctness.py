@@ -21,7 +21,7 @@ class ByAnswer:
 
 @dataclass(frozen=True)
 class ByTask:
-    """Asks the task of a mixture that the problem came from. tasks: by label."""
+    """Judges by the task of the mixture that the problem came from. tasks: by label."""
 
     tasks: Mapping[str, Correct]
 

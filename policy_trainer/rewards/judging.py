@@ -38,10 +38,10 @@ class Judge:
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
         rules = {"accuracy": accuracy_reward(task), **{name: reward.rule for name, reward in chosen.items()}}
-        apart = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
+        sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
         limits = {"seconds": config.judging.seconds, "memory": int(config.judging.memory_gib * _GIB)}
-        self._apart = Sandbox(apart, **limits)
-        self._scorers = {name: _scorer(name, rule, self._apart) for name, rule in rules.items()}
+        self._sandbox = Sandbox(sandboxed, **limits)
+        self._scorers = {name: _scorer(name, rule, self._sandbox) for name, rule in rules.items()}
 
     def judge(self, problem: Problem, completions: Sequence[Completion]) -> Judgement:
         return self.score([self.sample(problem, completion) for completion in completions])
@@ -56,7 +56,7 @@ class Judge:
         return Judgement(total, parts)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
-        """float32 (G,): 1 where the task calls a completion correct, else 0; NaN where it could not be judged."""
+        """float32 (G,): 1 where the task judges a completion correct, else 0; NaN where it could not be judged."""
         return self._scores("accuracy", samples)
 
     def sample(self, problem: Problem, completion: Completion) -> Sample:
@@ -65,10 +65,10 @@ class Judge:
     @property
     def failures(self) -> dict[str, int]:
         """Number of completions so far on which each sandboxed reward failed, by name."""
-        return dict(self._apart.failures)
+        return dict(self._sandbox.failures)
 
     def text(self, completion: Completion) -> str:
-        """The text for rewards and logs; it is never tokenised again. Without the EOS, be it a special token or not."""
+        """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token."""
         ids = completion.ids.tolist()
         return self.decode(ids[:-1] if completion.eos else ids)
 
@@ -79,10 +79,10 @@ class Judge:
         return np.array(self._scorers[name](samples), dtype=np.float32)
 
 
-def _scorer(name: str, rule: Rule, apart: Sandbox) -> Callable[[Sequence[Sample]], list[float]]:
+def _scorer(name: str, rule: Rule, sandbox: Sandbox) -> Callable[[Sequence[Sample]], list[float]]:
     """A function that scores samples by one rule, in this process or in the sandbox."""
     if isinstance(rule, RewardModel):
         return rule.scores
     if isinstance(rule, Sandboxed):
-        return partial(apart.scores, name)
+        return partial(sandbox.scores, name)
     return lambda samples: [rule(sample) for sample in samples]

@@ -53,8 +53,8 @@ class RewardModel:
             # The template writes the special tokens itself.
             ids = self._tokenizer.encode(self._render(messages), add_special_tokens=False)
         else:
-            asked = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
-            ids = self._tokenizer.encode(asked + sample.completion)
+            prompt = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
+            ids = self._tokenizer.encode(prompt + sample.completion)
         return ids[-self._limit :]
 
     def _render(self, messages: list[dict[str, str]]) -> str:
@@ -67,10 +67,10 @@ class RewardModel:
     def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Token ids of each row -> float32 (rows,) scores."""
         config = self._model.config.get_text_config()
-        known = config.pad_token_id
-        # The model reads its score at the last token that is not padding. Without a pad token, any will do that no
-        # row ends with.
-        pad = _other_than({row[-1] for row in rows}) if known is None else known
+        own_pad = config.pad_token_id
+        # The model reads its score at the last token that is not padding. Without a pad token, use an id that no row
+        # ends with.
+        pad = _unused_id({row[-1] for row in rows}) if own_pad is None else own_pad
         ids = torch.full((len(rows), max(map(len, rows))), pad)
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
@@ -79,16 +79,16 @@ class RewardModel:
         try:
             output = self._model(input_ids=ids.to(self._model.device), attention_mask=mask.to(self._model.device))
         finally:
-            config.pad_token_id = known
+            config.pad_token_id = own_pad
         return output.logits[:, 0].float().cpu()
 
 
-def _other_than(ids: set[int]) -> int:
+def _unused_id(ids: set[int]) -> int:
     return next(i for i in range(len(ids) + 1) if i not in ids)
 
 
 def _load(config: RewardModelConfig, path: str) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()  # it would tear a live display
+    transformers_logging.disable_progress_bar()  # it would garble a live display
     model, info = AutoModelForSequenceClassification.from_pretrained(
         path, revision=config.revision, dtype=config.dtype, trust_remote_code=False, output_loading_info=True
     )

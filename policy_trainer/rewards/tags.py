@@ -16,7 +16,7 @@ def format_reward(sample: Sample) -> float:
 def tags_reward(sample: Sample) -> float:
     """1 for a think and an answer block with each of the four tags exactly once, else 0.
 
-    A policy learns to exploit a count of opening tags only within twenty steps.
+    Closing tags count too: a policy learns to exploit a reward for opening tags alone within twenty steps.
     """
     return format_reward(sample) if each_tag_once(sample.completion) else 0.0
 

@@ -19,7 +19,7 @@ _LARGEST = 1e30
 class UserFunction:
     """Calls the function with the arguments that it names, or with all of them if it takes `**`.
 
-    There are completion, answer, prompt, messages, tokens, finished and the problem's extras.
+    The arguments are completion, answer, prompt, messages, tokens, finished and the problem's extras.
     """
 
     name: str
@@ -35,16 +35,16 @@ class UserFunction:
         this problem does not have.
         """
         function, parameters = _load(self.name)
-        known = {**sample.problem.extras, **_known(sample)}
-        if lacking := [wanted for wanted in _required(parameters) if wanted not in known]:
-            raise UserError(f"rewards: {self.name} needs {', '.join(lacking)}; there are {', '.join(sorted(known))}")
+        known = {**sample.problem.extras, **_arguments(sample)}
+        if missing := [wanted for wanted in _required(parameters) if wanted not in known]:
+            raise UserError(f"rewards: {self.name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         names = {parameter.name for parameter in parameters}
         answer = function(**{name: known[name] for name in known if takes_any or name in names})
-        return math.nan if answer is None else _number(answer)
+        return math.nan if answer is None else _checked(answer)
 
 
-def _known(sample: Sample) -> dict[str, Any]:
+def _arguments(sample: Sample) -> dict[str, Any]:
     problem = sample.problem
     return {
         "completion": sample.completion,
@@ -64,17 +64,17 @@ def _load(name: str) -> tuple[Callable[..., Any], tuple[inspect.Parameter, ...]]
         parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise UserError(f"rewards: {name} is not a function with a known signature: {error}") from error
-    if nameless := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
-        raise UserError(f"rewards: {name} takes {', '.join(nameless)} by position only: arguments are given by name")
+    if positional := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
+        raise UserError(f"rewards: {name} takes {', '.join(positional)} by position only: arguments are given by name")
     return function, parameters
 
 
 def _required(parameters: Sequence[inspect.Parameter]) -> list[str]:
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in several]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
 
 
-def _number(answer: Any) -> float:
+def _checked(answer: Any) -> float:
     if isinstance(answer, str):
         raise ValueError(f"a reward must be a number, got the text {answer[:40]!r}")
     number = float(answer)

@@ -10,9 +10,9 @@ _DROP_SHARE = 0.125
 
 
 class CompletionBuffer:
-    """R completions that grow by one token per step. B of them are the active batch: they are still computed.
+    """R completions that grow by one token per step. The model still computes B of them, the active batch.
 
-    A finished completion stays in the batch, unread, until enough of them can be dropped together.
+    A finished completion stays in the batch, its new tokens ignored, until enough can be dropped together.
     """
 
     def __init__(self, rows: int, max_completion_length: int, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class CompletionBuffer:
         self._length += 1
 
     def finish(self, ended: Tensor) -> None:
-        """ended: bool (B,), which rows have ended by themselves, with their last token or before it."""
+        """ended: bool (B,), rows that have ended by an EOS or stop text, at their last token or an earlier one."""
         ending = self._rows[ended & self._unfinished]
         if len(ending):
             self._lengths[ending] = self._length

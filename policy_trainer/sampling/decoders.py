@@ -1,4 +1,4 @@
-"""Decoders: each computes one token per row and step, after prompts that were prefilled once for their groups."""
+"""Decoders: compute the logits of one token per row and step, after prompts that were prefilled once per group."""
 
 from typing import Protocol
 
@@ -15,9 +15,9 @@ _COPIED_TOKENS = 64
 
 
 class Decoder(Protocol):
-    """B rows in the order of their prompts, at first num_generations for each. Rows may leave; none joins later.
+    """B rows in the order of their prompts, at first num_generations for each. Rows can be dropped, never added.
 
-    attention: name of the attention implementation that the model must use meanwhile.
+    attention: name of the attention implementation that the model must use while decoding.
     """
 
     attention: str
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
 
 def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> Decoder:
-    """The fastest decoder that is right for this model and these prompts."""
+    """The fastest decoder that supports this model and these prompts."""
     if not supports_decoding_attention(model):
         return RepeatedCacheDecoder(model, prompts, num_generations)
     short = prompts.mask.shape[1] <= _COPIED_TOKENS
@@ -40,7 +40,7 @@ def make_decoder(model: PreTrainedModel, prompts: PrefilledPrompts, num_generati
 
 
 class RepeatedCacheDecoder:
-    """Repeats the prompts in transformers' own cache, once per row: right for every architecture."""
+    """Repeats the prompts in transformers' own cache, once per row: works for every architecture."""
 
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, num_generations: int) -> None:
         self.attention: str = model.config._attn_implementation  # type: ignore[assignment]
@@ -163,7 +163,7 @@ def _no_tokens(prompt: _PromptLayer, rows: int) -> tuple[Tensor, Tensor]:
 class GroupLayout:
     """Lays rows of n groups out so that each group is one matrix, padded to P rows, those of the largest group.
 
-    Each row has K heads, and each head is a matrix (r, D). A group has one matrix per head, with those of all its rows.
+    Each row has K heads, and each head is a matrix (r, D). A group has one matrix per head, stacked from its rows.
     Padding rows hold arbitrary values, which are never read back.
     """
 

@@ -1,4 +1,4 @@
-"""Decoding through an attention function of our own, over keys and values that grow in place.
+"""Decoding with a custom attention function, over keys and values that grow in place.
 
 All rows have sampled equally many tokens, so the only mask is that of the prompts' padding.
 """

@@ -20,7 +20,7 @@ from shared.models import eos_token_ids
 
 
 class HFSampler:
-    """Has a model of its own, so that it can sample while another process trains."""
+    """Samples from `model`, which the caller may also train between calls; `load` replaces its weights."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self._model = model.eval()

@@ -1,4 +1,4 @@
-"""A key-value cache that grows in place: a decoding step copies no token that is already there."""
+"""A key-value cache that grows in place: a decoding step does not copy cached tokens."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 # Free tokens of a new cache. A full cache grows by half.
-_ROOM = 32
+_FREE_TOKENS = 32
 
 
 class GrowableLayer(CacheLayerMixin):
@@ -18,11 +18,11 @@ class GrowableLayer(CacheLayerMixin):
     def __init__(self, keys: Tensor, values: Tensor, *, before: int = 0) -> None:
         super().__init__()
         self._before, self._length = before, keys.shape[2]
-        self._keys, self._values = (_with_room(part, part.shape[2] + _ROOM) for part in (keys, values))
+        self._keys, self._values = (_with_room(part, part.shape[2] + _FREE_TOKENS) for part in (keys, values))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends the next token's (B, K, 1, D). Returns all as (B K, T, D), the shape our decoding attention takes."""
+        """Appends the next token's (B, K, 1, D). Returns all as (B K, T, D), as decoding attention takes them."""
         if self._length == self._keys.shape[2]:
             room = self._length + self._length // 2
             self._keys, self._values = _with_room(self._keys, room), _with_room(self._values, room)
@@ -52,7 +52,7 @@ class GrowableLayer(CacheLayerMixin):
 
 def _with_room(part: Tensor, tokens: int) -> Tensor:
     """The same keys or values in a tensor with room for so many tokens."""
-    rows, heads, known, width = part.shape
+    rows, heads, length, width = part.shape
     grown = part.new_empty(rows, heads, tokens, width)
-    grown[:, :, :known] = part
+    grown[:, :, :length] = part
     return grown

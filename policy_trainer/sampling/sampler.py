@@ -24,7 +24,7 @@ class SamplingParams:
 def sampling_params(
     config: SamplingConfig, *, num_generations: int | None = None, temperature: float | None = None
 ) -> SamplingParams:
-    """The configured parameters. The two arguments replace configured values, which have no temperature of 0."""
+    """The configured parameters. The two arguments override them; only an argument can set temperature 0."""
     return SamplingParams(
         num_generations=config.num_generations if num_generations is None else num_generations,
         max_completion_length=config.max_completion_length,

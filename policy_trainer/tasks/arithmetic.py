@@ -39,7 +39,7 @@ class Arithmetic:
         return [_problem(int(pair)) for pair in self._eval]
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
-        """1 for each equation that is the one of column addition at its place, else 0; then 1 for a correct answer."""
+        """1 for each equation equal to column addition's at its place, else 0; then 1 for a correct answer, else 0."""
         expected = work(problem)
         thought, tag, _ = completion.removeprefix("<think>").partition("</think>")
         worked = tag and completion.startswith("<think>")

@@ -77,7 +77,7 @@ class CountdownDraws:
 
     def training(self, index: int) -> Drawn:
         """The training problem at this index: a pure function of (seed, index)."""
-        rng = Random(f"{self._seed} {index}")  # a text as seed counts with all its characters
+        rng = Random(f"{self._seed} {index}")  # a text seed uses all its characters
         draws = (self._draw(rng) for _ in count())
         return next(found for found in draws if found is not None and not _is_eval(found))
 

@@ -22,6 +22,6 @@ def _problem(row: Row, where: str, columns: ColumnsConfig) -> Problem:
     """A prompt that is a text becomes a user message; a list is a conversation."""
     prompt = columns.prompt
     gold = answer_of(row, columns.answer, where)
-    spoken = isinstance(row.get(prompt), list)
-    messages = messages_of(row, prompt, where) if spoken else user_message(text_of(row, prompt, where))
+    is_conversation = isinstance(row.get(prompt), list)
+    messages = messages_of(row, prompt, where) if is_conversation else user_message(text_of(row, prompt, where))
     return Problem(gold, messages)

@@ -8,7 +8,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import equal_math
 from policy_trainer.rewards.correctness import ByAnswer
-from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_hub, read_split, user_message
+from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, default_to_hub, read_split, user_message
 from shared.errors import UserError
 
 QUESTION, ANSWER = "question", "answer"
@@ -18,7 +18,7 @@ _GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
 
 def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
     """Problems of openai/gsm8k with its test split held out, unless the source names a file or another dataset."""
-    source = or_hub(source, "openai/gsm8k", "main", eval_split="test")
+    source = default_to_hub(source, "openai/gsm8k", "main", eval_split="test")
     return ProblemSet("gsm8k", read_split(source, _problem, ((QUESTION,), (ANSWER,))), ByAnswer(equal_math), seed)
 
 

@@ -9,7 +9,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.rewards import equal_math
 from policy_trainer.rewards.correctness import ByAnswer
-from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, or_hub, read_split, user_message
+from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, ProblemSet, default_to_hub, read_split, user_message
 from shared.errors import UserError
 
 PROBLEM, ANSWER, SOLUTION = "problem", "answer", "solution"
@@ -20,7 +20,7 @@ _SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
 
 def math(source: SourceConfig, seed: int) -> ProblemSet:
     """Problems of open-r1/OpenR1-Math-220k, every tenth held out, unless the source names a file or another dataset."""
-    source = or_hub(source, "open-r1/OpenR1-Math-220k", "default")
+    source = default_to_hub(source, "open-r1/OpenR1-Math-220k", "default")
     split = read_split(source, _problem, ((PROBLEM,), (ANSWER, SOLUTION)))
     return ProblemSet("math", split, ByAnswer(equal_math), seed)
 

@@ -11,7 +11,7 @@ from policy_trainer.tasks.problem_set import LazyProblems
 
 
 class Mixture:
-    """An answer is correct if the task that its problem came from says so.
+    """An answer is judged by the task that its problem came from.
 
     All tasks share the same rewards, so completions need one form: the prefills of single tasks are left out.
     """

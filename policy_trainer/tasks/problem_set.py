@@ -79,8 +79,8 @@ class ProblemSet:
         return self._split.eval_problems
 
 
-def or_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
-    """The source; if it names neither a file nor a dataset, it gets this dataset of the Hub."""
+def default_to_hub(source: SourceConfig, dataset: str, subset: str, eval_split: str | None = None) -> SourceConfig:
+    """The source, with this dataset of the Hub if it names neither a file nor a dataset."""
     if source.path or source.dataset:
         return source
     split = source.eval_split or eval_split
@@ -105,10 +105,10 @@ def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
 
 def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     eval_places = range(0, len(problems), EVAL_EVERY)
-    asked = {_asked(problems[place]) for place in eval_places}
+    held_out = {_texts(problems[place]) for place in eval_places}
     # Copies of a held-out problem must not be trained on. This also parses every row, and so checks it.
     train = [
-        place for place, problem in enumerate(problems) if place not in eval_places and _asked(problem) not in asked
+        place for place, problem in enumerate(problems) if place not in eval_places and _texts(problem) not in held_out
     ]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
@@ -146,7 +146,7 @@ def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
         if not set(names) & set(rows.columns):
             there = shorten(", ".join(rows.columns), 300) or "none"
             raise UserError(
-                f"{where} has no column {' or '.join(names)}; there is {there}. "
+                f"{where} has no column {' or '.join(names)}; its columns: {there}. "
                 "For tasks dataset and jsonl, set data.columns.prompt and data.columns.answer to its names"
             )
     return rows
@@ -160,7 +160,7 @@ def _chosen(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Prob
     return LazyProblems(len(places), lambda place: problems[places[place]])
 
 
-def _asked(problem: Problem) -> tuple[str, ...]:
+def _texts(problem: Problem) -> tuple[str, ...]:
     return (problem.prompt, *(message["content"] for message in problem.messages))
 
 

@@ -42,24 +42,24 @@ def make_task(config: CommonConfig) -> Task:
 
 def _make(config: CommonConfig) -> Task:
     if config.task != "mixture":
-        return _one(config.task, config.data, config.seed)
+        return _make_one(config.task, config.data, config.seed)
     sources = config.data.mixture
-    tasks = [_one(source.task, source, config.seed) for source in sources]
+    tasks = [_make_one(source.task, source, config.seed) for source in sources]
     kind = StepMixture if all(isinstance(task, JudgesSteps) for task in tasks) else Mixture
     return kind(tasks, [source.weight for source in sources], config.seed)
 
 
-def _one(name: str, source: SourceConfig, seed: int) -> Task:
-    return _own(name, source, seed) if ":" in name else TASKS[name](source, seed)
+def _make_one(name: str, source: SourceConfig, seed: int) -> Task:
+    return _user_task(name, source, seed) if ":" in name else TASKS[name](source, seed)
 
 
-def _own(name: str, source: SourceConfig, seed: int) -> Task:
+def _user_task(name: str, source: SourceConfig, seed: int) -> Task:
     make = import_named(name, "task")
     try:
         task = make(source, seed)
     except TypeError as error:  # most likely it takes other parameters
         raise UserError(f"task: {name} cannot be called with (data settings, seed): {error}") from error
-    lacking = [member for member in _MEMBERS if not hasattr(task, member)]
-    if lacking:
-        raise UserError(f"task: the result of {name} has no {', '.join(lacking)}; docs/tasks.md says what a task needs")
+    missing = [member for member in _MEMBERS if not hasattr(task, member)]
+    if missing:
+        raise UserError(f"task: the result of {name} has no {', '.join(missing)}; docs/tasks.md says what a task needs")
     return task

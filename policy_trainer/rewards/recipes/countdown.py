@@ -64,15 +64,15 @@ def _first_answer(text: str) -> str | None:
 def _reaches(expression: str, sample: Sample) -> float:
     """1 if the expression uses the problem's numbers once each and reaches its target, else 0; NaN if the problem's own
     numbers cannot be read."""
-    asked = sample.problem.extras
-    missing = [name for name in ("numbers", "target") if name not in asked]
+    extras = sample.problem.extras
+    missing = [name for name in ("numbers", "target") if name not in extras]
     if missing:
         raise UserError(
             f"rewards: countdown rewards need problems with {' and '.join(missing)}, as in task countdown; "
             "choose other --rewards"
         )
     try:
-        numbers, target = sorted(map(int, asked["numbers"])), Fraction(str(asked["target"]))
+        numbers, target = sorted(map(int, extras["numbers"])), Fraction(str(extras["target"]))
     except (TypeError, ValueError, ZeroDivisionError):
         return math.nan
     if len(expression) > MAX_CHARACTERS or sorted(map(int, re.findall(r"\d+", expression))) != numbers:

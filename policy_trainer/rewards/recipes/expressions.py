@@ -36,7 +36,7 @@ def _tokens(text: str) -> list[str]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if not found:
-            raise NoExpression(f"cannot be read from character {place} on")
+            raise NoExpression(f"cannot be parsed at character {place}")
         tokens.append(found["number"] or found["sign"])
         place = found.end()
     return [*tokens, _END]
@@ -81,7 +81,7 @@ class _Reader:
             return self._number()
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise NoExpression(f"has more than {MAX_DEPTH} brackets in each other")
+            raise NoExpression(f"has more than {MAX_DEPTH} nested brackets")
         value = self._sum()
         self._expect(")")
         self._depth -= 1

@@ -19,15 +19,16 @@ from policy_trainer.data.sample import Reward, Sample
 from shared.errors import UserError
 from shared.lifetime import end_with_parent
 
-# The end of a traceback says most.
+# Only the end of a traceback is sent: it names the error.
 _MAX_CHARACTERS = 4000
-# The parent kills this process when judging takes too long. If the parent has died while a reward holds the GIL, a
-# watchdog ends the process, after this many time limits.
-_PATIENCE = 3
+# The parent kills this process when judging takes too long. A watchdog ends it after this many time limits, in case
+# the parent has died while a reward holds the GIL.
+_WATCHDOG_LIMITS = 3
 
 
 def main(descriptor: int, memory: int, seconds: float) -> None:
-    """Judges until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: of one judgement."""
+    """Judges until the socket is closed. memory: bytes of address space, 0 for no limit. seconds: time limit of one
+    judgement."""
     end_with_parent()
     judge = os.getpid()
     if memory:
@@ -37,7 +38,7 @@ def main(descriptor: int, memory: int, seconds: float) -> None:
         while rewards and (request := _receive(stream)):
             name, samples = request
             for sample in samples:
-                faulthandler.dump_traceback_later(_PATIENCE * seconds, exit=True)
+                faulthandler.dump_traceback_later(_WATCHDOG_LIMITS * seconds, exit=True)
                 answer = _judge(rewards[name], sample)
                 if os.getpid() != judge:  # a reward has forked; only the original process may answer
                     os._exit(0)

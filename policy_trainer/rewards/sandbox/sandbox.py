@@ -1,4 +1,4 @@
-"""Runs rewards that may hang or crash: a completion costs at most its time limit, and never stops the run."""
+"""Runs rewards that may hang or crash: a completion takes at most its time limit, and never stops the run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
 # If a reward fails on each of this many first completions, the reward is at fault, not the completions.
-_HOPELESS = 64
+_MAX_FAILURES = 64
 
 
 def _nothing() -> None:
@@ -62,9 +62,9 @@ class Sandbox:
             self._await_start()
             try:
                 self._judge(name, samples[len(scores) :], scores)
-            except ProcessEnded as gone:
+            except ProcessEnded as ended:
                 self._start()
-                scores.append(self._failed(name, str(gone), self._rewards[name].cut_off))
+                scores.append(self._failed(name, str(ended), self._rewards[name].cut_off))
             except BaseException:  # pending answers would be read as those of later completions
                 self._process.end()
                 raise
@@ -87,10 +87,10 @@ class Sandbox:
         """The score of a completion that could not be judged."""
         self._judged[name] += 1
         self.failures[name] += 1
-        _tell(name, reason, self.failures[name])
-        if self.failures[name] == self._judged[name] >= _HOPELESS:
+        _log_failure(name, reason, self.failures[name])
+        if self.failures[name] == self._judged[name] >= _MAX_FAILURES:
             raise UserError(
-                f"rewards: {name} failed on each of the first {_HOPELESS} completions; the last error: {reason}"
+                f"rewards: {name} failed on each of the first {_MAX_FAILURES} completions; the last error: {reason}"
             )
         return score
 
@@ -106,14 +106,14 @@ class Sandbox:
         try:
             self._process.send((scores, [reward.prepare for reward in self._rewards.values()]), seconds=_START_SECONDS)
             answer = self._process.receive(seconds=_START_SECONDS)
-        except ProcessEnded as gone:
-            raise UserError(f"rewards: loading {', '.join(self._rewards)} {gone}") from None
+        except ProcessEnded as ended:
+            raise UserError(f"rewards: loading {', '.join(self._rewards)} {ended}") from None
         if "refused" in answer:
             raise UserError(answer["refused"])
         self._started = True
 
 
-def _tell(name: str, reason: str, failures: int) -> None:
+def _log_failure(name: str, reason: str, failures: int) -> None:
     """Logs a failure. Only the first traceback is logged, since later ones are most likely the same; the end of a
     process is always logged."""
     *traceback, last = reason.strip().split("\n")

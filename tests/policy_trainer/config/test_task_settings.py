@@ -8,7 +8,7 @@ import pytest
 from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, SourceConfig
 from policy_trainer.config.data import DataConfig
-from policy_trainer.config.task_settings import LOOKED_AT, SOURCE_SETTINGS
+from policy_trainer.config.task_settings import SOURCE_SETTINGS, USED_SETTINGS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
 
@@ -113,7 +113,7 @@ def test_what_a_task_looks_at_is_written_and_read_again(line: str, tmp_path: Pat
 
 
 def test_every_task_stands_with_its_defaults() -> None:
-    for task in LOOKED_AT:
+    for task in USED_SETTINGS:
         needs = {"jsonl": ["--data.path", "p"], "dataset": ["--data.dataset", "d"]}
         needs["mixture"] = ["--data.mixture", SOME_MIXTURE]
         assert load("--task", task, *needs.get(task, [])).task == task

@@ -135,7 +135,7 @@ class TestTooLong:
         ({"prompt": "1", "completion": 3}, "completion must be a text"),
         ({"prompt": "", "completion": "3"}, "prompt must be a text"),
         ({"messages": [], "completion": "3"}, "messages must be a list that is not empty"),
-        ({"messages": [{"role": "user"}], "completion": "3"}, "messages must each be"),
+        ({"messages": [{"role": "user"}], "completion": "3"}, "messages must contain only"),
         (r'{"prompt": "a", "completion": "\ud800"}', "completion has .*: half a surrogate pair"),
         (r'{"messages": [{"role": "user", "content": "\ud800"}], "completion": "b"}', "content of messages has"),
         ({"messages": [USER]}, "must end with one of the assistant's"),

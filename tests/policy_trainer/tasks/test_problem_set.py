@@ -87,7 +87,7 @@ class TestColumns:
     )
     def test_that_no_row_has_are_named_with_those_that_there_are(self, make: Any, missing: str, tmp_path: Path) -> None:
         remedy = r"For tasks dataset and jsonl, set data\.columns\.prompt and data\.columns\.answer to its names"
-        said = rf" has no column {missing}; there is question, gold\. {remedy}$"
+        said = rf" has no column {missing}; its columns: question, gold\. {remedy}$"
         lines = write(tmp_path / "q.jsonl", self.RENAMED, {"question": "2+2="})
         table = write_parquet(tmp_path / "d" / "train-00000-of-00001.parquet", self.RENAMED)
         for path in (lines, table):
@@ -107,7 +107,7 @@ class TestColumns:
         assert math(DataConfig(path=file), 0).problem(0).answer in ("1", "2")
 
     def test_without_any_there_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="there is none"):
+        with pytest.raises(UserError, match="its columns: none"):
             task_of(write(tmp_path / "p", {}))
 
 

@@ -116,7 +116,7 @@ def test_a_copy_that_a_reward_forks_answers_for_nobody() -> None:
 
 def test_a_parameter_that_nothing_has_is_refused_by_name() -> None:
     rewards = apart("wanting", seconds=30)
-    with pytest.raises(UserError, match=r"wanting needs nosuch; there are answer, completion, finished, .*numbers"):
+    with pytest.raises(UserError, match=r"wanting needs nosuch; available: answer, completion, finished, .*numbers"):
         rewards.scores("wanting", samples("a"))
     with pytest.raises(UserError, match="by_position takes completion by position only"):
         apart("by_position", seconds=30)
