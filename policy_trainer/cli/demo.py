@@ -8,6 +8,6 @@ from policy_trainer.config import DemoConfig
 
 def run(arguments: list[str]) -> int:
     config = read_settings(DemoConfig, arguments, "demo")
-    from policy_trainer.demo.demo import demo  # PyTorch takes seconds: mistakes in the options answer at once
+    from policy_trainer.demo.demo import demo  # late, so that wrong options fail before PyTorch loads
 
     return demo(config, Console())

@@ -9,9 +9,9 @@ from policy_trainer.config import EvalConfig
 
 
 def run(arguments: list[str]) -> int:
-    """A table for people goes to standard error, JSON to standard output."""
+    """Prints a table to standard error and JSON to standard output."""
     config = read_settings(EvalConfig, arguments, "eval")
-    # PyTorch takes seconds: mistakes in the options answer at once.
+    # Imported late, so that wrong options fail before PyTorch loads.
     from policy_trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""The command `policy-trainer presets`: the list of presets, and every number of one."""
+"""The command `policy-trainer presets`: the list of presets, and all settings of one."""
 
 import json
 from argparse import SUPPRESS, ArgumentParser
@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
         else:
             _show(preset, console)
     elif options.json:
-        print(json.dumps([_line(preset) for preset in PRESETS.values()], indent=2))
+        print(json.dumps([_overview(preset) for preset in PRESETS.values()], indent=2))
     else:
         console.print(_table())
         console.print("policy-trainer presets show NAME prints every number and its source")
@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
 
 def as_json(preset: Preset) -> dict[str, Any]:
     return {
-        **_line(preset),
+        **_overview(preset),
         "origin": preset.origin,
         "settings": {
             name: {"value": item.value, "default": default, "source": item.source, "deviation": item.deviation}
@@ -64,7 +64,7 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="what", metavar="show NAME")
     show = commands.add_parser("show", help="every number of one preset, its source, and every deviation")
     show.add_argument("name", metavar="NAME")
-    # Without --json here, a --json before `show` counts.
+    # SUPPRESS keeps the value of a --json before `show`.
     show.add_argument("--json", action="store_true", default=SUPPRESS, help="for scripts")
     return parser
 
@@ -75,7 +75,7 @@ def _find(name: str) -> Preset:
     return PRESETS[name]
 
 
-def _line(preset: Preset) -> dict[str, str]:
+def _overview(preset: Preset) -> dict[str, str]:
     loss = preset.config().loss
     return {
         "name": preset.name,
@@ -89,7 +89,7 @@ def _line(preset: Preset) -> dict[str, str]:
 def _table() -> Table:
     table = Table(Column("preset", no_wrap=True), "what it is", "data", "surrogate", "KL", box=SIMPLE_HEAD)
     for preset in PRESETS.values():
-        table.add_row(*_line(preset).values())
+        table.add_row(*_overview(preset).values())
     return table
 
 
@@ -100,11 +100,11 @@ def _show(preset: Preset, console: Console) -> None:
     )
     config = preset.config()
     for name, item, default in _settings(preset):
-        same = "the same" if setting(config, name) == default else _shown(default)
+        same = "the same" if setting(config, name) == default else _text(default)
         source = item.source + (f"\nDeviation: {item.deviation}" if item.deviation else "")
-        table.add_row(name, _shown(item.value), same, source)
+        table.add_row(name, _text(item.value), same, source)
     console.print(table)
-    unpublished = [f"{name} = {_shown(setting(config, name))}" for name in preset.unpublished]
+    unpublished = [f"{name} = {_text(setting(config, name))}" for name in preset.unpublished]
     for title, items in (
         ("other deviations", preset.deviations),
         ("not published; the default holds", [", ".join(unpublished)] if unpublished else []),
@@ -115,10 +115,10 @@ def _show(preset: Preset, console: Console) -> None:
 
 
 def _settings(preset: Preset) -> list[tuple[str, Setting, Any]]:
-    """Each setting's name, what the preset says of it, and its default."""
+    """Each setting's name, its entry in the preset, and its default."""
     defaults = from_values(TrainConfig, model="MODEL")
     return [(name, item, setting(defaults, name)) for name, item in preset.settings.items()]
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -6,10 +6,10 @@ from shared.settings import Settings, load_settings
 
 
 class FileSchema(TrainConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
-    """What one TOML file may hold: the settings of every command. Where groups share a name, the first has most."""
+    """The schema of a TOML file: the settings of every command. If sections share a name, the first base class wins."""
 
 
 def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Settings:
-    """Exits with status 2 and a reason when they are not settings of the command."""
+    """Reads the settings. Exits with status 2 and a reason when an argument or value is invalid."""
     prog = f"policy-trainer {command}"
     return load_settings(cls, arguments, prog=prog, schema=FileSchema, presets=SETTINGS)

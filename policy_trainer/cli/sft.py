@@ -9,7 +9,7 @@ from policy_trainer.config import SftConfig
 
 def run(arguments: list[str]) -> int:
     config = read_settings(SftConfig, arguments, "sft")
-    from policy_trainer.sft.sft import sft  # PyTorch takes seconds: mistakes in the options answer at once
+    from policy_trainer.sft.sft import sft  # late, so that wrong options fail before PyTorch loads
 
     console = Console(stderr=True)
     return training_status(sft(config, console), config.run_dir, console)

@@ -18,7 +18,7 @@ from shared.logs import configure_logs
 
 
 class Result(Protocol):
-    """How a training run ended. seconds: of training, over all lives of the run."""
+    """How a training run ended. seconds: of training, in all processes of the run."""
 
     @property
     def finished(self) -> bool: ...
@@ -29,7 +29,7 @@ class Result(Protocol):
 
 
 def exit_status(command: str, run: Callable[[], int]) -> int:
-    """Runs the command in this process, with logs and the parent's watch set up."""
+    """Runs the command in this process, which logs and ends with its parent."""
     configure_logs()
     end_with_parent()
     try:
@@ -46,7 +46,7 @@ def exit_status(command: str, run: Callable[[], int]) -> int:
 
 
 def training_status(result: Result, run_dir: Path, console: Console) -> int:
-    """Reports a training run on the console."""
+    """Reports a training run on the console. Returns the exit status."""
     if result.finished:
         console.print(f"{result.steps} steps in {result.seconds:.1f} s; the model is in {run_dir / 'model'}")
         return 0

@@ -11,11 +11,11 @@ from policy_trainer.config import TrainConfig
 
 def run(arguments: list[str]) -> int:
     config = read_settings(TrainConfig, arguments, "train")
-    from policy_trainer.trainer.run import train  # PyTorch takes seconds: mistakes in the options answer at once
+    from policy_trainer.trainer.run import train  # late, so that wrong options fail before PyTorch loads
 
     console = Console(stderr=True)
     result = train(config, console)
     if result.finished:
-        # Nothing is left to stop: a run does not fail because its containers are stopped once a worker has ended.
+        # The run is complete: stopping its containers after a worker has exited must not make it fail.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return training_status(result, config.run_dir, console)

@@ -1,8 +1,8 @@
 """The demo's base model: a tiny Qwen2 with a byte-level tokenizer, warmed up by supervised steps.
 
 The warm-up shows it worked examples, `<think>4+8=12,5+5+1=11</think><answer>112</answer>`, and at the end mostly
-examples without work, `<think></think><answer>112</answer>`. So it can work a sum out, but mostly guesses, and is often
-wrong: there is something for GRPO to teach.
+examples without work, `<think></think><answer>112</answer>`. So it can work out a sum, but mostly guesses and is often
+wrong, which GRPO can improve.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ _RECIPE = (__file__, arithmetic.__file__, supervision.__file__)
 
 def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:
     """The directory of this seed's base model, which is made on first use."""
-    # The name holds a hash of the files that make the model, so that a change of them makes another model.
+    # The name contains a hash of the files that make the model, so that changing them makes another model.
     recipe = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _RECIPE)).hexdigest()[:8]
     target = cache / f"arithmetic-{recipe}-seed-{seed}"
     if not target.exists():
@@ -64,7 +64,7 @@ def make_base_model(target: Path, seed: int, on_progress: Callable[[int, int], N
 
 
 def keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
-    """Saves a base model to `target`, which appears whole. Two processes may do so at once."""
+    """Saves a base model to `target` in one rename. Two processes may do so at once."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
         made = Path(temporary) / "model"
@@ -95,7 +95,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(seed: int) -> PreTrainedModel:
-    """0.43M parameters, random. rope_theta and initializer_range matter at this size."""
+    """A Qwen2 with 0.43M random parameters. rope_theta and initializer_range matter at this size."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     config = Qwen2Config(

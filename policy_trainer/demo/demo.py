@@ -53,7 +53,7 @@ def demo(config: DemoConfig, console: Console) -> int:
     if config.resume:
         _refuse_another_seed(directory, config.seed)
     else:
-        _set_aside(directory, console)
+        _rename_earlier(directory, console)
     use_threads(1)  # more threads make so small a model slower
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
@@ -76,7 +76,7 @@ def demo(config: DemoConfig, console: Console) -> int:
 
 
 def set_up(config: DemoSetupConfig) -> Path:
-    """Writes RUN_DIR/base, unless it exists, and RUN_DIR/config.toml, which a trainer and workers can start with."""
+    """Writes RUN_DIR/base, unless it exists, and RUN_DIR/config.toml, the --config of a trainer and its workers."""
     directory = RunDirectory(config.run_dir)
     base = config.run_dir / "base"
     if not base.exists():
@@ -88,12 +88,12 @@ def set_up(config: DemoSetupConfig) -> Path:
 
 
 def _refuse_another_seed(directory: RunDirectory, seed: int) -> None:
-    """Raises UserError if run_dir holds a demo of another seed, which had another reference and other problems."""
-    begun = _seed(directory)
-    if begun not in (None, seed):
+    """Raises UserError if run_dir holds a demo of another seed: its reference and problems are different."""
+    earlier = _seed(directory)
+    if earlier not in (None, seed):
         raise UserError(
-            f"--seed: {directory.root} holds a demo of --seed {begun}, not of {seed}; continue it with: "
-            f"{_resume_command(begun)}, or begin anew without --resume"
+            f"--seed: {directory.root} holds a demo of --seed {earlier}, not of {seed}; continue it with: "
+            f"{_resume_command(earlier)}, or start a new one without --resume"
         )
 
 
@@ -106,7 +106,7 @@ def _resume_command(seed: int) -> str:
     return f"make demo {f'SEED={seed} ' if seed else ''}RESUME=1"
 
 
-def _set_aside(directory: RunDirectory, console: Console) -> None:
+def _rename_earlier(directory: RunDirectory, console: Console) -> None:
     """Renames an earlier demo's directory to NAME.previous, and removes the one before it."""
     run_dir, seed = directory.root, _seed(directory)
     if not run_dir.exists():
@@ -157,7 +157,7 @@ def _reference_server(base: Path, directory: RunDirectory, console: Console) -> 
 
 def _check(server: Child) -> None:
     if server.exit_status is not None:
-        raise RunFailed(f"the reference server has died; its last words:\n{server.last_words()}")
+        raise RunFailed(f"the reference server has died; its last output:\n{server.last_words()}")
 
 
 def _free_port() -> int:

@@ -15,7 +15,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 
 TRANSCRIPTS = 20
-# The largest KL of a model to itself, computed by the same code on both sides in float32.
+# Policy and reference are the same model at step 0, so that their KL is 0 but for float32 rounding.
 MAX_KL_AT_STEP_0 = 1e-9
 
 
@@ -80,12 +80,12 @@ def print_summary(summary: dict[str, Any], directory: RunDirectory, console: Con
     stages = summary["seconds_by_stage"]
     work = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
     console.print(
-        f"{summary['steps']} steps in {summary['seconds']:.1f} s ({summary['seconds_total']:.1f} s with everything); "
-        f"at work meanwhile: {work}, {sum(stages.values()):.1f} s in all",
+        f"{summary['steps']} steps in {summary['seconds']:.1f} s, {summary['seconds_total']:.1f} s overall; "
+        f"working time: {work}, {sum(stages.values()):.1f} s in total",
         highlight=False,
     )
     kl = summary["kl_at_step_0"]
-    verdict = "as it must be" if kl < MAX_KL_AT_STEP_0 else "WRONG: policy and reference must agree before training"
+    verdict = "as expected" if kl < MAX_KL_AT_STEP_0 else "WRONG: policy and reference must agree before training"
     console.print(f"KL to the reference at step 0: {kl:.1e}, {verdict}", highlight=False)
     left = "summary.json, curves.png, transcripts.md, metrics.jsonl, model/"
     console.print(f"see {directory.root}: {left}", highlight=False)

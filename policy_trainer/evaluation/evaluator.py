@@ -15,7 +15,7 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
 
-# Two-sided 95%.
+# The normal quantile of a two-sided 95% interval.
 _Z = 1.959964
 
 
@@ -49,13 +49,13 @@ class Evaluation:
     transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
 
     def summary(self) -> dict[str, Any]:
-        """The same for JSON, without transcripts and with None for NaN."""
+        """The fields as JSON values, without transcripts and with None for NaN."""
         rewards = {name: None if math.isnan(mean) else mean for name, mean in self.rewards.items()}
         return {**{name: value for name, value in asdict(self).items() if name != "transcripts"}, "rewards": rewards}
 
 
 class Evaluator:
-    """Has a sampler answer held-out problems, and judges the answers."""
+    """Samples answers to held-out problems, and judges them."""
 
     def __init__(
         self, encoder: PromptEncoder, judge: Judge, task: Task, *, batch_size: int, refuse_too_long: bool = False
@@ -77,18 +77,18 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluates on the first `problems` held-out problems. params.num_generations must be 1.
 
-        on_progress: called with the numbers of answered and of all problems.
+        on_progress: called with the number of answered problems and the number of all.
         """
-        asked = self._encode(self._task.eval_problems()[:problems])
+        encoded = self._encode(self._task.eval_problems()[:problems])
         answered: list[_Answered] = []
-        on_progress(0, len(asked))
-        for start in range(0, len(asked), self._batch_size):
-            chunk = asked[start : start + self._batch_size]
+        on_progress(0, len(encoded))
+        for start in range(0, len(encoded), self._batch_size):
+            chunk = encoded[start : start + self._batch_size]
             completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
             samples = [self._judge.sample(problem, *own) for (problem, _), own in zip(chunk, completions, strict=True)]
             answered.extend(self._judged(samples))
-            on_progress(len(answered), len(asked))
-        return _summarise(answered, params, too_long=min(problems, len(self._task.eval_problems())) - len(asked))
+            on_progress(len(answered), len(encoded))
+        return _summarise(answered, params, too_long=min(problems, len(self._task.eval_problems())) - len(encoded))
 
     def _judged(self, samples: Sequence[Sample]) -> "list[_Answered]":
         parts = self._judge.score(samples).parts
@@ -99,15 +99,15 @@ class Evaluator:
         ]
 
     def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
-        asked = []
+        encoded = []
         for problem in problems:
             try:
-                asked.append((problem, self._encoder.encode(problem)))
+                encoded.append((problem, self._encoder.encode(problem)))
             except PromptTooLong:
                 if self._refuse_too_long:
                     raise
-                continue  # counted by the difference in number
-        return asked
+                continue  # `evaluate` counts it
+        return encoded
 
 
 def make_evaluator(
@@ -136,7 +136,7 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_lon
     count = len(judged)
     if not count:
         raise UserError(
-            f"data: of {too_long + len(answered)} held-out problems none can be answered and judged: "
+            f"data: none of the {too_long + len(answered)} held-out problems can be answered and judged: "
             f"{too_long} prompts are too long (data.max_prompt_length, or the model's context less sampling."
             f"max_completion_length), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
         )

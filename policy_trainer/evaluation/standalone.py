@@ -18,8 +18,8 @@ from shared.models import load_model, load_tokenizer, use_threads
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
     """Evaluates greedily, then sampled at sampling.temperature, with one answer a problem each.
 
-    on_progress: called with the decoding, and the numbers of answered and of all problems. Raises UserError for data or
-    rewards that cannot be used; data of the wrong form is found before the model is loaded.
+    on_progress: called with the decoding, the number of answered problems and the number of all. Raises UserError for
+    data or rewards that cannot be used; data of the wrong form is found before the model is loaded.
     """
     use_threads(config.threads)
     task = make_task(config)
@@ -43,7 +43,7 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
 
 
 def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> list[Evaluation]:
-    """Does the same and shows a progress bar."""
+    """Calls evaluate_model and shows a progress bar."""
     with Progress(console=console, transient=True) as progress:
         bars = {name: progress.add_task(f"{label}, {name}", total=None) for name in ("greedy", "sampled")}
         return evaluate_model(
@@ -52,7 +52,7 @@ def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> 
 
 
 def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
-    # Folded, not cut: the parts of one recipe differ at the end of their names.
+    # Long names are folded, not cut: those of one recipe's parts differ at the end.
     rewards = (Column(name, overflow="fold") for name in evaluations[0].rewards)
     table = Table("decoding", "accuracy", "95% interval", *rewards, "tokens", "finished", title=title)
     for item in evaluations:

@@ -10,5 +10,5 @@ __all__ = ["PRESETS", "SETTINGS", "Preset", "Setting"]
 
 _FILES = sorted(Path(__file__).parent.glob("*.toml"), key=lambda path: path.stem)
 PRESETS: Mapping[str, Preset] = {path.stem: read_preset(path) for path in _FILES}
-# The same for `load_settings`.
-SETTINGS: Mapping[str, PresetSettings] = {name: preset.beside for name, preset in PRESETS.items()}
+# Their values, in the form that `load_settings` takes.
+SETTINGS: Mapping[str, PresetSettings] = {name: preset.values_with for name, preset in PRESETS.items()}

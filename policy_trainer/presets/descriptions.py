@@ -33,18 +33,18 @@ def advantage(loss: LossConfig) -> str:
 
 
 def sampling(config: TrainConfig) -> str:
-    own = config.sampling
-    words = [f"{own.num_generations} a group", f"T {own.temperature:g}"]
-    words += [f"top_p {own.top_p:g}"] if own.top_p < 1 else []
-    words += [f"{own.max_completion_length} tokens", f"{config.groups_per_step} prompts a step"]
+    section = config.sampling
+    words = [f"{section.num_generations} a group", f"T {section.temperature:g}"]
+    words += [f"top_p {section.top_p:g}"] if section.top_p < 1 else []
+    words += [f"{section.max_completion_length} tokens", f"{config.groups_per_step} prompts a step"]
     return ", ".join(words)
 
 
 def cadence(config: TrainConfig) -> str:
-    own, updates = config.optimizer, config.num_iterations * config.minibatches
-    words = [f"{own.learning_rate:g}" + (" cosine" if own.lr_scheduler_type == "cosine" else "")]
-    words += [f"decay {own.weight_decay:g}"] if own.weight_decay else []
-    words += [f"norm {own.max_grad_norm:g}" if own.max_grad_norm else "no norm clip"]
+    section, updates = config.optimizer, config.num_iterations * config.minibatches
+    words = [f"{section.learning_rate:g}" + (" cosine" if section.lr_scheduler_type == "cosine" else "")]
+    words += [f"decay {section.weight_decay:g}"] if section.weight_decay else []
+    words += [f"norm {section.max_grad_norm:g}" if section.max_grad_norm else "no norm clip"]
     words += [f"{updates} updates a step" if updates > 1 else "1 update a step"]
     words += [f"published every {config.publish_every} steps"] if config.publish_every > 1 else []
     return ", ".join(words)

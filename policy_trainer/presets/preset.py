@@ -16,15 +16,15 @@ SAMPLES_IN_TURN = (
     "The original samples and trains in turn. Here workers sample while a step trains, so that batches are some steps "
     "old: --max-lag 0 trains only on batches of the newest weights, --max-waiting limits how many wait."
 )
-# What a preset that renews the reference wants.
+# The description of reference.snapshot_root in presets that renew the reference.
 SNAPSHOT_ROOT = (
-    "the directory that ref-server was given as --snapshot-root; without one, --reference.sync-steps 0 keeps the "
-    "reference as it began"
+    "the directory that ref-server was given as --snapshot-root; without one, --reference.sync-steps 0 never "
+    "updates the reference"
 )
 
 
 class Setting(NamedTuple):
-    """The value of one setting, where it was published, and how ours deviates from that, if it does."""
+    """The value of one setting, where it was published, and the deviation from it, if any."""
 
     value: Any
     source: str
@@ -54,19 +54,19 @@ class Preset(BaseModel):
         """The values as nested tables, as in a user's TOML file."""
         return _nested({name: setting.value for name, setting in self.settings.items()})
 
-    def beside(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, without those of `data` that say where problems are if the user chose another task.
+    def values_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values. If the user chose another task, they lack those of `data` that say where problems are.
 
-        said: the settings from stronger sources, as nested tables.
+        given: the settings from stronger sources, as nested tables.
         """
         values = self.values()
-        if said.get("task", values.get("task")) != values.get("task"):
+        if given.get("task", values.get("task")) != values.get("task"):
             data = values.get("data", {})
             values["data"] = {name: value for name, value in data.items() if name not in SOURCE_SETTINGS}
         return values
 
     def config(self) -> TrainConfig:
-        """What `train --preset` would run with. A setting that a user must give is its own name in capitals."""
+        """The configuration of `train --preset`. A setting that the user must give gets its name in capitals."""
         wanted = {name: name.rpartition(".")[2].upper() for name in ("model", *self.wants)}
         values = wanted | {name: setting.value for name, setting in self.settings.items()}
         return from_values(TrainConfig, preset=self.name, **_nested(values))
@@ -83,7 +83,7 @@ def read_preset(path: Path) -> Preset:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file says, its settings by their dotted names, beside what the preset says that it `extends`."""
+    """The keys of a file, settings by dotted names. A file that `extends` another overrides the other's keys."""
     keys = tomllib.loads(path.read_text(encoding="utf-8"))
     keys["settings"] = _flat(keys["settings"])
     if "extends" not in keys:

@@ -17,17 +17,17 @@ from shared.client import Leased, RefServerClient
 
 log = structlog.get_logger()
 
-# A long poll of the fetching thread; closing waits for it.
+# Length of a long poll; `close` waits until it ends.
 _POLL_SECONDS = 2.0
 
 
 class LeaseFeed:
-    """Leases up to `ahead` batches in advance on one thread, and sends heartbeats on another. The ledger keeps count.
+    """Leases up to `ahead` batches in advance on one thread, and sends heartbeats on another.
 
     allowance: batches that may be leased and not yet acked. loss: says which inputs a batch must have.
 
-    A batch may come again after its training: when the process was killed before its ack was answered, or when its
-    lease was lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint holds its effect.
+    A trained batch may be leased again: when the process was killed before its ack was answered, or when its lease was
+    lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint includes it.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class LeaseFeed:
         self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
         self._version = version
         self._stop = threading.Event()
-        self._dry = threading.Event()
+        self._nothing_to_lease = threading.Event()
         self._failure: Exception | None = None
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-            for name, work in (("leases", self._fetch), ("heartbeat", self._beat))
+            for name, work in (("leases", self._fetch), ("heartbeat", self._send_heartbeats))
         ]
         for thread in self._threads:
             thread.start()
@@ -62,7 +62,7 @@ class LeaseFeed:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
 
         on_idle is called every half second without a batch, with the seconds since the last. If it raises, the wait
-        ends and the batches taken so far are given back.
+        ends and the batches taken so far are released.
         """
         self._version = version
         taken: list[Leased] = []
@@ -77,27 +77,27 @@ class LeaseFeed:
                 if not self._ledger.trainable([leased]):
                     continue
                 if self._too_old(leased):
-                    self._give_back([leased])
+                    self._release([leased])
                     continue
-                lacking = missing_input(leased.batch, self._loss)
-                if lacking:
-                    self._give_back([leased], error=lacking)
+                missing = missing_input(leased.batch, self._loss)
+                if missing:
+                    self._release([leased], error=missing)
                     continue
                 taken.append(leased)
                 if len(taken) == count:
                     taken = self._start(taken)
         except BaseException:
-            self._give_back(taken)
+            self._release(taken)
             raise
         return taken
 
     def trained(self, leased: Sequence[Leased]) -> None:
-        """Tells the feed that the weights now hold the effect of these batches."""
+        """Marks batches as trained."""
         self._ledger.train(leased)
 
     @property
     def unsettled(self) -> int:
-        """How many batches were trained and wait for a checkpoint, which lets them be acked."""
+        """How many trained batches wait for a checkpoint before they are acked."""
         return self._ledger.unsettled
 
     @property
@@ -106,27 +106,27 @@ class LeaseFeed:
         return 2 * self.unsettled >= self._allowance
 
     def settle(self, checkpoint: Path) -> None:
-        """Acks the batches that a durable checkpoint holds. Those that the server has as acked leave the ledger."""
+        """Acks the batches that a durable checkpoint includes. The ledger drops those that the server confirms."""
         self._ack(self._ledger.settle(), checkpoint.name)
 
     def settle_rest(self, *, check: Callable[[], None]) -> None:
-        """Waits until the batches that the ledger still holds have come again and are acked.
+        """Waits until the batches that are left in the ledger have been leased again and acked.
 
-        Call it when a run is finished: no later process will ack them. The wait ends when the server has nothing more
-        to lease: it no longer holds the others. check is called while waiting; it may raise to end the wait.
+        Call it when a run is finished: no later process will ack them. The wait also ends when the server has nothing
+        more to lease, because it no longer has the others. check is called while waiting; it may raise to end the wait.
         """
-        self._dry.clear()
-        while self._ledger.ids() and not self._waiting.full() and not self._dry.wait(0.05):
+        self._nothing_to_lease.clear()
+        while self._ledger.ids() and not self._waiting.full() and not self._nothing_to_lease.wait(0.05):
             if self._failure:
                 raise self._failure
             check()
 
     def close(self) -> None:
-        """Ends both threads and gives back what was not trained. What was trained and not settled stays leased."""
+        """Ends both threads and releases untrained batches. Trained batches that no checkpoint includes stay leased."""
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout=_POLL_SECONDS + 1)
-        self._give_back(self._ledger.untrained())
+        self._release(self._ledger.untrained())
 
     def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
         self._ledger.acked(leases, self._client.ack(leases, checkpoint))
@@ -144,13 +144,13 @@ class LeaseFeed:
         return self._terms.max_lag is not None and lag > self._terms.max_lag
 
     def _start(self, taken: list[Leased]) -> list[Leased]:
-        """Marks leases as started. Returns those that are still live: after a suspension they may have run out."""
+        """Marks leases as started. Returns those that are still live: they may have expired during a suspension."""
         taken = self._ledger.trainable(taken)  # a batch that came again may appear twice; keep the live lease
         outcomes = self._client.extend(taken, self._terms.lease_seconds, started=True)
         self._ledger.forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
         return [lease for lease in taken if outcomes[lease.id] == Outcome.OK]
 
-    def _give_back(self, leases: Sequence[Leased], *, error: str | None = None) -> None:
+    def _release(self, leases: Sequence[Leased], *, error: str | None = None) -> None:
         if error:
             log.warning("a batch cannot be trained on", ids=[lease.id for lease in leases], error=error)
         self._ledger.forget(leases)
@@ -166,7 +166,7 @@ class LeaseFeed:
         while not self._stop.is_set():
             leased = self._client.lease(self._terms.at(self._version, wait_seconds=_POLL_SECONDS))
             if leased is None:
-                self._dry.set()
+                self._nothing_to_lease.set()
             else:
                 self._receive(leased)
 
@@ -184,11 +184,11 @@ class LeaseFeed:
             except queue.Full:
                 continue
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._stop.wait(self._terms.lease_seconds / 3):
             live = self._ledger.live()
             outcomes = self._client.extend(live, self._terms.lease_seconds)
             lost = [lease for lease in live if outcomes[lease.id] in (Outcome.STALE, Outcome.UNKNOWN)]
             if lost:
-                log.warning("leases were lost: this process slept, or the server has forgotten them", batches=len(lost))
+                log.warning("leases were lost: this process was suspended, or the server lost them", batches=len(lost))
             self._ledger.forget(lost)

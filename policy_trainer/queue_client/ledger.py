@@ -1,4 +1,4 @@
-"""The ledger: leased batches, and which of them the weights hold already, so that each is trained exactly once."""
+"""The ledger of leased and of trained batches. With it each batch is trained exactly once."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,14 @@ class Fate(Enum):
     WAIT = auto()
     """It was trained since the last checkpoint: ack it at the next."""
     ACK = auto()
-    """It was trained, and a checkpoint holds its effect."""
+    """It was trained, and a checkpoint includes it."""
 
 
 class Ledger:
     """Live leases, and batches that were trained and not yet acked. Threads may share it: one lock guards all.
 
-    ids: those that were trained and not yet acked in the checkpoint that a run resumes from. A batch that is leased
-    again has several leases; only the newest can be live.
+    ids: batches that were trained and not yet acked, from the checkpoint that a run resumes from. A batch that is
+    leased again has several leases; only the newest can be live.
     """
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
@@ -32,7 +32,7 @@ class Ledger:
         self._lock = threading.Lock()
 
     def ids(self) -> list[str]:
-        """Batches whose effect the weights hold and whose ack was not answered, sorted."""
+        """Trained batches whose ack the server has not confirmed, sorted."""
         with self._lock:
             return sorted(self._ids)
 
@@ -47,17 +47,17 @@ class Ledger:
             return [*self._live.values()]
 
     def untrained(self) -> list[Leased]:
-        """Live leases of batches whose effect the weights do not hold."""
+        """Live leases of batches that were not trained."""
         with self._lock:
             return [lease for id, lease in self._live.items() if id not in self._ids]
 
     def trainable(self, leases: Sequence[Leased]) -> list[Leased]:
-        """Those that are live, and whose batch was not trained under an earlier lease."""
+        """The leases that are live, and whose batch was not trained under an earlier lease."""
         with self._lock:
             return [lease for lease in leases if self._live.get(lease.id) is lease and lease.id not in self._ids]
 
     def add(self, lease: Leased) -> Fate:
-        """A new lease, which replaces older ones of its batch."""
+        """Adds a lease, which replaces older ones of its batch. Returns what to do with the batch."""
         with self._lock:
             self._live[lease.id] = lease
             if lease.id not in self._ids:
@@ -65,28 +65,28 @@ class Ledger:
             return Fate.WAIT if lease.id in self._unsettled else Fate.ACK
 
     def forget(self, leases: Iterable[Leased]) -> None:
-        """These leases are not live any more: lost, given back or acked. A newer lease of the same batch stays."""
+        """Removes leases that were lost, released or acked. A newer lease of the same batch stays."""
         with self._lock:
             self._forget(leases)
 
     def train(self, leases: Iterable[Leased]) -> None:
-        """The weights now hold the effect of these batches."""
+        """Marks batches as trained."""
         with self._lock:
             ids = {lease.id for lease in leases}
             self._ids |= ids
             self._unsettled |= ids
 
     def settle(self) -> list[Leased]:
-        """A durable checkpoint holds all that was trained. Returns the live leases to ack.
+        """Call it when a durable checkpoint includes all trained batches. Returns the live leases to ack.
 
-        A batch whose lease was lost is acked when it comes again.
+        A batch whose lease was lost is acked when it is leased again.
         """
         with self._lock:
             self._unsettled.clear()
             return [lease for id, lease in self._live.items() if id in self._ids]
 
     def acked(self, leases: Iterable[Leased], outcomes: Mapping[str, Outcome]) -> None:
-        """Removes the ids that the server has as acked. The others stay: their batches may come again."""
+        """Removes the ids whose ack the server confirms. The others stay: their batches may be leased again."""
         with self._lock:
             self._ids -= {id for id, outcome in outcomes.items() if outcome in (Outcome.OK, Outcome.ALREADY)}
             self._forget(leases)

@@ -1,4 +1,4 @@
-"""Whether a run fits a server: same vocabulary and tokenizer, and room for a group and for a step."""
+"""Checks that a run fits a server: same vocabulary and tokenizer, and room for a group and for a step."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,12 +32,12 @@ def check_models_match(
     if rows != reference.vocabulary_size:
         raise UserError(
             f"model: {name} has a vocabulary of {rows} tokens, the server's reference {reference.name} has "
-            f"{reference.vocabulary_size}; start ref-server with the model that this policy began as"
+            f"{reference.vocabulary_size}; start ref-server with the model that this policy was trained from"
         )
     if tokenizer_fingerprint(tokenizer) != reference.tokenizer_fingerprint:
         raise UserError(
             f"model: the tokenizer of {name} is not that of the server's reference {reference.name}; "
-            "start ref-server with the model that this policy began as"
+            "start ref-server with the model that this policy was trained from"
         )
 
 
@@ -57,7 +57,7 @@ def check_group_fits(reference: ModelInfo, sampling: SamplingConfig, prompt: int
 
 
 def check_room(queue: QueueView, groups_per_step: int) -> None:
-    """Raises UserError if the queue is so small that a step would wait for ever."""
+    """Raises UserError if the queue is so small that a step would wait forever."""
     room = min(queue.limits.max_batches, queue.limits.max_batches_per_run)
     if groups_per_step > room:
         raise UserError(

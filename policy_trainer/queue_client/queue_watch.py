@@ -1,4 +1,4 @@
-"""The state of the server's queue, read now and then without holding the trainer up."""
+"""Polls the state of the server's queue without delaying the trainer."""
 
 import time
 
@@ -22,7 +22,7 @@ class QueueWatch:
         self.leases_full = False
 
     def look(self) -> None:
-        """Reads the queue, unless it just did. A server that does not answer at once is left alone."""
+        """Reads the queue, at most every _EVERY_SECONDS. It does not retry: without an answer the last counts stay."""
         if time.monotonic() - self._asked < _EVERY_SECONDS:
             return
         queue = self._client.glance()
@@ -36,7 +36,7 @@ class QueueWatch:
         """What a trainer without batches waits for. workers: the reason when the server has nothing to do."""
         to_score = (self.depth[State.QUEUED] or 0) + (self.depth[State.SCORING] or 0)
         if self.leases_full:
-            reason = "leased batches to be settled: the reference server has as many out as it allows"
+            reason = "leased batches to be acked or released: the limit of the reference server is reached"
         elif to_score:
             reason = f"the reference server to score {to_score} batches"
         else:

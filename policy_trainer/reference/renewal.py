@@ -1,7 +1,7 @@
 """Iterative GRPO: the policy becomes the reference every so many steps (DeepSeekMath, arXiv 2402.03300, algorithm 1).
 
-A renewal writes a snapshot, has the server score with it, and only then notes in the run's state what the reference is.
-Killed in between, a run resumes with the reference that its checkpoint names, and renews it when the state says so.
+A renewal writes a snapshot, makes the server score with it, and then records it in the run's state. A run killed in
+between resumes with the reference that its checkpoint names, and renews it again when the state says so.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ class Renewal(Protocol):
     average: Average | None
     """The float32 average that the reference was rounded from, for checkpoints; None if it is a copy of the policy."""
 
-    def tend(self) -> None:
-        """Has the server score with the right reference. Call before anything is sampled, and before each step.
+    def ensure(self) -> None:
+        """Renews the reference if that is due, else restores it if the server has another.
 
-        Raises UserError, RunFailed.
+        Call it before anything is sampled, and before each step. Raises UserError, RunFailed.
         """
         ...
 
@@ -40,7 +40,7 @@ class FixedReference:
 
     average: Average | None = None
 
-    def tend(self) -> None:
+    def ensure(self) -> None:
         pass
 
 
@@ -48,8 +48,8 @@ class RenewedReference:
     """The reference is a snapshot of the policy or of its moving average, taken when the run begins and then every
     sync_steps steps.
 
-    A restarted server has forgotten it and is told again. If another run replaces it, this run ends: neither would know
-    what its batches are scored with. average: as of the last renewal.
+    A restarted server gets it again. If another run replaces it, this run fails: neither run would know which reference
+    its batches were scored with. average: as of the last renewal.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class RenewedReference:
         self._served = served
         self._checkpoints = checkpoints
         self._note = note
-        self._in_place = False
+        self._confirmed = False
 
-    def tend(self) -> None:
+    def ensure(self) -> None:
         state, every = self._state, self._config.sync_steps
-        # Only the state decides: a renewal that no checkpoint holds is done again.
+        # Only the state decides: a renewal that no checkpoint includes is repeated.
         if state.reference is None or 0 < every <= state.step - state.renewed_at:
             self._renew()
         else:
             self._keep(state.reference)
-        self._in_place = True
+        self._confirmed = True
 
     def _renew(self) -> None:
         state, average = self._state, self._next_average()
@@ -108,10 +108,10 @@ class RenewedReference:
         state, served = self._state, self._served.look()
         if (served.snapshot, served.reference_version) == (reference, state.reference_version):
             return
-        if self._in_place and served.snapshot is not None:
+        if self._confirmed and served.snapshot is not None:
             raise RunFailed(
-                f"somebody else has replaced the server's reference by {served.snapshot}, version "
-                f"{served.reference_version}: a run that renews it needs a server of its own. --resume puts it back"
+                f"another client has replaced the server's reference by {served.snapshot}, version "
+                f"{served.reference_version}: a run that renews it needs its own server. --resume restores it"
             )
         if self.average is not None and not self._snapshots.holds(reference):
             self._write_and_serve(self.average)
@@ -136,7 +136,7 @@ class RenewedReference:
         self._state.reference, self._state.reference_version = snapshot, served
 
     def _remove_old(self) -> None:
-        """Removes snapshots that neither the server nor a checkpoint needs. A failure is noted, no more."""
+        """Removes snapshots that neither the server nor a checkpoint needs. A failure is only reported."""
         try:
             self._snapshots.remove_all_but({self._state.reference, *self._checkpoints.references()})
         except OSError as error:
@@ -155,7 +155,7 @@ def choose_renewal(
     on_wait: OnWait,
     note: Callable[[str], None],
 ) -> Renewal:
-    """By the settings and the reference of the newest checkpoint. Raises UserError if that cannot be found."""
+    """Chooses by the settings and the checkpoint's reference. Raises UserError if that reference cannot be found."""
     if not config.sync_steps and state.reference is None:
         return FixedReference()
     if config.snapshot_root is None:
@@ -180,7 +180,7 @@ def choose_renewal(
 def _average(
     config: ReferenceConfig, state: TrainState, checkpoint: Path | None, snapshots: Snapshots
 ) -> Average | None:
-    """The checkpoint's average. A run that first asks for one when it is resumed begins with its reference."""
+    """The checkpoint's average. If reference.decay is new in a resumed run, the average starts at the reference."""
     if checkpoint is None or state.reference is None:
         return None
     average = read_average(checkpoint, state.renewed_at)

@@ -8,8 +8,8 @@ from shared.client import RefServerClient, RefServerError
 from shared.client.connection import OnWait
 from shared.errors import UserError
 
-# Errors while somebody else replaces the reference: they pass.
-_PASSING = ("busy", "older_version")
+# Codes of errors to retry after: another client replaces the reference, or has just replaced it.
+_RETRIED = ("busy", "older_version")
 _BUSY_SECONDS = 0.5
 
 
@@ -25,9 +25,9 @@ class ServedReference:
         return self._client.model()
 
     def replace(self, snapshot: str, version: int) -> int:
-        """Has the server score with a snapshot. Returns its version: `version`, or the next that the server takes.
+        """Makes the server score with a snapshot. Returns its version, which is `version` or higher.
 
-        It may be repeated. Raises UserError when the server refuses.
+        A repeated call changes nothing. Raises UserError when the server refuses.
         """
         began = time.monotonic()
         while True:
@@ -38,12 +38,12 @@ class ServedReference:
                 asked = max(version, (served.reference_version or 0) + 1)
                 return self._client.replace_reference(snapshot, asked).reference_version
             except RefServerError as error:
-                if error.code not in _PASSING:
-                    raise UserError(self._why(snapshot, error)) from error
-            self._on_wait("the reference server, which replaces its reference", time.monotonic() - began)
+                if error.code not in _RETRIED:
+                    raise UserError(self._explain(snapshot, error)) from error
+            self._on_wait("the reference server to finish another replacement", time.monotonic() - began)
             time.sleep(_BUSY_SECONDS)
 
-    def _why(self, snapshot: str, error: RefServerError) -> str:
+    def _explain(self, snapshot: str, error: RefServerError) -> str:
         if error.code == "no_snapshot_root":
             return (
                 "reference.sync_steps: the server cannot replace its reference: start ref-server with --snapshot-root "

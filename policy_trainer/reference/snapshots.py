@@ -24,7 +24,7 @@ class Snapshots:
 
     @property
     def newest_version(self) -> int:
-        """0 before the first. A new version must be higher, so that no name is used twice."""
+        """The highest saved version, or 0. A new version must be higher, so that no name is used twice."""
         return max((_order(path)[0] for path in self._saved()), default=0)
 
     def write(
@@ -49,11 +49,11 @@ class Snapshots:
         return (self.root / name).is_dir()
 
     def find(self, name: str) -> Path:
-        """Its directory. Raises UserError when it is gone."""
+        """The directory of a snapshot. Raises UserError when it does not exist."""
         if not self.holds(name):
             raise UserError(
-                f"reference.snapshot_root: the reference of this run, {name}, is gone from {self.root}: put it back, "
-                "or begin another run whose --model is the newest checkpoint"
+                f"reference.snapshot_root: the reference of this run, {name}, is missing from {self.root}: restore "
+                "it, or start a new run with --model set to the newest checkpoint"
             )
         return self.root / name
 

@@ -1,4 +1,4 @@
-"""The picture of a run's learning curves."""
+"""Plots a run's learning curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a person sees while training: a live panel on a terminal, else a line every few steps."""
+"""The display of a training run: a live panel on a terminal, else a line every few steps."""
 
 import math
 import time
@@ -24,7 +24,7 @@ _CELL = 30
 _GAP = 2
 # How many parts of the reward are shown; metrics.jsonl has all of them.
 _PARTS = 3
-# A noise floor above this is shown. It comes of half precision; that of float32 is far below.
+# A KL noise floor above this is shown. That of half precision is above it, that of float32 far below.
 _SHOWN_NOISE = 1e-9
 
 

@@ -12,13 +12,13 @@ Records = Sequence[Mapping[str, Any]]
 
 # Metrics are averaged over this many steps, since those of one step are noisy.
 WINDOW = 20
-# A clip ratio that has been 0 for this many steps is no coincidence.
+# A clip ratio is reported after it has been 0 for this many steps.
 LONG = 60
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A metric out of its band. seen: the mean over the latest WINDOW steps."""
+    """A metric out of its band. seen: its mean over the latest WINDOW or LONG steps."""
 
     name: str
     seen: float
@@ -124,17 +124,17 @@ def _variance(latest: Records) -> list[Trouble]:
         remedy = "completions are cut off before they can earn anything: raise sampling.max_completion_length"
     else:
         remedy = (
-            "most prompts teach nothing: take harder or easier ones, or raise sampling.num_generations or "
+            "most groups have equal rewards: use harder or easier prompts, or raise sampling.num_generations or "
             "sampling.max_resamples"
         )
     return [Trouble("frac_reward_zero_std", seen, "at most 0.8 of the groups", remedy)]
 
 
 def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
-    """A clip ratio of 0, where the weights differ from those that old log-probs are of. Else the ratio is always 1."""
+    """A clip ratio of 0 although the weights differ from those of the old log-probs. If they do not, the ratio is 1."""
     stale = [loss.old_logps == "sampler" and record["staleness"] > 0 for record in recent]
-    moves = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
-    if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not moves:
+    off_policy = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
+    if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not off_policy:
         return []
     seen = _mean(recent, "clip_ratio")
     band = f"above 0 within {LONG} steps where weights move between sampling and training"
@@ -163,7 +163,7 @@ def _kl(before: Records, latest: Records, loss: LossConfig) -> list[Trouble]:
     tripled = not renewed and seen > 0.2 and seen > 3 * _mean(before, "kl")
     if not loss.beta or not (seen > 1.0 or tripled):
         return []
-    remedy = "the policy runs away from the reference: lower optimizer.learning_rate, or raise loss.beta"
+    remedy = "the policy drifts too far from the reference: lower optimizer.learning_rate, or raise loss.beta"
     return [Trouble("kl", seen, f"below 1 nat a token, and not tripling within {WINDOW} steps", remedy)]
 
 
@@ -193,8 +193,8 @@ def _unrewarded(latest: Records) -> list[Trouble]:
     if not seen > 0.05:
         return []
     remedy = (
-        "completions without a reward do not train: see the worker's log, raise judging.seconds, or mend a reward "
-        "that gives NaN"
+        "completions without a reward do not train: see the worker's log, raise judging.seconds, or fix a reward "
+        "that returns NaN"
     )
     return [Trouble("unrewarded", seen, "at most 0.05 of the completions", remedy)]
 

@@ -17,7 +17,7 @@ Metrics = dict[str, Any]
 
 @dataclass
 class WastedSamples:
-    """What a worker drew or sampled and did not upload. Batches carry the counts; a step's metrics are their sums.
+    """Counts of what a worker drew or sampled and did not upload. Batches carry them; a step's metrics are their sums.
 
     dropped_prompts: problems whose prompt was too long. resampled_groups: groups without variance that were replaced.
     resampled_tokens: completion tokens of the replaced groups.
@@ -43,7 +43,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All records; none without a file. A last line that a crash cut short is skipped."""
+    """All records; none without a file. Lines that are not JSON are skipped: a crash may cut the last one short."""
     if not path.exists():
         return []
     records = []
@@ -98,8 +98,8 @@ def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
     rewards = {"": np.concatenate([_trained_rewards(rollout) for rollout in rollouts])}
     rewards |= {f"/{name}": part for name, part in parts.items()}
     return {
-        f"{name}{suffix}": figure(values)
-        for name, figure in (("reward", _mean), ("reward_std", _std), ("unrewarded", _count_nan))
+        f"{name}{suffix}": statistic(values)
+        for name, statistic in (("reward", _mean), ("reward_std", _std), ("unrewarded", _count_nan))
         for suffix, values in rewards.items()
     }
 
@@ -121,7 +121,7 @@ def _completions(rollouts: Sequence[RolloutBatch]) -> Metrics:
 
 
 def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metrics:
-    """What sampling cost, as the workers reported it. Outside clients report nothing."""
+    """Sampling times and wasted samples, as the workers reported them. Outside clients report nothing."""
 
     def total(name: str) -> Any:
         return sum(sample.get(name, 0) for sample in samples)

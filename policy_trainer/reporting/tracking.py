@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
+"""Trackers, which get the metrics besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
 
 import importlib.util
 import math
@@ -14,7 +14,7 @@ from shared.errors import UserError
 
 # The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
 _PROJECT = "tandem"
-# Settings that trackers are not sent: addresses, keys, and those that do not describe the run.
+# Settings that are not sent to trackers: addresses, keys, and those that do not describe the run.
 _PRIVATE = {"config", "resume", "server", "token_file", "tls_ca"}
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
@@ -29,7 +29,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers are told of a run. first_step: the step that it resumes from. settings: without secrets."""
+    """A run as trackers record it. first_step: the step that it resumes from. settings: without secrets."""
 
     name: str
     directory: Path
@@ -60,17 +60,17 @@ class Wandb:
 
     def __init__(self, run: TrackedRun) -> None:
         wandb: Any = import_module("wandb")
-        known = run.directory / "wandb_id"
+        id_file = run.directory / "wandb_id"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=run.name,
-            id=known.read_text() if run.first_step and known.exists() else None,
+            id=id_file.read_text() if run.first_step and id_file.exists() else None,
             resume="allow",
             dir=run.directory,
             config=dict(run.settings),
             settings=wandb.Settings(console="off"),  # W&B would capture the panel's output
         )
-        known.write_text(self._run.id)
+        id_file.write_text(self._run.id)
         # W&B's own step only grows, but a resumed run writes some steps again.
         self._run.define_metric("*", step_metric="step")
 

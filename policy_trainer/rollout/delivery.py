@@ -16,10 +16,10 @@ from shared.client import RefServerClient, RefServerError
 
 log = structlog.get_logger()
 
-# Conflict, too large, invalid: the fault is this batch's, and the next may be accepted.
+# HTTP statuses that concern one batch only: conflict, too large, invalid.
 _FAULTS_OF_A_BATCH = (409, 413, 422)
 _MAX_REFUSED_IN_A_ROW = 10
-# Uploads made at once: they share a flush of the server's disk, and it can score them in one forward.
+# Concurrent uploads: the server can store them with one fsync and score them in one forward.
 _AT_ONCE = 8
 
 
@@ -33,7 +33,7 @@ class Delivery:
         self._client = client
         self._outbox = outbox
         self._waiting: queue.Queue[tuple[Path, bytes]] = queue.Queue(maxsize=ahead)
-        # Of an earlier process; listed before this one adds to the outbox.
+        # Batches of an earlier process; listed before this one adds to the outbox.
         self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
         self._failure: Exception | None = None
         self._refused_in_a_row = 0
@@ -97,7 +97,7 @@ class Delivery:
         return answer
 
     def _record(self, path: Path, error: BaseException | None) -> None:
-        """Sets a refused batch aside. Raises the error if it is not the batch's fault, or many in a row are refused."""
+        """Records a delivery, or sets a refused batch aside. Raises other errors, and the last of many refusals."""
         if error is None:
             self._refused_in_a_row = 0
             self._outbox.delivered(path)
@@ -107,7 +107,7 @@ class Delivery:
         self._refused_in_a_row += 1
         if error.status not in _FAULTS_OF_A_BATCH or self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
             raise error
-        log.warning("the server refused a batch: it is set aside", file=str(path), error=str(error))
+        log.warning("the server refused a batch, which is set aside", file=str(path), error=str(error))
         self._outbox.refused(path)
 
 

@@ -27,7 +27,7 @@ class Outbox:
         self._workers = workers
         directory.mkdir(parents=True, exist_ok=True)
         self._cursor = directory / "cursor.json"
-        if not self._cursor.exists():  # written now: after a restart `start` may be another
+        if not self._cursor.exists():  # written now, because `start` may differ after a restart
             write_json(self._cursor, {"next_index": start})
         known = json.loads(self._cursor.read_text())["next_index"]
         newest = max((self._index(path) for path in self._pending()), default=-1)
@@ -38,7 +38,7 @@ class Outbox:
         return self._next
 
     def draw(self) -> int:
-        """The index of the next problem that is this worker's."""
+        """Takes the next of this worker's problem indexes."""
         index = self._next
         self._next += self._workers
         return index
@@ -54,12 +54,12 @@ class Outbox:
         return [(path, path.read_bytes()) for path in sorted(self._pending())]
 
     def delivered(self, path: Path) -> None:
-        """The server has the batch: moves the cursor past it, then removes the file."""
+        """Call it when the server has the batch: moves the cursor past it, then removes the file."""
         self._move_past(path)
         path.unlink()
 
     def refused(self, path: Path) -> None:
-        """The server refused the batch: moves the cursor past it, and keeps the file for a person to look at."""
+        """Call it when the server refused the batch: moves the cursor past it, and keeps the file for inspection."""
         self._move_past(path)
         path.rename(path.with_suffix(".refused"))
 
@@ -84,7 +84,7 @@ def count_refused(workers: Path) -> int:
 
 
 def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
-    """Locks an outbox until the returned file is closed: two workers would draw the same problems.
+    """Locks an outbox until the returned file is closed. Otherwise two workers could draw the same problems.
 
     Raises UserError when another process still holds the lock after _LOCK_SECONDS.
     """
@@ -99,7 +99,7 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
             if time.monotonic() > deadline:
                 lock.close()
                 raise UserError(
-                    f"worker: worker {worker} of {workers} is at work in {directory} already; start others with "
+                    f"worker: worker {worker} of {workers} already runs in {directory}; start others with "
                     "--worker and --workers, beside a trainer with --rollout external"
                 ) from None
             time.sleep(0.1)

@@ -1,7 +1,7 @@
 """One round of a worker: it draws problems, samples them together, and judges the completions.
 
-Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all equal teaches nothing. It is replaced by
-the group of another problem, at most sampling.max_resamples times.
+Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all equal has zero advantages. It is replaced
+by the group of another problem, at most sampling.max_resamples times.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from policy_trainer.sampling.sampler import Sampler, sampling_params
 from shared.batch import StepRewards
 from shared.errors import UserError
 
-# After this many prompts in a row that are too long, none is expected to fit.
+# After this many too long prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
 
 
@@ -45,7 +45,7 @@ class SampledGroup:
 
     @property
     def compared_rewards(self) -> np.ndarray:
-        """The rewards that the learner compares: those of steps where steps are judged, else those of completions."""
+        """The rewards that the learner compares: those of steps if steps are judged, else those of completions."""
         return compared_rewards(self.judgement.rewards, self.steps)
 
     @property
@@ -55,7 +55,7 @@ class SampledGroup:
 
 @dataclass
 class Round:
-    """The groups of a round, in the order in which their problems were drawn, and what was wasted for them."""
+    """The groups of a round, in the order in which their problems were drawn, and counts of wasted samples."""
 
     groups: list[SampledGroup]
     wasted: WastedSamples = field(default_factory=WastedSamples)
@@ -70,7 +70,7 @@ class Round:
 
 
 class Rounds:
-    """Makes one round after another."""
+    """Samples rounds."""
 
     def __init__(
         self, config: RolloutConfig, sampler: Sampler, encoder: PromptEncoder, judge: Judge, task: Task
@@ -87,23 +87,23 @@ class Rounds:
 
         Raises UserError for data that cannot be used.
         """
-        made = Round([])
-        self._sample(made, self._config.sampling.prompts_per_round, draw)
+        current = Round([])
+        self._sample(current, self._config.sampling.prompts_per_round, draw)
         for _ in range(self._config.sampling.max_resamples):
-            dropped = made.drop_without_variance()
+            dropped = current.drop_without_variance()
             if not dropped:
                 break
-            self._sample(made, dropped, draw)
-        return made
+            self._sample(current, dropped, draw)
+        return current
 
-    def _sample(self, made: Round, count: int, draw: Callable[[], int]) -> None:
+    def _sample(self, current: Round, count: int, draw: Callable[[], int]) -> None:
         """Adds the groups of `count` problems to a round."""
-        drawn = self._draw(draw, count, made)
+        drawn = self._draw(draw, count, current)
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         for item, completions in zip(drawn, sampled, strict=True):
             judgement = self._judge.judge(item.problem, completions)
-            made.groups.append(SampledGroup(item, completions, judgement, self._steps(item.problem, completions)))
+            current.groups.append(SampledGroup(item, completions, judgement, self._steps(item.problem, completions)))
 
     def _steps(self, problem: Problem, completions: Sequence[Completion]) -> StepRewards | None:
         if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):
@@ -111,7 +111,7 @@ class Rounds:
         rows = [self._task.steps(problem, self._judge.text(completion)) for completion in completions]
         return step_rewards(rows, [completion.ids for completion in completions], self._judge.decode)
 
-    def _draw(self, draw: Callable[[], int], count: int, made: Round) -> list[Drawn]:
+    def _draw(self, draw: Callable[[], int], count: int, current: Round) -> list[Drawn]:
         """The next `count` problems whose prompts are not too long."""
         drawn: list[Drawn] = []
         dropped_in_a_row = 0
@@ -124,7 +124,7 @@ class Rounds:
             except PromptTooLong as error:
                 if self._config.data.too_long == "refuse":
                     raise UserError(f"problem {index}: {error}; raise it, or set data.too_long = drop") from None
-                made.wasted.dropped_prompts += 1
+                current.wasted.dropped_prompts += 1
                 dropped_in_a_row += 1
                 if dropped_in_a_row > _MAX_DROPPED_IN_A_ROW:
                     raise UserError(f"{dropped_in_a_row} prompts in a row were too long: {error}") from None
@@ -132,5 +132,5 @@ class Rounds:
 
 
 def _sampling_seed(seed: int, index: int) -> int:
-    """The seed of the sampling that begins with the problem of this index; another index gives another seed."""
+    """The seed of the sampler call whose first problem has this index."""
     return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])

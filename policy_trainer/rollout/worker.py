@@ -33,7 +33,8 @@ from shared.models import load_model, load_tokenizer, use_threads
 
 log = structlog.get_logger()
 
-_FOLLOW_SECONDS = 0.2
+# Pauses between looks for published weights, and between looks at the server's queue.
+_WEIGHTS_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
 
 
@@ -81,8 +82,8 @@ class RolloutWorker:
         self._params = sampling_params(config.sampling)
 
     def run(self) -> None:
-        """Samples until the run is finished. Raises UserError for data that cannot be used."""
-        publication = self._follow()
+        """Samples until the run is finished, then raises RunFinished. Raises UserError for data that cannot be used."""
+        publication = self._load_newest()
         directory = RunDirectory(self._config.run_dir).workers / f"{self._config.worker}-of-{self._config.workers}"
         place = {"worker": self._config.worker, "workers": self._config.workers}
         with hold(directory, **place):
@@ -91,13 +92,13 @@ class RolloutWorker:
             delivery = Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)
             while True:
                 waited = self._wait_for_room()
-                self._sample_round(outbox, self._follow(), delivery, waited)
+                self._sample_round(outbox, self._load_newest(), delivery, waited)
 
     def _wait_for_room(self) -> float:
         """Waits while max_waiting groups of the run wait to be trained on; returns the seconds waited."""
         began = time.monotonic()
         while True:
-            bound = self._follow().max_waiting
+            bound = self._load_newest().max_waiting
             states = batches_by_state(self._client.queue(), self._config.run)
             waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
             seconds = time.monotonic() - began
@@ -107,28 +108,28 @@ class RolloutWorker:
             time.sleep(_ROOM_SECONDS)
 
     def _sample_round(self, outbox: Outbox, publication: Publication, delivery: Delivery, waited: float) -> None:
-        """Samples prompts_per_round groups and hands them to the delivery. Each batch has its share of the seconds."""
+        """Samples prompts_per_round groups and hands them to the delivery. The seconds are shared equally."""
         began = time.monotonic()
         blocked = delivery.blocked_seconds
-        made = self._rounds.next(outbox.draw)
+        sampled = self._rounds.next(outbox.draw)
         cost = {
             "worker": self._config.worker,
-            "sampling_seconds": (time.monotonic() - began) / len(made.groups),
-            "waiting_seconds": (waited + self._blocked) / len(made.groups),
+            "sampling_seconds": (time.monotonic() - began) / len(sampled.groups),
+            "waiting_seconds": (waited + self._blocked) / len(sampled.groups),
         }
-        wasted = asdict(made.wasted)
-        for group in made.groups:
+        wasted = asdict(sampled.wasted)
+        for group in sampled.groups:
             sample = json.dumps({"index": group.drawn.index, **cost, **wasted})
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
             wasted = {}  # only the round's first batch carries the counts
         self._blocked = delivery.blocked_seconds - blocked
 
-    def _follow(self) -> Publication:
-        """Loads the newest published weights into the sampler; waits until there are any."""
+    def _load_newest(self) -> Publication:
+        """Loads the newest published weights into the sampler, unless they are loaded; waits until there are any."""
         started = time.monotonic()
         while (publication := latest(self._weights)) is None:
             self._wait(f"the trainer has not published weights in {self._weights} yet", time.monotonic() - started)
-            time.sleep(_FOLLOW_SECONDS)
+            time.sleep(_WEIGHTS_SECONDS)
         if publication.finished:
             raise RunFinished
         if publication.run != self._config.run:
@@ -139,7 +140,7 @@ class RolloutWorker:
             except OSError:
                 if latest(self._weights) == publication:
                     raise
-                return self._follow()  # the file was replaced and removed while we were reading it
+                return self._load_newest()  # the file was replaced and removed while we were reading it
             self._loaded = publication
         return publication
 

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and survive a power cut."""
+"""Atomic writes: a file or directory is synced and then renamed, so that it appears complete or not at all."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replaces the file in one rename. Returns once its bytes are on the disk. A reader sees the old or the new one."""
+    """Replaces the file in one rename, after its bytes are on the disk. A reader sees the old or the new file."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w") as file:
         json.dump(value, file, indent=2)

@@ -20,7 +20,7 @@ from shared.models import save_model
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
-# In a directory of its own: some programs read every safetensors file beside a model as a part of it.
+# A subdirectory, because some programs read every safetensors file beside a model as a part of it.
 _MASTERS = "masters/weights.safetensors"
 
 
@@ -28,10 +28,10 @@ _MASTERS = "masters/weights.safetensors"
 class TrainState:
     """A run's progress: all of a checkpoint but its tensors.
 
-    step: training steps done. epoch: lineage of the weights. ledger: ids of batches whose effect the weights hold and
-    whose ack was not answered yet. next_index: the data position, one past the newest problem trained.
-    reference, reference_version: the snapshot that the server scores with, as it was last renewed at the step
-    renewed_at; None and 0 for the model that the server began with.
+    step: training steps done. epoch: lineage of the weights. ledger: ids of trained batches whose ack the server has
+    not confirmed yet. next_index: the data position, one past the highest problem index trained.
+    reference, reference_version: the snapshot that the server scores with; None and 0 for the server's initial model.
+    renewed_at: step of the last renewal.
     """
 
     step: int = 0
@@ -68,7 +68,7 @@ class Checkpoints:
         """Returns once the checkpoint survives a power cut."""
         target = self._path(state.step)
         if (target / _STATE).exists():
-            # The weights of a step are the same. Only the state is new, and replacing it leaves no moment without one.
+            # The weights of this step are saved already. Only the state has changed.
             _write_state(target, state, average)
             sync(target)
         else:
@@ -88,7 +88,7 @@ class Checkpoints:
         return {read_state(path).reference for path in self._saved()}
 
     def discard_after(self, step: int) -> None:
-        """Removes checkpoints later than the step that is resumed from: their lineage was abandoned."""
+        """Removes checkpoints later than the step that the run resumes from."""
         for path in self._saved():
             if path > self._path(step):
                 shutil.rmtree(path)
@@ -111,11 +111,13 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def restore(checkpoint: Path, weights: Weights) -> None:
-    """Optimizer, masters and random numbers as they were. The model is loaded as any Hugging Face model, and the
-    learning rate is a function of the step."""
+    """Restores the optimizer, the master weights and the random state.
+
+    The model is loaded separately, as any Hugging Face model. The learning rate is a function of the step.
+    """
     saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu")
     for group, own in zip(saved["optimizer"]["param_groups"], weights.optimizer.param_groups, strict=True):
-        group.update(foreach=own["foreach"], fused=own["fused"])  # as this process chose, not the one that saved them
+        group.update(foreach=own["foreach"], fused=own["fused"])  # this process's choice, not the saved one
     weights.optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["rng"])
     if (checkpoint / _MASTERS).exists():
@@ -151,13 +153,13 @@ def _write_masters(weights: Weights, file: Path) -> None:
 
 @torch.no_grad()
 def _read_masters(weights: Weights, file: Path) -> None:
-    """Into the tensors that this run steps, masters or the model's: precision may have changed since the checkpoint."""
+    """Copies the saved masters into the tensors that the optimizer updates: masters or, without them, the model's."""
     for name, master in safetensors.torch.load_file(file).items():
         weights.stepped[name].copy_(master)
 
 
 def _average_file(checkpoint: Path, renewed_at: int) -> Path:
-    # In a directory of its own, as the masters are. One file a renewal: the state may still name the one before.
+    # A subdirectory, as for the masters. One file per renewal: the saved state may still name the previous one.
     return checkpoint / "reference" / f"average-{renewed_at:08d}.safetensors"
 
 

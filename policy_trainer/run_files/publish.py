@@ -1,4 +1,4 @@
-"""Published weights: a trainer hands them to its workers through a directory that both can see.
+"""Published weights: the trainer writes them to a directory, and its workers load them from there.
 
 Each publication is a safetensors file of its own; `latest.json` is replaced in one rename, so that a reader sees the
 old publication or the new one, never half of one.
@@ -19,11 +19,11 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Publication:
-    """Which weights, by the run's epoch and the number of steps behind them (version).
+    """The published weights of a run.
 
-    file: name in the directory. next_index: the problem at which a new worker begins. max_waiting: groups of the run
-    that may wait in the server; with more, workers pause, so that groups do not grow old. finished: the run is over,
-    and workers exit.
+    epoch: of the run. version: training steps done. file: name in the directory. next_index: the problem at which a new
+    worker begins. max_waiting: groups of the run that may wait in the server; at this number workers pause, to limit
+    staleness. finished: the run is over, and workers exit.
     """
 
     run: str
@@ -41,7 +41,7 @@ class Publication:
 def publish(model: PreTrainedModel, directory: Path, publication: Publication) -> None:
     """Writes the weights, then points latest.json at them, then removes old ones."""
     directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob(".*.safetensors.tmp"):  # of a trainer that was killed here
+    for leftover in directory.glob(".*.safetensors.tmp"):  # left by a killed trainer
         leftover.unlink()
     temporary = directory / f".{publication.file}.tmp"
     safetensors.torch.save_model(model, str(temporary))

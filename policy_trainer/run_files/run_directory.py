@@ -63,14 +63,14 @@ class RunDirectory:
                 f"run_dir: {self.root} holds a run already; add --resume to continue it, or choose another --run-dir"
             )
         if resume and not known:
-            console.print(f"{self.root} holds no step of a run yet: this one begins at step 0", highlight=False)
+            console.print(f"{self.root} holds no run to resume: training begins at step 0", highlight=False)
         self.write_config(config)
         return known
 
     def write_config(self, config: BaseSettings) -> None:
         """Writes the effective configuration, a file that every command takes with --config.
 
-        Replaced in one rename: a worker may start while a resumed trainer writes it, or after one was killed doing so.
+        The file is replaced in one rename, because a worker may read it at the same time.
         """
         values = json.loads(config.model_dump_json(exclude={"config", "resume"}, exclude_none=True))
         self.root.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from shared.models import context_length, eos_token_ids
 
 
 class DemonstrationSet:
-    """Training rows in batches, shuffled anew in each epoch by a pure function of the seed; and held-out rows."""
+    """Training rows in batches, shuffled in each epoch by a pure function of the seed; and held-out rows."""
 
     def __init__(
         self, rows: Sequence[TokenGroup], eval_rows: Sequence[TokenGroup], *, epochs: int, batch_size: int, seed: int
@@ -69,13 +69,13 @@ def load_demonstrations(
 
 
 def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Demonstrations to train on, and held-out ones. No problem is in both."""
+    """Demonstrations to train on, and held-out ones. Without data.eval_path no problem is in both."""
     found = read_demonstrations(data.path, "data.path")
     if data.eval_path:
         return found, read_demonstrations(data.eval_path, "data.eval_path")
     held_back = found[::EVAL_EVERY]
-    asked = {str(one.problem) for one in held_back}
-    train = [one for one in found if str(one.problem) not in asked]
+    held_out = {str(demonstration.problem) for demonstration in held_back}
+    train = [demonstration for demonstration in found if str(demonstration.problem) not in held_out]
     if not train:
         raise UserError(f"data.path: {data.path} has too few problems: one of every {EVAL_EVERY} is held out")
     return train, held_back

@@ -100,5 +100,5 @@ def _demonstration(row: Row, where: str) -> Demonstration:
         return Demonstration(Problem(answer="", messages=messages), text_of(row, "completion", where), where)
     *before, last = messages
     if not before or last["role"] != "assistant" or not last["content"]:
-        raise UserError(f"{where}: without a completion, messages must end with one of the assistant's: {_FORMS}")
+        raise UserError(f"{where}: without a completion, messages must end with an assistant message: {_FORMS}")
     return Demonstration(Problem(answer="", messages=tuple(before)), last["content"], where)

@@ -29,7 +29,7 @@ from shared.models import load_model, load_tokenizer, save_model, use_threads
 
 @dataclass(frozen=True)
 class SftResult:
-    """How a run ended. eval_loss: held-out, nats a completion token. seconds: training time of the whole run."""
+    """How a run ended. eval_loss: held-out, nats a completion token. seconds: of training, in all processes."""
 
     finished: bool
     steps: int
@@ -100,7 +100,7 @@ class SftRun:
             self._step()
             state.training_seconds += time.monotonic() - began
             self.bar.update(task, completed=state.step)
-            # Before the checkpoint, which must not hold weights whose loss is not finite.
+            # Before the checkpoint, so that weights without a finite loss are not saved.
             if state.step == steps or (self.config.eval_steps and state.step % self.config.eval_steps == 0):
                 self._evaluate()
             if state.step % self.config.checkpoint.save_steps == 0:
@@ -129,7 +129,7 @@ class SftRun:
         perplexity = math.exp(min(loss, 700))  # exp of more overflows
         record = {"kind": "evaluation", "step": self.state.step, "eval_loss": loss, "perplexity": perplexity}
         self.metrics.write(record)
-        if not math.isfinite(loss):  # the last update may have spoilt the weights, and no step follows it
+        if not math.isfinite(loss):  # no later step would show that the last update broke the weights
             raise _not_finite(f"held-out loss after step {self.state.step}")
         self.bar.console.print(
             f"step {self.state.step}/{self.data.steps} · held-out loss {loss:.4f} · perplexity {perplexity:.4g}",

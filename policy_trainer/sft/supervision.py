@@ -46,7 +46,7 @@ class SupervisedLearner:
         self._micro_batch_tokens = micro_batch_tokens
 
     def step(self, rows: Sequence[TokenGroup], *, lr: float) -> SupervisedStats:
-        """One update on the mean over all completion tokens of the rows."""
+        """Makes one update. The loss is the mean over all completion tokens of the rows."""
         tokens = _completion_tokens(rows)
         self.weights.optimizer.zero_grad(set_to_none=True)
         losses = []

@@ -1,4 +1,4 @@
-"""What a trainer works with, by noun."""
+"""The objects that a trainer uses: files, batches, reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +18,11 @@ from policy_trainer.trainer.workers import Workers
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What lies in the run's directory. resumed_from: the checkpoint that this life goes on from; None for a new run.
-    state: where the run stands; it changes as the run goes on."""
+    """Files and state of a run.
+
+    resumed_from: the checkpoint that this process resumes from; None for a new run. state: the run's progress; the
+    trainer updates it.
+    """
 
     directory: RunDirectory
     checkpoints: Checkpoints
@@ -29,7 +32,7 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Where batches come from. ledger: ids of the batches that the weights hold; the feed adds and removes them."""
+    """The source of batches. ledger: leased batches, and trained ones that are not acked; the feed updates it."""
 
     feed: LeaseFeed
     ledger: Ledger
@@ -39,14 +42,14 @@ class BatchSource:
 
 @dataclass(frozen=True)
 class Reporters:
-    """Who hears of a run: trackers, health warnings, the terminal."""
+    """Reports a run to trackers and the terminal, with health warnings."""
 
     metrics: Tracker
     health: Health
     display: Display
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Reports a training step, and whatever is unhealthy after it."""
+        """Reports a training step, and new health warnings."""
         self.metrics.write(record)
         self.display.step(record)
         for trouble in self.health.observe(record):

@@ -23,7 +23,7 @@ from shared.models import load_model, load_tokenizer
 
 @dataclass(frozen=True)
 class Policy:
-    """The model, with what trains it, samples from it and measures it."""
+    """A model's tokenizer, learner, sampler and evaluator."""
 
     tokenizer: PreTrainedTokenizerBase
     learner: Learner
@@ -32,7 +32,7 @@ class Policy:
 
 
 def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) -> Policy:
-    """Loads it from the checkpoint, or from config.model where there is none.
+    """Loads the policy from the checkpoint, or from config.model without one.
 
     Raises UserError for data, rewards or a model that cannot be used.
     """

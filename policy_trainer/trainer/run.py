@@ -34,7 +34,7 @@ from shared.models import use_threads
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended. seconds: of the training loop, over all lives of the run."""
+    """How a run ended. seconds: of the training loop, in all processes of the run."""
 
     finished: bool
     steps: int
@@ -46,7 +46,7 @@ class TrainResult:
 def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] = lambda: None) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    on_outage is called while the reference server does not answer; what it raises ends the run.
+    on_outage is called while the reference server does not answer; an exception that it raises ends the run.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
@@ -60,7 +60,10 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
 
 
 def open_run(config: TrainConfig, console: Console) -> RunFiles:
-    """The run's files, cut back to the checkpoint to resume from. Raises UserError rather than write over a run."""
+    """Opens the run's files, and removes what is later than the checkpoint to resume from.
+
+    Raises UserError if the directory holds a run and resume is off.
+    """
     directory = RunDirectory(config.run_dir)
     resumed = directory.open(config, console, resume=config.resume)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
@@ -75,7 +78,7 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
 def build_trainer(
     config: TrainConfig, files: RunFiles, console: Console, on_outage: Callable[[], None], stack: ExitStack
 ) -> Trainer:
-    """A trainer that is ready to run. What it opens is closed by the stack, also where a later part is refused.
+    """A trainer that is ready to run. The stack closes all that was opened, also after an error.
 
     Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
     """
@@ -137,7 +140,7 @@ def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) 
 
 
 def _note_waiting_batches(queue: QueueView, config: TrainConfig, files: RunFiles, display: Display) -> None:
-    """A new run should find none: they are most likely of another run with its name."""
+    """Warns a new run of batches in the server: they are most likely from another run of the same name."""
     states = batches_by_state(queue, config.run)
     waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, State.LEASED))
     if waiting and files.resumed_from is None:
@@ -153,7 +156,7 @@ def _make_source(
     stop: StopRequest,
     stack: ExitStack,
 ) -> BatchSource:
-    """Leasing begins here."""
+    """Starts to lease batches."""
     ledger = Ledger(files.state.ledger)
     terms = LeaseTerms(
         consumer=f"trainer of {config.run}",
@@ -163,7 +166,7 @@ def _make_source(
         order=Order(config.order),
         lease_seconds=config.lease_seconds,
     )
-    # Half of the allowance may wait for a checkpoint. The other half holds this step, and what is leased ahead of it.
+    # Half of the allowance may wait for a checkpoint. The other half is for this step and the batches leased ahead.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
     feed = LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=files.state.step)
     workers = choose_workers(config, files.directory, display.note)
@@ -171,7 +174,7 @@ def _make_source(
     @stack.callback
     def close() -> None:
         workers.stop()
-        stop.set()  # ends every wait for the server: leases that are not given back expire
+        stop.set()  # ends waits for the server: leases that are not released expire
         with suppress(Stopped, ClientError):
             feed.close()
 

@@ -21,12 +21,12 @@ from shared import wire
 from shared.client import Leased
 from shared.models import save_model
 
-# Steps' worth of groups that may wait for training before workers wait too.
+# By default workers pause when the groups of this many steps wait for training.
 _WAITING_STEPS = 3
 
 
 class Trainer:
-    """One life of a run, from wherever its state stands to its last step, or to a request to stop."""
+    """Trains from the run's current state to its last step, or to a request to stop."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Trainer:
         *,
         accuracy: float | None,
     ) -> None:
-        """accuracy: of the latest evaluation of an earlier life."""
+        """accuracy: of the latest evaluation of an earlier process; None if there was none."""
         self._config = config
         self._files = files
         self._state = files.state
@@ -53,9 +53,9 @@ class Trainer:
         self._noise_floor: float | None = None
 
     def run(self) -> bool:
-        """True when all steps are done, False when stopped before. Either way a checkpoint holds what was trained."""
+        """True when all steps are done, False when stopped before. A checkpoint then includes all trained batches."""
         state, config, learner, feed = self._state, self._config, self._policy.learner, self._source.feed
-        self._renewal.tend()
+        self._renewal.ensure()
         self._publish()
         self._source.workers.start()
         try:
@@ -63,12 +63,12 @@ class Trainer:
                 self._evaluate()
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
-                self._renewal.tend()
+                self._renewal.ensure()
                 asked = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 taken = time.monotonic()
                 batches = [lease.batch for lease in leased]
-                if self._noise_floor is None:  # in every life: it depends on settings and devices
+                if self._noise_floor is None:  # measured in every process: it depends on settings and devices
                     self._noise_floor = learner.noise_floor(batches)
                 kl_at_step_0 = learner.kl(batches) if state.step == 0 else None
                 stats = learner.step(batches, step=state.step)
@@ -83,7 +83,7 @@ class Trainer:
         return self._finish()
 
     def _publish_evaluate_checkpoint(self) -> None:
-        """Does what is due after this step. The best weights so far are checkpointed."""
+        """Does what is due after this step. The best weights so far get a checkpoint."""
         step, config = self._state.step, self._config
         if step % config.publish_every == 0:
             self._publish()
@@ -107,7 +107,7 @@ class Trainer:
         publish(self._policy.learner.model, self._files.directory.weights, publication)
 
     def _evaluate(self) -> bool:
-        """Greedy accuracy on held-out problems; True when it is the best so far."""
+        """Measures greedy accuracy on held-out problems; True if it is the best so far and not that of step 0."""
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         evaluation = self._policy.evaluator.evaluate(
             self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
@@ -128,7 +128,7 @@ class Trainer:
         self._reporters.display.evaluating(done, total)
 
     def _checkpoint(self) -> None:
-        """Weights and ledger in one rename; only then are the batches acknowledged."""
+        """Saves weights and ledger in one rename, then acks the batches."""
         policy = self._policy
         self._state.ledger = self._source.ledger.ids()
         try:
@@ -144,8 +144,8 @@ class Trainer:
         finished = state.step >= self._config.max_steps
         if finished:
             save_model(self._policy.learner.model, self._policy.tokenizer, self._files.directory.model)
-            self._publish(finished=True)  # the workers end now: the model is complete before that
-            # An earlier life may have been killed between its checkpoint and its acks.
+            self._publish(finished=True)  # the workers exit now, so the model is saved before
+            # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
         elif self._source.ledger.ids() or state.step:
             self._checkpoint()
@@ -189,7 +189,7 @@ class Trainer:
         self._source.workers.delivered()
 
     def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:
-        """Stops the run after max_bad_steps such steps in a row, and keeps the last batches for a person to look at."""
+        """Stops the run after max_bad_steps steps in a row that are not finite, and saves the last batches."""
         if not stats.not_finite:
             return
         self._reporters.display.note(f"step {self._state.step}: loss or gradient is not finite; no update was made")
@@ -205,10 +205,10 @@ class Trainer:
         )
 
     def _idle(self, seconds: float) -> None:
-        """Called while there is nothing to train on: checks the workers, and says whom the trainer waits for."""
+        """Called while there is nothing to train on: checks the workers, and shows the reason."""
         self._stop.check()
         self._source.workers.check()
         self._source.watch.look()
         if self._source.watch.leases_full and self._source.feed.unsettled:
-            self._checkpoint()  # it acks our batches, which frees leases: the limit was lowered, or runs share it
+            self._checkpoint()  # frees leases by acks: the limit was lowered, or runs share it
         self._reporters.display.waiting(self._source.watch.wait_reason(self._source.workers.describe()), seconds)

@@ -22,7 +22,7 @@ class Workers(Protocol):
     def start(self) -> None: ...
 
     def check(self) -> None:
-        """Restarts workers that died, where that is ours to do. Called while the trainer waits."""
+        """Restarts dead workers that the trainer started. Called while the trainer waits."""
         ...
 
     def delivered(self) -> None:
@@ -30,7 +30,7 @@ class Workers(Protocol):
         ...
 
     def describe(self) -> str:
-        """What the trainer waits for, in words."""
+        """What the trainer waits for, as text."""
         ...
 
     def stop(self) -> None: ...
@@ -46,7 +46,7 @@ class InlineWorker:
     """One rollout worker as a child process, restarted when it dies."""
 
     def __init__(self, config: Path, log: Path, note: Callable[[str], None], token: SecretStr | None) -> None:
-        """token: of the server; passed by the environment, since command lines are visible to everyone."""
+        """token: of the server; passed in the environment, since command lines are visible to everyone."""
         secret = {f"{ENV_PREFIX}TOKEN": token.get_secret_value()} if token else {}
         self._child = Child("rollout worker", "policy_trainer", ["rollout", "--config", str(config)], log, secret)
         self._note = note
@@ -57,18 +57,18 @@ class InlineWorker:
         self._child.start()
 
     def check(self) -> None:
-        """Restarts a worker that has died, after a pause. Raises RunFailed when it dies again and again."""
+        """Restarts a worker that has died, after a pause. Raises RunFailed if a restart does not help."""
         status = self._child.exit_status
         if status is None:
             return
         if not self._not_before:
             self._deaths += 1
-            words = f"the rollout worker died with status {status}; its last words:\n{self._child.last_words()}"
+            message = f"the rollout worker died with status {status}; its last output:\n{self._child.last_words()}"
             if status == _REFUSED:
-                raise RunFailed(words)
+                raise RunFailed(message)
             if self._deaths >= _MAX_DEATHS:
-                raise RunFailed(f"{words}\nit died {self._deaths} times without delivering a batch in between")
-            self._note(f"{words}\nstarting it again")
+                raise RunFailed(f"{message}\nit died {self._deaths} times without delivering a batch in between")
+            self._note(f"{message}\nstarting it again")
             self._not_before = time.monotonic() + 2.0 ** (self._deaths - 1)
         if time.monotonic() >= self._not_before:
             self._not_before = 0.0
@@ -85,7 +85,7 @@ class InlineWorker:
 
 
 class ExternalWorkers:
-    """Workers that somebody else starts and looks after."""
+    """Workers that the user starts and restarts."""
 
     def __init__(self, config: Path) -> None:
         self._config = config

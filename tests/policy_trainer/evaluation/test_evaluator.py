@@ -145,7 +145,7 @@ def test_nothing_to_judge_is_an_error_with_its_causes(
     too_long: int,
     unrewarded: int,
 ) -> None:
-    causes = rf"of {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
+    causes = rf"the {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
     with pytest.raises(UserError, match=causes):
         evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
 

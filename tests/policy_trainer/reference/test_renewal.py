@@ -149,7 +149,7 @@ class Life:
 
     def until(self, step: int) -> "Life":
         while True:
-            self.renewal.tend()
+            self.renewal.ensure()
             assert_right(self)
             if self.state.step == step:
                 return self
@@ -255,7 +255,7 @@ def test_an_average_of_weights_that_stand_still_is_those_weights(make_run: Calla
     life = run.begin()
     for step in range(5):
         life.state.step = step
-        life.renewal.tend()
+        life.renewal.ensure()
     assert life.renewal.average is not None
     assert all(torch.equal(own, life.renewal.average[name]) for name, own in life.model.named_parameters())
 
@@ -264,12 +264,12 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
     """A hundredth of a step is mostly rounded away in bfloat16."""
     run = make_run(decay=0.99, every=1, dtype=torch.bfloat16)
     life = run.begin()
-    life.renewal.tend()
+    life.renewal.ensure()
     before = {name: own.clone() for name, own in life.renewal.average.items()}
     life.update()
     for step in range(1, 10):
         life.state.step = step
-        life.renewal.tend()
+        life.renewal.ensure()
     for name, own in life.renewal.average.items():
         expected = life.weights.masters[name] - 0.99**9 * (life.weights.masters[name] - before[name])
         torch.testing.assert_close(own, expected.detach(), rtol=0, atol=1e-6)
@@ -314,7 +314,7 @@ class TestServer:
         assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000003", 3)
         life = run.begin()
         assert life.state.step == 3
-        life.renewal.tend()
+        life.renewal.ensure()
         assert_right(life)
         assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000002", 4)
         assert run.notes[-1] == "the reference is test/epoch-0000-version-00000002 again, version 4"
@@ -343,7 +343,9 @@ class TestServer:
         mine, other = make_run(name="mine"), make_run(name="other", directory=tmp_path / "other")
         life = mine.begin().until(3)
         other.begin().until(0)
-        with pytest.raises(RunFailed, match=r"by other/epoch-0000-version-00000003, version 3: .* server of its own"):
+        with pytest.raises(
+            RunFailed, match=r"by other/epoch-0000-version-00000003, version 3: .* needs its own server"
+        ):
             life.until(3)
         mine.begin().until(5)
 
@@ -366,7 +368,7 @@ class TestServer:
         run.server.errors = [(409, "busy")]
         run.on_wait = stop
         with pytest.raises(Stopped):
-            life.renewal.tend()
+            life.renewal.ensure()
         assert read_state(life.save()).renewed_at == 0
         run.on_wait = lambda reason, seconds: None
         run.begin().until(5)
@@ -420,7 +422,7 @@ class TestRefusals:
         run.begin().until(3)
         (run.root / "test").rename(run.root / "elsewhere")
         run.server.restart()
-        with pytest.raises(UserError, match="the reference of this run, test/epoch-0000-version-00000002, is gone"):
+        with pytest.raises(UserError, match="the reference of this run, test/epoch-0000-version-00000002, is missing"):
             run.begin().until(3)
         (run.root / "elsewhere").rename(run.root / "test")
         run.begin().until(5)
@@ -443,7 +445,7 @@ class TestOtherSettings:
     def test_without_renewal_the_server_is_not_asked(self, make_run: Callable[..., Run]) -> None:
         run = make_run()
         renewal = run.begin().choose(ReferenceConfig())
-        renewal.tend()
+        renewal.ensure()
         assert isinstance(renewal, FixedReference) and renewal.average is None
         assert run.server.site.requests == []
 
@@ -455,7 +457,7 @@ class TestOtherSettings:
         renewal = life.choose(ReferenceConfig(snapshot_root=run.root))
         for step in range(3, 9):
             life.state.step = step
-            renewal.tend()
+            renewal.ensure()
         assert (run.server.snapshot, run.server.version) == ("test/epoch-0000-version-00000002", 2)
 
     def test_a_run_that_goes_on_with_it_begins_with_the_policy_there(self, make_run: Callable[..., Run]) -> None:
@@ -465,7 +467,7 @@ class TestOtherSettings:
             life.update()
         life.save()
         life = run.begin()
-        life.renewal.tend()
+        life.renewal.ensure()
         assert life.state.renewed_at == 5
         for name, own in run.server.weights.items():
             torch.testing.assert_close(own, run.policy(5)[name], rtol=0, atol=1e-6)
@@ -476,9 +478,9 @@ class TestOtherSettings:
         before = run.reference(3)
         run.decay = 0.75
         life = run.begin()
-        life.renewal.tend()
+        life.renewal.ensure()
         life.update()
-        life.renewal.tend()
+        life.renewal.ensure()
         for name, own in life.renewal.average.items():
             expected = 0.75 * before[name] + 0.25 * run.policy(4)[name].double()
             torch.testing.assert_close(own.double(), expected, rtol=0, atol=1e-6)

@@ -190,7 +190,7 @@ def test_two_workers_cannot_share_an_outbox(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("policy_trainer.rollout.outbox._LOCK_SECONDS", 0.2)
     with (
         hold(tmp_path, worker=0, workers=1),
-        pytest.raises(UserError, match="worker 0 of 1 is at work"),
+        pytest.raises(UserError, match="worker 0 of 1 already runs"),
     ):
         hold(tmp_path, worker=0, workers=1)
     hold(tmp_path, worker=0, workers=1).close()

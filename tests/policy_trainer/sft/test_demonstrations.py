@@ -138,9 +138,9 @@ class TestTooLong:
         ({"messages": [{"role": "user"}], "completion": "3"}, "messages must contain only"),
         (r'{"prompt": "a", "completion": "\ud800"}', "completion has .*: half a surrogate pair"),
         (r'{"messages": [{"role": "user", "content": "\ud800"}], "completion": "b"}', "content of messages has"),
-        ({"messages": [USER]}, "must end with one of the assistant's"),
-        ({"messages": [ANSWER]}, "must end with one of the assistant's"),
-        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "must end with one of the assistant's"),
+        ({"messages": [USER]}, "must end with an assistant message"),
+        ({"messages": [ANSWER]}, "must end with an assistant message"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "must end with an assistant message"),
     ],
 )
 def test_refusals_name_file_and_line(write: Callable[..., Path], line: Any, message: str) -> None:
