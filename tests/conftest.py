@@ -1,13 +1,13 @@
-"""What holds for every test."""
+"""Settings for all tests."""
 
 import signal
 
 from hypothesis import HealthCheck, settings
 
-# How long an example takes is a matter of what else the machine does.
+# The time of an example depends on the machine's load.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# A shell starts what is in its background deaf to Ctrl-C, and the processes of our tests would inherit that.
+# A shell starts background jobs with SIGINT ignored, and the processes of our tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,6 @@
-"""Judges a test by its history alone: what was counted, and which promises were broken.
+"""Judges a test by its history alone: counts, and violations of what the product promises.
 
-Nothing here asks the system; what it did must show in what proxy, clients and the server's last listing recorded.
+Nothing here queries the system: the history holds what proxy and clients recorded, and the server's last listing.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """figures: what was counted. violations: what must not be, each in a sentence; none is the proof."""
+    """figures: counts by name. violations: one sentence each; the test passes if there are none."""
 
     figures: Mapping[str, int | float | str]
     violations: Sequence[str]
@@ -32,9 +32,9 @@ class Verdict:
 
 
 def check_kills(events: Sequence[Event]) -> Verdict:
-    """The history of processes that were killed: nothing acknowledged lost, no effect doubled or lost.
+    """The history of processes that were killed: no acknowledged upload is lost, no effect is doubled or lost.
 
-    Effects are those of the weights that are there in the end: what the run's own metrics say of their lineage.
+    An effect is a batch that the final weights were trained on, according to the run's metrics.
     """
     batches = {event["id"]: event for event in _of(events, "batch")}
     done = {id for id, batch in batches.items() if batch["state"] == "done"}
@@ -54,7 +54,7 @@ def check_kills(events: Sequence[Event]) -> Verdict:
         *_check_batches(events, batches),
         *_check_steps(list(_of(events, "step"))),
     ]
-    ended = [event["why"] for event in _of(events, "ended")]  # before there was an account
+    ended = [event["why"] for event in _of(events, "ended")]  # the test stopped before its end was recorded
     violations = [*(ended or account), *_check_store(events, restarts)]
     states = Counter(batch["state"] for batch in batches.values())
     kills = Counter(event["target"] for event in _of(events, "kill"))
@@ -130,7 +130,7 @@ def _leases(events: Iterable[Event]) -> Counter[str]:
 
 
 def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> list[str]:
-    """What must be true of every ending: all settled, each with its reason, none from nowhere, the counts right."""
+    """Violations at the end: unsettled batches, no reason given, batches that nobody uploaded, wrong counts."""
     asked = {id for event in _of(events, "request") if event["verb"] == "upload" for id in event["ids"]}
     unsettled = {id for id, batch in batches.items() if batch["state"] not in _SETTLED}
     ended = [batch for batch in batches.values() if batch["state"] in ("expired", "dead")]
@@ -149,7 +149,7 @@ def _check_store(events: Sequence[Event], restarts: Sequence[Event]) -> list[str
     slow = [event["store_seconds"] for event in restarts if event["store_seconds"] >= STORE_SECONDS]
     return [
         *(f"the store is damaged: {verdict}" for verdict in damaged),
-        *(f"the store was ready again after {seconds:.2f} s only" for seconds in slow),
+        *(f"the store took {seconds:.2f} s to be ready again" for seconds in slow),
     ]
 
 
@@ -184,7 +184,7 @@ def _not_once(counted: Mapping[str, int], wanted: Iterable[str]) -> set[str]:
 
 
 def _name(what: str, found: Collection[object]) -> list[str]:
-    """A sentence, if anything was found, that names some of it."""
+    """One sentence that names some of what was found; nothing if nothing was found."""
     if not found:
         return []
     shown = ", ".join(sorted(map(str, found))[:_SHOWN])

@@ -1,7 +1,7 @@
-"""The server's wall clock moved by days while leases are out: they run on another clock, and nothing notices.
+"""The server's wall clock is moved by days while leases are out: leases run on another clock and must not be affected.
 
-libfaketime moves it, for the server alone and while it runs. A queue on PostgreSQL has the database's clock, which
-stays; there it is the server beside it whose clock is wrong.
+libfaketime moves the clock, for the server alone and while it runs. A queue on PostgreSQL uses the database's clock,
+which stays; there the clock of the server differs from the database's.
 """
 
 import os
@@ -28,26 +28,26 @@ BAR = "no early expiry, no stuck lease, when the wall clock moves by a day and b
 
 _RUN = "clock"
 _DAY = 86_400
-# Where the clock is put, beside the right time: steps of a day and of two, both ways.
+# Offsets from the right time, in seconds: the clock moves by a day and by two, both ways.
 _OFFSETS = (_DAY, 0, -_DAY, _DAY, -_DAY, 0)
 _SHORT_LEASE = 1.5
 _LONG_LEASE = 60.0
-# A long poll looks for leases that ran out once a second; the rest is for a busy machine.
+# A long poll checks for expired leases once a second; the rest is for a busy machine.
 _LATE_SECONDS = 4.0
 _CLOCK_ERROR = 30.0
 
 
 class FaketimeMissing(Exception):
-    """There is no libfaketime on this machine, which moves a process's clock: `apt-get install faketime` brings it."""
+    """libfaketime, which moves a process's clock, is not installed on this machine: `apt-get install faketime`."""
 
 
 @dataclass(frozen=True)
 class Move:
     """One move of the clock while three leases were out.
 
-    asked, seen: offset in seconds, as it was set and as the server's answers had it. kept: what long leases were told
-    after the move, when extended and when acked. came_back: seconds after which the short lease's batch could be leased
-    again; None if it could not. others: batches under a long lease that came to somebody else.
+    asked, seen: offset in seconds, as set and as read from the server's answers. kept: outcomes of extends and acks of
+    the long leases after the move. came_back: seconds after which the short lease's batch could be leased again; None
+    if it could not. others: batches under a long lease that were leased again.
     """
 
     asked: float
@@ -64,7 +64,7 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     with store_options(backend) as store, _wall_clock(directory) as wall:
         with serving(model, directory, *store) as server:
             moves = [_move(server, wall, chance, offset) for _ in range(rounds) for offset in _OFFSETS]
-            wall.put(_DAY)  # a server that starts cleans up, by the clock that it finds
+            wall.put(_DAY)  # a starting server cleans up by the current time
         with serving(model, directory, *store) as server:
             moves += [_move(server, wall, chance, 0)]
             states = Counter(batch["state"] for batch in server.batches(run=_RUN))
@@ -83,17 +83,17 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def judge(moves: Sequence[Move], states: Counter[str]) -> list[str]:
-    """What is wrong; nothing is the verdict that it passed. states: of all batches in the end."""
+    """Lists the faults; empty if the test passed. states: of all batches at the end."""
     faults = []
     for number, move in enumerate(moves):
         if abs(move.seen - move.asked) > _CLOCK_ERROR:
             faults.append(f"move {number}: the clock was off by {move.seen:.0f} s, not by {move.asked:.0f}")
         if list(move.kept) != ["ok"] * 3:
-            faults.append(f"move {number}: leases that were to hold were told {move.kept}")
+            faults.append(f"move {number}: the outcomes of the long leases were {move.kept}, not ok")
         if move.others:
-            faults.append(f"move {number}: {move.others} leased batches came to somebody else")
+            faults.append(f"move {number}: {move.others} leased batches were leased again")
         if move.came_back is None:
-            faults.append(f"move {number}: a lease that was to end did not")
+            faults.append(f"move {number}: the short lease did not expire")
         elif _is_early(move) or move.came_back > _SHORT_LEASE + _LATE_SECONDS:
             faults.append(f"move {number}: a lease of {_SHORT_LEASE} s ended after {move.came_back:.2f} s")
     if not moves or states != Counter(done=3 * len(moves)):
@@ -106,13 +106,13 @@ def _is_early(move: Move) -> bool:
 
 
 def _move(server: Server, wall: "_WallClock", chance: random.Random, offset: int) -> Move:
-    """Leases three batches, one of them for a short time, moves the clock, and sees what becomes of the leases."""
+    """Leases three batches, one of them for a short time, moves the clock, and records what happens to the leases."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
         for _ in range(3):
             body = wire.encode(random_batch(chance, _RUN))
             client.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
         first, second = (_lease(client, _LONG_LEASE) for _ in range(2))
-        began = time.monotonic()  # before it is leased: what comes back sooner came too soon
+        began = time.monotonic()  # before the lease, so that came_back < _SHORT_LEASE proves an early expiry
         short = _lease(client, _SHORT_LEASE)
         assert first and second and short, "the batches were not scored in time"
         wall.put(offset)
@@ -141,7 +141,7 @@ def _use(client: httpx.Client, verb: str, key: dict[str, str], **more: Any) -> s
 
 
 def _offset_seen(client: httpx.Client, wanted: float) -> float | None:
-    """By how many seconds the clock of the server is wrong, by the date of its answer, once that is as wanted."""
+    """Offset of the server's clock in seconds, by the Date header of its answer; None until it is near `wanted`."""
     date = parsedate_to_datetime(client.get("/livez").headers["Date"])
     seen = date.timestamp() - time.time()
     time.sleep(0.02)
@@ -149,7 +149,7 @@ def _offset_seen(client: httpx.Client, wanted: float) -> float | None:
 
 
 class _WallClock:
-    """The offset that processes started under it read from a file whenever they look at the clock."""
+    """A file with an offset; processes started with libfaketime read it whenever they read the clock."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -164,7 +164,9 @@ class _WallClock:
 @contextmanager
 def _wall_clock(directory: Path) -> Iterator[_WallClock]:
     """Processes that are started in the block have a wall clock that can be moved. Raises FaketimeMissing."""
-    libraries = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))  # the one for programs with threads
+    libraries = sorted(
+        Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1")
+    )  # the variant for multi-threaded programs
     if not libraries:
         raise FaketimeMissing(FaketimeMissing.__doc__)
     wall = _WallClock(directory / "clock")

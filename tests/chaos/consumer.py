@@ -1,6 +1,6 @@
-"""A consumer as small as can be, a process of its own: leases on one line of its input, acks on the next.
+"""A minimal consumer process: it leases a batch on one line of its input and acks it on the next.
 
-`python -m tests.chaos.consumer URL NAME LEASE_SECONDS`; it answers each line with one of JSON.
+`python -m tests.chaos.consumer URL NAME LEASE_SECONDS`; it answers each line with a line of JSON.
 """
 
 import json
@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
-    """The response of a POST; raises URLError and its kin."""
+    """The response of a POST. Raises URLError and its subclasses."""
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     return urlopen(request, timeout=30)
 

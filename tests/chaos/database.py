@@ -1,4 +1,4 @@
-"""PostgreSQL restarted under load, by turns in good order and by a crash: nothing is lost, and the server goes on."""
+"""PostgreSQL is restarted under load, in turns by a crash and in order: nothing is lost, and the server continues."""
 
 import random
 import threading
@@ -29,17 +29,17 @@ _LEASE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
 # How long the load lasts between restarts, at most.
 _CALM_SECONDS = 1.0
-# One lease in so many is forgotten, as by a consumer that died: its batch must come again.
+# One lease in this many is abandoned, as by a consumer that died: its batch must be delivered again.
 _FORGOTTEN = 10
-# After the load: leases that were forgotten run out, and so does what was being scored when a commit was cut off.
+# After the load: abandoned leases expire, and so do scoring claims whose commit was cut off.
 _DRAIN_SECONDS = 150.0
 
 
 @dataclass
 class Load:
-    """What the clients were told. admitted: ids. acks: id, the token of the lease, and the outcome.
+    """What the clients recorded. admitted: ids of uploads. acks: id, the token of the lease, and the outcome.
 
-    outages: why requests had to be repeated.
+    outages: reasons for which requests were repeated.
     """
 
     admitted: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Aftermath:
-    """What was found in the end. done: by id, how often its history says so, or 0. states: of all batches.
+    """State at the end. done: by id, how often the batch became done by its history. states: of all batches.
 
     went_on: seconds from each restart until uploads and acks succeeded again. same_process: the server never ended.
     """
@@ -72,7 +72,7 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
                     time.sleep(chance.uniform(0, _CALM_SECONDS))
                     went_on.append(_restart(cluster, mode, load, server))
                 clients.stop_uploading()
-                with suppress(AssertionError):  # what is left then is told in the end
+                with suppress(AssertionError):  # `judge` reports what is left then
                     until(lambda: _is_drained(server), "everything to be settled", server, _DRAIN_SECONDS)
             aftermath = Aftermath(
                 done=_times_done(server, load.admitted),
@@ -95,7 +95,7 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def judge(load: Load, aftermath: Aftermath, restarts: int) -> list[str]:
-    """What is wrong; nothing is the verdict that it passed."""
+    """Lists the faults; empty if the test passed."""
     faults = []
     if unknown := [id for id in load.admitted if aftermath.done.get(id, 0) == 0]:
         faults.append(f"{len(unknown)} admitted batches are not done: {unknown[:3]}")
@@ -116,12 +116,12 @@ def judge(load: Load, aftermath: Aftermath, restarts: int) -> list[str]:
     if not load.outages:
         faults.append("no request met a restart: there was no load")
     if not aftermath.same_process:
-        faults.append("the server did not live through it")
+        faults.append("the server process ended")
     return faults
 
 
 def _restart(cluster: Postgres, mode: str, load: Load, server: Server) -> float:
-    """Restarts the database; seconds from then on until uploads and acks have come through again."""
+    """Restarts the database and returns the seconds until uploads and acks succeed again."""
     cluster.restart(mode)
     began = time.monotonic()
     uploads, acks = len(load.admitted), len(load.acks)

@@ -1,4 +1,4 @@
-"""A full disk, and a store that may not be written: the server says so, keeps what it promised, and recovers."""
+"""A full disk, and a read-only store: the server reports it, loses nothing that it acknowledged, and recovers."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,16 +25,16 @@ _READ_ONLY = "Read-only file system"
 
 
 def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    """Fills the disk under a server, again and again; at last kills it while the disk is full, and starts it there."""
-    assert backend == "sqlite", "the disk of a database is its own affair"
+    """Fills a server's disk repeatedly; at last kills the server while the disk is full, and starts it again."""
+    assert backend == "sqlite", "a PostgreSQL store is not on the server's disk"
     model, chance = tiny_model(directory), random.Random(seed)
-    room = (6 + _rounds(cycles)) * _MIB  # for what the rounds leave behind; the rest is filled each time
+    room = (6 + _rounds(cycles)) * _MIB  # the rounds leave data behind; the rest of the disk is filled each time
     with small_disk(directory / "server", room) as disk:
         with serving(model, directory) as server:
             troubles = [_go_through(server, chance, _filled(disk)) for _ in range(_rounds(cycles))]
             killed = Trouble()
             witness = Witness(server, chance, _RUN, killed)
-            witness.prepare()  # a server that starts writes of leases that are out
+            witness.prepare()  # with leases out, a starting server has something to write
             with closing(witness), _filled(disk):
                 refused = witness.upload_until_refused()
                 server.kill()
@@ -44,7 +44,7 @@ def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         troubles.append(killed)
         integrity = _check_integrity(directory / "server" / _STORE)
     faults = [fault for trouble in troubles for fault in judge(trouble, (507, 503), _FULL)]
-    faults += judge_words(killed.reason, _FULL)
+    faults += judge_message(killed.reason, _FULL)
     if integrity != "ok":
         faults.append(f"the store is damaged: {integrity}")
     figures = {"integrity": integrity, "started while full": killed.reason[-200:]}
@@ -52,7 +52,7 @@ def run_full(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def run_read_only(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    """Forbids writing under a server, again and again; the embedded store also to one that starts."""
+    """Makes a server's store read-only repeatedly; with SQLite also starts a server on a read-only disk."""
     model, chance = tiny_model(directory), random.Random(seed)
     with _changeable_store(backend, directory) as (options, forbidden), serving(model, directory, *options) as server:
         troubles = [_go_through(server, chance, forbidden()) for _ in range(_rounds(cycles))]
@@ -62,20 +62,20 @@ def run_read_only(cycles: int, backend: str, directory: Path, seed: int) -> Proo
     if backend == "sqlite":
         integrity, said = _check_integrity(directory / "server" / _STORE), _start_read_only(model, directory / "fresh")
         faults += [] if integrity == "ok" else [f"the store is damaged: {integrity}"]
-        faults += judge_words(said, _READ_ONLY)
+        faults += judge_message(said, _READ_ONLY)
         figures |= {"integrity": integrity, "started read-only": said}
     return _proof("store read-only", backend, BAR_READ_ONLY, troubles, faults, figures)
 
 
 def _rounds(cycles: int) -> int:
-    """A round takes seconds: its leases must run out."""
+    """Fewer than `cycles`, since a round takes seconds: its leases must expire."""
     return max(1, cycles // 5)
 
 
-def judge_words(said: str, reason: str) -> list[str]:
-    """What is wrong with what a server said that was started in trouble: it must name the reason, and as a refusal."""
+def judge_message(said: str, reason: str) -> list[str]:
+    """A server that cannot write its store when it starts must name the reason, without a traceback."""
     if reason not in said or "Traceback" in said:
-        return [f"a server that was started in trouble said {said[-300:]!r}"]
+        return [f"a server that was started without a writable store said {said[-300:]!r}"]
     return []
 
 
@@ -97,10 +97,10 @@ def _filled(disk: SmallDisk) -> Iterator[None]:
 def _changeable_store(
     backend: str, directory: Path
 ) -> Iterator[tuple[tuple[str, ...], Callable[[], AbstractContextManager[None]]]]:
-    """Options for a store, and what forbids to write it.
+    """Options for a store, and a function whose block makes the store read-only.
 
-    Linux remounts nothing read-only while a file there is open for writing, which a store's always are. What stops
-    those who have it open is a file made immutable.
+    Linux does not remount a file system read-only while a file on it is open for writing, as the store's always are.
+    An immutable file refuses writes also through open descriptors.
     """
     if backend == "sqlite":
         yield (), lambda: immutable([directory / "server" / name for name in (_STORE, f"{_STORE}-wal")])
@@ -123,7 +123,7 @@ def _read_only(cluster: Postgres) -> Iterator[None]:
 
 
 def _start_wasted(server: Server) -> str:
-    """What a server says when it is started again in trouble: why it is not ready, or why it has ended."""
+    """Starts the server again without a writable store; returns why it is not ready, or its last message."""
     before = len(server.output())
     started = server.again()
     try:
@@ -135,7 +135,7 @@ def _start_wasted(server: Server) -> str:
 
 
 def _start_read_only(model: Path, directory: Path) -> str:
-    """What a server says that is started on a read-only disk."""
+    """Starts a server on a read-only disk; returns why it is not ready, or its last message."""
     with small_disk(directory / "server", 6 * _MIB) as disk:
         with serving(model, directory) as server:
             pass
@@ -144,7 +144,7 @@ def _start_read_only(model: Path, directory: Path) -> str:
 
 
 def _check_integrity(path: Path) -> str:
-    """SQLite's verdict on a store that no server holds."""
+    """The result of SQLite's integrity check of a store that no server has open."""
     db = apsw.Connection(str(path))
     try:
         return str(db.pragma("integrity_check"))

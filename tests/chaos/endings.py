@@ -1,11 +1,11 @@
-"""What the server says at the end of a test, put into its history."""
+"""Records the server's final state in a test's history."""
 
 from shared.client import RefServerClient
 from tests.chaos.history import History
 
 
 def record_ending(history: History, url: str) -> None:
-    """Every batch with its state and reason, and the counts that the server keeps of them."""
+    """Records every batch with its state and reason, and the server's counts by state."""
     with RefServerClient(url) as client:
         for batch in client.batches():
             fields = {name: getattr(batch, name) for name in ("id", "run", "state", "reason", "deliveries")}

@@ -1,4 +1,4 @@
-"""A small file system of our own, that can be filled up, and files that nobody may write. Both need root."""
+"""A small file system that a test can fill, and files that nobody can write. Both need root."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-class MayNot(Exception):
-    """What this test does to file systems needs root: run it as root, or leave it out."""
+class NeedsRoot(Exception):
+    """This test mounts file systems and sets attributes of files, which needs root: run it as root, or leave it out."""
 
 
 class SmallDisk:
@@ -19,35 +19,35 @@ class SmallDisk:
         self._ballast = root / "ballast"
 
     def fill(self, *, leave: int = 0) -> None:
-        """Takes the room that is left, but for `leave` bytes."""
+        """Fills the free space, except for `leave` bytes."""
         statistics = os.statvfs(self.root)
         with self._ballast.open("ab", buffering=0) as file, suppress(OSError):
             file.write(bytes(max(0, statistics.f_bavail * statistics.f_frsize - leave)))
 
     def clear(self) -> None:
-        """Gives the room back."""
+        """Frees the space again."""
         self._ballast.unlink()
 
     def forbid_writing(self) -> None:
-        """Makes all of it read-only. The kernel refuses that while a file is open for writing."""
+        """Remounts it read-only. The kernel refuses that while a file is open for writing."""
         _call("mount", "-o", "remount,ro", str(self.root))
 
 
 @contextmanager
 def small_disk(root: Path, size: int) -> Iterator[SmallDisk]:
-    """A file system of `size` bytes while the block runs. Raises MayNot."""
+    """A file system of `size` bytes while the block runs. Raises NeedsRoot."""
     _need_root()
     root.mkdir(parents=True, exist_ok=True)
     _call("mount", "-t", "tmpfs", "-o", f"size={size}", "tandem-chaos", str(root))
     try:
         yield SmallDisk(root)
     finally:
-        _call("umount", "--lazy", str(root))  # even if a process that was killed is not quite gone
+        _call("umount", "--lazy", str(root))  # lazy, since a killed process may still hold it
 
 
 @contextmanager
 def immutable(files: Sequence[Path]) -> Iterator[None]:
-    """Nobody may write these files while the block runs, not even who has them open. Raises MayNot."""
+    """Makes the files unwritable while the block runs, also through open descriptors. Raises NeedsRoot."""
     _need_root()
     names = [str(file) for file in files]
     _call("chattr", "+i", *names)
@@ -59,10 +59,10 @@ def immutable(files: Sequence[Path]) -> Iterator[None]:
 
 def _need_root() -> None:
     if os.geteuid() != 0:
-        raise MayNot(MayNot.__doc__)
+        raise NeedsRoot(NeedsRoot.__doc__)
 
 
 def _call(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise MayNot(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise NeedsRoot(f"{' '.join(command)}: {done.stderr.strip()}")

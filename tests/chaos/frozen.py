@@ -1,4 +1,4 @@
-"""A consumer that is stopped until its lease is over is refused when it wakes, whoever has its batch by then."""
+"""A consumer that is stopped (SIGSTOP) until its lease has expired is refused when it continues."""
 
 import json
 import os
@@ -25,16 +25,16 @@ BAR = "every ack after a SIGSTOP past the lease is refused as stale, and its bat
 _RUN = "frozen"
 _CONSUMERS = 10
 _FREEZES_PER_CYCLE = 5
-# Longer than processes of a busy machine differ in starting: none may lose its lease before the last has one.
+# Longer than start times differ on a busy machine: no lease may expire before the last consumer has one.
 _LEASE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Freeze:
-    """One SIGSTOP: what the sleeper was told when it woke, and what the next holder of its batch was told.
+    """One SIGSTOP. told_sleeper: outcome of the stopped consumer's ack. told_holder: that of the batch's next holder.
 
-    stopped: the kernel had the process as stopped when the lease ended. elsewhere: the batch was leased by its next
-    holder before the sleeper woke; otherwise it was ready again and leased afterwards.
+    stopped: the process was stopped when the lease expired. elsewhere: the next holder leased the batch before the
+    sleeper woke; otherwise afterwards.
     """
 
     id: str
@@ -72,10 +72,10 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> list[str]:
-    """What is wrong; nothing is the verdict that it passed.
+    """Lists the faults; empty if the test passed.
 
-    settled: how often each batch became done, by its history. wanted: how many freezes there were to be.
-    An ack that comes first and is `ok` after all would leave the next holder with `stale` or `already`.
+    settled: how often each batch became done, by its history. wanted: the planned number of freezes.
+    If the sleeper's ack were accepted, the next holder's would be `stale` or `already`.
     """
     faults = []
     for freeze in freezes:
@@ -94,7 +94,7 @@ def judge(freezes: Sequence[Freeze], settled: dict[str, int], wanted: int) -> li
 
 
 def _freeze(server: Server, sleepers: Sequence["_Consumer"], *, elsewhere: bool) -> list[Freeze]:
-    """All sleepers lease, are stopped past their leases, and wake to ack. elsewhere: as in Freeze."""
+    """All sleepers lease, are stopped until their leases expire, and continue to ack. elsewhere: as in Freeze."""
     for sleeper in sleepers:
         sleeper.say("lease")
     held = [sleeper.hear()["id"] for sleeper in sleepers]
@@ -115,7 +115,7 @@ def _freeze(server: Server, sleepers: Sequence["_Consumer"], *, elsewhere: bool)
 
 
 def _lease_again(server: Server, ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The key of each of these batches: what comes back from a lease is first in line."""
+    """Leases these batches again and returns their keys: batches of expired leases are first in the queue."""
     keys = [consumer.lease(server.url, "holder", 60) for _ in ids]
     return {key["id"]: key for key in keys if key is not None}
 
@@ -153,7 +153,7 @@ class _Consumer:
         self._input.write(word + "\n")
 
     def hear(self) -> Any:
-        """The answer to the oldest line that was not heard yet."""
+        """The answer to the oldest line that has not been read yet."""
         return json.loads(self._output.readline())
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What happened, in order: one JSON object a line, written before anything else happens, so that a crash keeps it."""
+"""The events of a test in order: one JSON object per line, flushed at once, so that a crash loses none."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ class History:
             return list(self._events)
 
     def mark(self) -> int:
-        """Here and now, for `wait_for`."""
+        """The current position, for `wait_for`."""
         with self._news:
             return len(self._events)
 

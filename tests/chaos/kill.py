@@ -1,8 +1,8 @@
-"""SIGKILL for server, trainer and worker, at any moment, while they train; then an account of every batch.
+"""SIGKILL for server, trainer and worker at any moment of a training run; then every batch must be accounted for.
 
-The moments are random times, moments of the protocol (a request is on its way, an answer has just come), and those
-around a checkpoint: while it is written, and when it is there and its batches are not acked yet. Most kills wait until
-the system has got on since the last; every third comes as it may.
+The moments are random times, moments of the protocol (a request was sent, an answer has just come), and those around a
+checkpoint: while it is written, and when it is complete and its batches are not acked yet. Most kills wait for progress
+since the last one; every third does not.
 """
 
 import random
@@ -34,7 +34,7 @@ BAR = "kill -9: 0 acknowledged uploads lost, 0 effects doubled, store intact, re
 _TARGETS = ("server", "trainer", "worker")
 _MOMENTS = tuple((kind, verb) for kind in ("request", "answer") for verb in ("upload", "lease", "extend", "ack"))
 _LONGEST_WAIT = 1.5
-# After such a moment: what it sets in motion is over soon.
+# After such a moment: its effects are over soon.
 _SHORT_WAIT = 0.05
 _PATIENCE = 60.0
 _INTERRUPTED = 130
@@ -75,7 +75,7 @@ def _play(cast: Cast, history: History, cycles: int, chance: random.Random) -> N
 
 
 def _targets(chance: random.Random) -> Iterator[str]:
-    """Each equally often, in random order, without end."""
+    """Endless; each target equally often, in random order."""
     while True:
         yield from chance.sample(_TARGETS, len(_TARGETS))
 
@@ -97,7 +97,7 @@ def _wait_for_moment(cast: Cast, history: History, chance: random.Random) -> Non
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """Not for long: that it never comes about is a moment too."""
+    """Waits at most _LONGEST_WAIT; the test continues if the condition never holds."""
     deadline = time.monotonic() + _LONGEST_WAIT
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.0005)
@@ -116,23 +116,23 @@ def _kill_and_start(cast: Cast, history: History, target: str) -> None:
 
 
 def _until_progress(cast: Cast, history: History, mark: int) -> None:
-    """Until a checkpoint has been acked: for that all three must have done their part."""
+    """Waits until a checkpoint has been acked, which needs all three processes."""
     deadline = time.monotonic() + _PATIENCE
     while not history.wait_for(_is_progress, since=mark, seconds=0.5):
         cast.check()
         if time.monotonic() > deadline:
-            words = "\n".join(f"{name}: {actor.output()[-500:]}" for name, actor in cast.actors.items())
-            raise Ended(f"no checkpoint was acked for {_PATIENCE:.0f} s:\n{words}")
+            outputs = "\n".join(f"{name}: {actor.output()[-500:]}" for name, actor in cast.actors.items())
+            raise Ended(f"no checkpoint was acked for {_PATIENCE:.0f} s:\n{outputs}")
 
 
 def _is_progress(event: Event) -> bool:
-    """One that comes again after a resume, as the ledger has it, is acked alone, and before all others."""
+    """An ack of several batches: after a resume, acks repeated from the ledger name one batch each."""
     settles = event["kind"] == "answer" and event["verb"] == "ack" and event["status"] == 200
     return settles and len(event["ids"]) > 1 and "ok" in event["outcomes"]
 
 
 def _drain(cast: Cast, history: History) -> None:
-    """Consumes what is left, as another trainer would, so that every batch ends."""
+    """Leases and acks what is left, as another trainer would, so that every batch is settled."""
     deadline = time.monotonic() + _PATIENCE
     with RefServerClient(cast.server_url) as client:
         while _unsettled(client):
@@ -150,14 +150,14 @@ def _unsettled(client: RefServerClient) -> int:
 
 
 def _record_lineage(cast: Cast, history: History) -> None:
-    """What the weights contain, by the run's own record, which a resumed trainer cuts back to its checkpoint."""
+    """Records the batches of each step, by the run's metrics, which a resumed trainer cuts back to its checkpoint."""
     for record in read_metrics(cast.run_dir / "metrics.jsonl"):
         if record["kind"] == "step":
             history.record("step", step=record["step"], epoch=record["epoch"], batch_ids=record["batch_ids"])
 
 
 def _record_integrity(cast: Cast, history: History) -> None:
-    """SQLite's own verdict on a copy of what a killed server left; a PostgreSQL was not killed."""
+    """Runs SQLite's integrity check on a copy of a killed server's store. PostgreSQL is not killed here."""
     for file in cast.data.glob("*.sqlite"):
         with tempfile.TemporaryDirectory() as directory:
             for part in (file, file.with_name(f"{file.name}-wal")):

@@ -1,7 +1,7 @@
-"""Starts our commands quickly, over and over: from a process that has imported them already.
+"""Starts our commands quickly and repeatedly, by forking a process that has already imported them.
 
-A trainer spends most of its start on imports, and a test that kills it many times would spend most of its time there.
-What runs is the command's own `main`, in a process of its own that can be killed like any other.
+A trainer spends most of its start on imports, and so would a test that kills it many times. Each start runs the
+command's `main` in a new process, which can be killed like any other.
 """
 
 import importlib
@@ -34,7 +34,7 @@ _PRELOADED = [
 
 
 class Launched:
-    """A command that runs in a process of its own, its output in a file."""
+    """A command that runs in its own process, with its output in a file."""
 
     def __init__(self, process: ForkServerProcess, log: Path) -> None:
         self._process = process
@@ -50,12 +50,12 @@ class Launched:
         return self.log.read_text(errors="replace")
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process, but not to what it has started. Nothing if it has ended."""
+        """Sends a signal to the process, but not to its children. Does nothing if it has ended."""
         if self.running:
             os.kill(self.pid, number)
 
     def kill(self) -> int:
-        """SIGKILL; its exit status, which is -9 unless it had ended by itself."""
+        """Sends SIGKILL and returns the exit status, which is -9 unless it had ended by itself."""
         self._process.kill()
         return self.wait()
 
@@ -74,7 +74,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)  # of no effect on a server that runs already
+        self._context.set_forkserver_preload(_PRELOADED)  # no effect on a fork server that already runs
         self._started: list[Launched] = []
 
     def __enter__(self) -> "Launcher":
@@ -89,16 +89,16 @@ class Launcher:
         """Runs `main()` of a module as `python -m` would: start("policy_trainer.__main__", ["train", …], log)."""
         process = self._context.Process(target=_call_main, args=(module, list(arguments), str(log)))
         process.start()
-        # Only those that still run: each that is kept keeps files open, and a long test starts thousands.
+        # Drops ended processes: each entry keeps files open, and a long test starts thousands.
         self._started = [launched for launched in self._started if launched.running]
         self._started.append(Launched(process, log))
         return self._started[-1]
 
 
 def _call_main(module: str, arguments: list[str], log: str) -> None:
-    """In the child. It ends with the process that has forked it, and so with the test, even if that one is killed."""
-    os.setsid()  # Ctrl-C is for the test alone, which then ends it
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have told what it started to ignore
+    """Runs in the child, which ends when the fork server ends, and so with the test, even if the test is killed."""
+    os.setsid()  # Ctrl-C reaches only the test, which then ends this process
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start background jobs with SIGINT ignored
     os.environ[PARENT_VARIABLE] = str(os.getppid())
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

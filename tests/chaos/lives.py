@@ -1,4 +1,4 @@
-"""A trainer that is killed at chosen moments, again and again, and resumed."""
+"""A trainer that is repeatedly killed at chosen moments and resumed."""
 
 import random
 import signal
@@ -16,10 +16,10 @@ from tests.chaos.launch import Launched, Launcher
 
 @dataclass(frozen=True)
 class Crash:
-    """SIGKILL, `seconds` after a life of the trainer has come so far.
+    """SIGKILL, `seconds` after a life of the trainer has reached the moment `at`.
 
     start: it was started. step: it has recorded `steps` steps. checkpoint: it has then begun to write one. end: the
-    checkpoint of the last step is whole, its batches most likely not acked yet.
+    checkpoint of the last step is complete, its batches most likely not acked yet.
     """
 
     at: Literal["start", "step", "checkpoint", "end"]
@@ -29,7 +29,7 @@ class Crash:
 
 @dataclass
 class Lives:
-    """How the lives of the killed trainer ended."""
+    """Counts over the lives of the killed trainer."""
 
     crashes: int = 0
     in_checkpoint: int = 0
@@ -49,7 +49,7 @@ def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
 
 
 class Trainer:
-    """`policy-trainer train` in one run's directory, life after life."""
+    """`policy-trainer train` in one run's directory, started several times."""
 
     def __init__(self, launcher: Launcher, run_dir: Path, steps: int, *options: str) -> None:
         self._launcher = launcher
@@ -62,7 +62,7 @@ class Trainer:
         return self._launcher.start("policy_trainer.__main__", self._arguments, self._log)
 
     def finish(self) -> None:
-        """A life that is left in peace until the run's last step."""
+        """Starts it and lets it run to the last step."""
         status = self.start().wait(600)
         assert status == 0, self._log.read_text()
 
@@ -73,14 +73,14 @@ class Trainer:
         return [(record["epoch"], record["step"]) for record in records if record["kind"] == "step"]
 
     def half_written(self) -> set[tuple[str, int]]:
-        """Checkpoints that are not whole, each with the time of its last change."""
+        """Incomplete checkpoints, each with the time of its last change."""
         found = (self.run_dir / "checkpoints").glob(".tmp-*")
-        with suppress(FileNotFoundError):  # it has just become whole
+        with suppress(FileNotFoundError):  # it has just been completed
             return {(path.name, path.stat().st_mtime_ns) for path in found}
         return set()
 
     def saved_steps(self) -> int:
-        """The step that the next life begins at."""
+        """The step of the newest checkpoint, from which the next life continues."""
         newest = Checkpoints(self.run_dir / "checkpoints", keep=1).newest()
         return read_state(newest).step if newest else 0
 
@@ -106,7 +106,7 @@ class _Life:
 
 
 def crash_and_resume(trainer: Trainer, plan: Sequence[Crash]) -> Lives:
-    """Goes through all of the plan, and then to the last step."""
+    """Carries out the plan, and then trains to the last step."""
     lives = Lives()
     for crash in plan:
         life = _Life(trainer)

@@ -1,4 +1,4 @@
-"""What a request or an answer of the reference server's API says, read from its bytes alone."""
+"""Requests and answers of the reference server's API, parsed from their bytes."""
 
 import json
 from contextlib import suppress
@@ -25,7 +25,7 @@ class Request:
 
     @property
     def verb(self) -> str:
-        """upload, lease, ack, extend, release; look for everything else."""
+        """upload, lease, ack, extend or release; "look" for everything else."""
         return _VERBS.get((self.method, self.path), "look")
 
     def ids(self) -> list[str]:
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """raw: as it goes to the client, which may keep its connection."""
+    """raw: as sent to the client, without `connection: close`, so that the client may keep its connection."""
 
     status: int
     headers: dict[str, str]
@@ -53,7 +53,7 @@ class Answer:
     raw: bytes
 
     def told(self, verb: str) -> dict[str, Any]:
-        """What it says of batches: ids, and for settled leases their outcomes."""
+        """Ids of the batches in it; for a lease also the token, for settled leases the outcomes."""
         if self.status not in (200, 201):
             return {"ids": []}
         if verb == "upload":
@@ -67,14 +67,14 @@ class Answer:
 
 
 def parse_request(head: bytes) -> Request:
-    """A request without its body yet."""
+    """A request, still without its body."""
     first, headers = _parse_head(head)
     method, path, _ = first.split(" ", 2)
     return Request(method, path, headers, b"")
 
 
 def parse_answer(raw: bytes) -> Answer | None:
-    """A whole answer, or None when the server ended before it was complete."""
+    """A complete answer, or None if the server ended before it was complete."""
     head, separator, body = raw.partition(b"\r\n\r\n")
     if not separator:
         return None

@@ -1,6 +1,6 @@
-"""Uploads through a network that fails: 2,000 of them, with a fifth of all requests going wrong somewhere.
+"""2,000 uploads through a faulty network: a fifth of all requests fail.
 
-Workers and consumers are our own client on many threads, since its retries are what is on trial; the server is real.
+Workers and consumers use our own client on many threads, since this tests its retries; the server is real.
 """
 
 import random
@@ -27,21 +27,21 @@ BAR = "2,000 uploads, 20% of requests faulty: each there exactly once"
 _RUN = "network"
 _UPLOADS = 2000
 _FAULTY = 0.2
-# Backoff is most of the time: while some wait, others send.
+# Most of the time is backoff: while some clients wait, others send.
 _UPLOADERS = 24
 _CONSUMERS = 16
 _ACKED_TOGETHER = 4
-# Longer than the test: a lease that comes a second time was not lost by its time.
+# Longer than the test, so that no lease expires: a batch that is leased twice is a fault.
 _LEASE_SECONDS = 600.0
 _PATIENCE = 300.0
 
 
 class OutOfTime(Exception):
-    """Some batches did not arrive in the time that they were given."""
+    """Some batches were not acked in time."""
 
 
 def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
-    """cycles means nothing here: the number of uploads is the bar's."""
+    """`cycles` is not used: the bar fixes the number of uploads."""
     model = tiny_model(directory)
     with (
         History(directory / "history.jsonl") as history,
@@ -69,7 +69,7 @@ class _Traffic:
         self._over = threading.Event()
 
     def send(self, batches: Sequence[RolloutBatch]) -> None:
-        """Raises what a thread raised."""
+        """Uploads and consumes all batches. Raises the first exception of a thread."""
         shares = [batches[k::_UPLOADERS] for k in range(_UPLOADERS)]
         work: list[Callable[[], None]] = [*(lambda s=share: self._upload(s) for share in shares)]
         work += [lambda k=k: self._consume(f"consumer {k}") for k in range(_CONSUMERS)]
@@ -102,7 +102,7 @@ class _Traffic:
         client.close()
 
     def _lease(self, client: RefServerClient, terms: LeaseTerms) -> list[Leased]:
-        """Some batches, or fewer when no more come at once."""
+        """Up to _ACKED_TOGETHER batches; fewer if no more are ready."""
         held: list[Leased] = []
         while len(held) < _ACKED_TOGETHER and not self._over.is_set():
             self._check_time()
@@ -120,7 +120,7 @@ class _Traffic:
                 self._over.set()
 
     def _wait(self, reason: str, seconds: float) -> None:
-        """Our client's own word for a retry."""
+        """The client's callback before a retry."""
         self._history.record("retry", reason=reason)
         self._check_time()
 
@@ -135,5 +135,5 @@ def _make_batches(seed: int) -> list[RolloutBatch]:
 
 
 def _digest(batch: RolloutBatch) -> str:
-    """Of all that a batch says."""
+    """A digest of all fields of a batch."""
     return wire.content_hash(wire.encode(batch)).hex()[:16]

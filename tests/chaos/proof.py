@@ -1,4 +1,4 @@
-"""What every chaos test gives: one line of the report."""
+"""The result of a chaos test: one line of the report."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ BACKENDS = ("sqlite", "postgresql")
 
 @dataclass(frozen=True)
 class Proof:
-    """One promise, how it was tried, and whether it held. figures: what was counted, by name."""
+    """One promise (`bar`) and whether it held. figures: counts by name."""
 
     name: str
     backend: str
@@ -22,7 +22,7 @@ class Proof:
 
 @contextmanager
 def store_options(backend: str) -> Iterator[tuple[str, ...]]:
-    """Options of `ref-server serve` for a store of this kind that is there while the block runs."""
+    """Options of `ref-server serve` for a store of this kind, which exists while the block runs."""
     if backend == "sqlite":
         yield ()
     else:

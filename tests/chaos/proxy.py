@@ -1,6 +1,6 @@
 """A proxy on loopback between trainer, workers and the reference server, which records every exchange.
 
-It knows only as much HTTP/1.1 as our client and uvicorn speak with each other. An upload counts as acknowledged once
+It supports only the part of HTTP/1.1 that our client and uvicorn use. An upload counts as acknowledged once
 the server's 2xx has reached the proxy, whether or not it reaches the client.
 """
 
@@ -21,20 +21,20 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Fault(StrEnum):
-    RESET = "reset"  # before the server hears of the request
+    RESET = "reset"  # before the request reaches the server
     CUT_REQUEST = "cut request"
-    LOST_ANSWER = "lost answer"  # the server has done what was asked
+    LOST_ANSWER = "lost answer"  # after the server has handled the request
     CUT_ANSWER = "cut answer"
     LATENCY = "latency"
 
 
 class Faults(Protocol):
     def draw(self) -> Fault | None:
-        """What goes wrong with the next request."""
+        """The fault of the next request, if any."""
         ...
 
     def cut(self, size: int) -> int:
-        """How many of so many bytes still pass."""
+        """How many of `size` bytes are passed on."""
         ...
 
     def delay(self) -> float: ...
@@ -52,7 +52,7 @@ class NoFaults:
 
 
 class RandomFaults:
-    """A share of the requests fails, all kinds alike often."""
+    """A share of the requests fails, with all kinds of faults equally often."""
 
     def __init__(self, share: float, seed: int) -> None:
         self._share = share
@@ -73,7 +73,7 @@ class _Broken(Exception):
 
 
 class Proxy:
-    """Runs on a thread of its own while the block runs; `url` is what clients are given."""
+    """Runs on its own thread while the block runs; clients connect to `url`."""
 
     def __init__(self, port: int, history: History, faults: Faults) -> None:
         """port: the server's."""
@@ -81,7 +81,7 @@ class Proxy:
         self._history = history
         self._faults = faults
         self._requests = 0
-        # asyncio forgets the task of a client that has gone, and with it the answer that is still to come.
+        # References: asyncio would drop the task of a disconnected client before the server's answer is recorded.
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -148,7 +148,7 @@ class Proxy:
     async def _ask(self, request: Request, fault: Fault | None, client: asyncio.StreamReader) -> Answer:
         """The server's answer. Raises _Broken when there is none."""
         if fault is Fault.RESET:
-            raise _Broken("reset before the server heard of it")
+            raise _Broken("reset before the request reached the server")
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
@@ -157,7 +157,7 @@ class Proxy:
             if fault is Fault.CUT_REQUEST:
                 writer.write(request.without_connection() + request.body[: self._faults.cut(len(request.body))])
                 await writer.drain()
-                raise _Broken("the server heard a part of it")
+                raise _Broken("only a part of the request reached the server")
             writer.write(request.without_connection() + request.body)
             await writer.drain()
             answer = parse_answer(await _read_answer(reader, client, request.verb))
@@ -183,7 +183,7 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
 
 
 async def _read_answer(server: asyncio.StreamReader, client: asyncio.StreamReader, verb: str) -> bytes:
-    """All that the server sends. A long poll of a client that has gone ends, as it would without a proxy."""
+    """All that the server sends. A long poll ends when its client disconnects, as it would without a proxy."""
     reading = asyncio.ensure_future(server.read())
     if verb != "lease":
         return await reading

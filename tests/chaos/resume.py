@@ -1,4 +1,4 @@
-"""A trainer killed and resumed ends with the very weights of one that was left in peace.
+"""A trainer that is killed and resumed ends with exactly the weights of an uninterrupted one.
 
 Both train on the same queue, filled beforehand, on one thread of the CPU, so that any difference is a fault: a batch
 lost, trained twice, or trained in another order, or a checkpoint that does not hold all of the state.
@@ -36,18 +36,18 @@ _OPTIONS = (
     "--sampling.max-completion-length", "8", "--evaluation.eval-steps", "0", "--evaluation.problems", "4",
 )  # fmt: skip
 _SERVER_OPTIONS = (
-    # Each batch in a forward of its own: what is packed together moves the last bits of the log-probs.
+    # One batch per forward: packing changes the last bits of the log-probs.
     "--scoring-tokens", "1",
-    # Crashes may hit the same two steps again and again, which must not look like a batch that kills its trainer.
+    # Crashes may hit the same two steps repeatedly, and their batches must not become dead.
     "--queue.max-deliveries", "1000",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What a finished run left. trained: ids in order. weights: a digest by tensor. states: of all batches.
+    """Result of a finished run. trained: ids in order. weights: a digest by tensor. states: of all batches.
 
-    ledger: ids that the newest checkpoint still wants to be acked, and that the server has not as done.
+    ledger: ids in the newest checkpoint's ledger that are not done on the server.
     """
 
     trained: Sequence[str]
@@ -88,9 +88,9 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
-    """What is wrong with a run that was killed, beside one that was not; nothing is the verdict that it passed.
+    """Lists the faults of a killed run compared with an uninterrupted one; empty if the test passed.
 
-    wanted: the ids of all batches that were there to be trained.
+    wanted: the ids of all batches in the queue.
     """
     faults = []
     for name, ending in (("uninterrupted", calm), ("killed", shaken)):
@@ -143,7 +143,7 @@ def _ending(server: Server) -> Ending:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """SHA-256 of every tensor's bytes, and of its dtype and shape."""
+    """By tensor, SHA-256 of its dtype, shape and bytes."""
     return {
         name: hashlib.sha256(repr((part["dtype"], part["shape"])).encode() + bytes(part["data"])).hexdigest()
         for name, part in safetensors.deserialize(path.read_bytes())

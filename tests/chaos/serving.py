@@ -1,4 +1,4 @@
-"""A tiny model, and a reference server on it that ends with its block."""
+"""A tiny model, and a reference server for it that is killed when the block ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A checker that cannot find a fault proves nothing: each history here but the first has one."""
+"""The checker passes a good history, and finds the fault in each bad one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def find(events: list[Event], kind: str, **fields: Any) -> Event:
 
 
 def kills() -> list[Event]:
-    """Six uploads: a and b trained and acked, c drained, d expired, e dead; f was never answered, and is not there."""
+    """Six uploads: a and b trained and acked, c drained, d expired, e dead; f was never answered and is not stored."""
     return [
         *(each for id in "abcde" for each in upload(id)),
         event("request", verb="upload", number=1, ids=["f"]),
@@ -93,7 +93,7 @@ def add(*more: Event) -> Callable[[list[Event]], None]:
         (change("counts", {"states": {"done": 4, "expired": 1}}), "the server counts"),
         (remove("counts"), "the server counts"),
         (change("integrity", {"verdict": "row 3 missing from index"}), "the store is damaged: row 3 missing"),
-        (change("restart", {"store_seconds": 2.1}), "the store was ready again after 2.10 s only"),
+        (change("restart", {"store_seconds": 2.1}), "the store took 2.10 s to be ready again"),
         (add(event("ended", why="worker ended with status 1")), "worker ended with status 1"),
         (change("step", {"step": 3}, step=2), "the run's steps are not"),
     ],

@@ -1,4 +1,4 @@
-"""What the proxy reads from bytes: ids and outcomes, and whether an answer is whole."""
+"""The proxy's parser: ids and outcomes, and whether an answer is complete."""
 
 import json
 import random
@@ -40,14 +40,14 @@ def test_a_settlement_names_its_batches_and_outcomes(verb: str) -> None:
     assert parsed and parsed.told(verb) == {"ids": ["a", "b"], "outcomes": ["ok", "stale"]}
 
 
-def test_a_lease_is_known_by_its_headers() -> None:
+def test_a_lease_is_read_from_its_headers() -> None:
     leased = parse_answer(answer(200, b"a batch", Batch_Id="a", Lease_Token="t"))
     assert leased and leased.told("lease") == {"ids": ["a"], "token": "t"}
     nothing = parse_answer(raw(204, {}, b""))
     assert nothing and nothing.told("lease") == {"ids": []}
 
 
-def test_the_server_is_asked_to_close_and_the_client_is_not_told() -> None:
+def test_connection_close_is_sent_to_the_server_and_removed_for_the_client() -> None:
     head = parse_request(HEAD % b"/v1/queue").without_connection()
     assert b"keep-alive" not in head and head.endswith(b"connection: close\r\n\r\n") and b"host: a:1" in head
     parsed = parse_answer(answer(201, b'{"id": "a"}'))
@@ -55,7 +55,7 @@ def test_the_server_is_asked_to_close_and_the_client_is_not_told() -> None:
     assert parsed.told("upload") == {"ids": ["a"]}
 
 
-def test_an_answer_that_was_cut_is_none() -> None:
+def test_an_incomplete_answer_is_none() -> None:
     whole = answer(201, b'{"id": "a"}')
     assert parse_answer(whole)
     assert [parse_answer(whole[:size]) for size in range(len(whole))] == [None] * len(whole)

@@ -1,4 +1,4 @@
-"""Verdicts find fault with doctored records, each for its own reason, and none with a record that is right."""
+"""The judges of the chaos tests pass a correct record, and find exactly the fault of each changed one."""
 
 from collections import Counter
 from dataclasses import replace
@@ -32,11 +32,11 @@ class TestResume:
     def test_another_ending_fails(self, wrong: dict[str, Any]) -> None:
         assert len(resume.compare(self.CALM, replace(self.CALM, **wrong), ["a", "b"])) == 1
 
-    def test_endings_that_are_wrong_alike_fail(self) -> None:
+    def test_equal_but_wrong_endings_fail(self) -> None:
         same = replace(self.CALM, trained=["a"], states={"done": 1})
         assert resume.compare(same, same, ["a", "b"]), "both lost the same batch"
         nothing = replace(self.CALM, weights={})
-        assert resume.compare(nothing, nothing, ["a", "b"]), "no weights are the same as no weights"
+        assert resume.compare(nothing, nothing, ["a", "b"]), "no weights on either side"
 
 
 class TestFrozen:
@@ -101,20 +101,20 @@ class TestTrouble:
     def test_a_broken_promise_fails(self, wrong: dict[str, Any]) -> None:
         assert len(trouble.judge(replace(self.RIGHT, **wrong), (507, 503), "disk is full")) == 1
 
-    def test_an_answer_is_wrong_for_another_trouble(self) -> None:
+    def test_a_status_that_is_not_allowed_fails(self) -> None:
         assert len(trouble.judge(self.RIGHT, (503,), "disk is full")) == 1
 
-    def test_last_words(self) -> None:
-        assert disk.judge_words("[error] the queue cannot be opened: the disk is full", "disk is full") == []
-        assert disk.judge_words("[error] the queue cannot be opened", "disk is full")
-        assert disk.judge_words("Traceback (most recent call last):\nStorageFull: the disk is full", "disk is full")
-        assert disk.judge_words("", "disk is full")
+    def test_the_message_of_a_failed_start_names_the_reason(self) -> None:
+        assert disk.judge_message("[error] the queue cannot be opened: the disk is full", "disk is full") == []
+        assert disk.judge_message("[error] the queue cannot be opened", "disk is full")
+        assert disk.judge_message("Traceback (most recent call last):\nStorageFull: the disk is full", "disk is full")
+        assert disk.judge_message("", "disk is full")
 
 
 class TestClock:
     MOVE = clock.Move(asked=86_400, seen=86_399, kept=["ok"] * 3, came_back=1.9, others=0)
 
-    def test_leases_that_notice_nothing_pass(self) -> None:
+    def test_unaffected_leases_pass(self) -> None:
         assert clock.judge([self.MOVE] * 2, Counter(done=6)) == []
 
     @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ class TestClock:
             {"others": 1},
         ],
     )
-    def test_a_lease_that_notices_fails(self, wrong: dict[str, Any]) -> None:
+    def test_an_affected_lease_fails(self, wrong: dict[str, Any]) -> None:
         assert len(clock.judge([replace(self.MOVE, **wrong)], Counter(done=3))) == 1
 
     @pytest.mark.parametrize("states", [{"done": 2}, {"done": 2, "expired": 1}, {"done": 3, "dead": 1}])
@@ -160,7 +160,7 @@ class TestDatabase:
             {"outages": []},
         ],
     )
-    def test_a_client_that_was_told_wrong_fails(self, wrong: dict[str, Any]) -> None:
+    def test_wrong_answers_to_clients_fail(self, wrong: dict[str, Any]) -> None:
         assert len(database.judge(replace(self.LOAD, **wrong), self.AFTERMATH, 2)) == 1
 
     @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ class TestDatabase:
 
     def test_a_lost_batch_fails(self) -> None:
         aftermath = replace(self.AFTERMATH, done={"a": 1, "b": 0})
-        assert len(database.judge(self.LOAD, aftermath, 2)) == 2, "admitted, acked, and gone"
+        assert len(database.judge(self.LOAD, aftermath, 2)) == 2, "one fault as admitted, one as acked"

@@ -1,4 +1,4 @@
-"""A server whose store cannot be written for a while: what it answered, and whether it kept what it had promised."""
+"""A server whose store cannot be written for a while: its answers, and whether acknowledged data survives."""
 
 import random
 from collections import Counter
@@ -24,10 +24,10 @@ _MAX_UPLOADS = 1000
 class Trouble:
     """One trouble, from before it until everything that was admitted is settled.
 
-    admitted: ids whose upload was answered 200 or 201. refused: ids whose upload was not. answers: status of each
-    request in the trouble, by what it asked. reason: what /readyz said then. acked: ids whose ack was answered `ok` or
-    `already`. known: states by id that the server told afterwards. again: statuses of the refused uploads, repeated
-    afterwards. alive: the process that the trouble found became ready again.
+    admitted: ids whose upload was answered 200 or 201. refused: ids whose upload was not. answers: kind and status of
+    each request during the trouble. reason: what /readyz said then. acked: ids whose ack was answered `ok` or
+    `already`. known: states by id, listed by the server afterwards. again: statuses of the refused uploads, repeated
+    afterwards. alive: the same process became ready again.
     """
 
     admitted: list[str] = field(default_factory=list)
@@ -41,9 +41,9 @@ class Trouble:
 
 
 def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
-    """What is wrong; nothing is the verdict that it passed.
+    """Lists the faults; empty if the test passed.
 
-    refusals: the statuses that a request in trouble may get beside success. reason: what /readyz must have named.
+    refusals: allowed statuses during the trouble, besides success. reason: what /readyz must name.
     """
     faults = [f"{asked} was answered {status}" for asked, status in trouble.answers
               if status not in (200, 201, 204, *refusals)]  # fmt: skip
@@ -67,13 +67,13 @@ def judge(trouble: Trouble, refusals: Sequence[int], reason: str) -> list[str]:
 
 
 def counted(troubles: Sequence[Trouble]) -> str:
-    """All answers in trouble, as `upload 507: 3, …`."""
+    """All answers during the trouble, as `upload 507: 3, …`."""
     counts = Counter(f"{asked} {status}" for trouble in troubles for asked, status in trouble.answers)
     return ", ".join(f"{answer}: {count}" for answer, count in sorted(counts.items()))
 
 
 class Witness:
-    """A client that asks once and notes the answer."""
+    """A client that sends each request once and records the answer."""
 
     def __init__(self, server: Server, chance: random.Random, run: str, trouble: Trouble) -> None:
         self._server = server
@@ -83,17 +83,17 @@ class Witness:
         self.trouble = trouble
 
     def go_through(self, block: AbstractContextManager[None]) -> Trouble:
-        """What happens before, in and after `block`, within which the store cannot be written."""
+        """Sends requests before, in and after `block`, in which the store cannot be written."""
         held = self.prepare()
         with block:
             refused = self.upload_until_refused()
             self._ask_everything(held)
-            self.trouble.reason = until(lambda: not_ready(self._server), "/readyz to tell of the trouble", self._server)
+            self.trouble.reason = until(lambda: not_ready(self._server), "/readyz to report the trouble", self._server)
         self.recover(refused)
         return self.trouble
 
     def prepare(self) -> list[dict[str, str]]:
-        """Leases of half of a few batches."""
+        """Uploads a few batches and leases half of them; returns the keys of the leases."""
         for _ in range(_BEFORE):
             status = self._upload()[1]
             assert status == 201, status
@@ -101,7 +101,7 @@ class Witness:
         return [key for key in keys if key]
 
     def upload_until_refused(self) -> list[bytes]:
-        """Uploads that were refused; those before them are noted as admitted."""
+        """Uploads until some are refused, and returns these."""
         refused: list[bytes] = []
         for _ in range(_MAX_UPLOADS):
             body, status = self._upload()
@@ -113,7 +113,7 @@ class Witness:
         return refused
 
     def recover(self, refused: Sequence[bytes]) -> None:
-        """Waits until the server is ready, repeats what was refused, and settles everything."""
+        """Waits until the server is ready, repeats the refused uploads, and settles everything."""
         until(lambda: not not_ready(self._server), "the server to be ready again", self._server)
         self.trouble.alive = self._server.popen.poll() is None
         self.trouble.again = [self._upload(body)[1] for body in refused]
@@ -125,7 +125,7 @@ class Witness:
         self._http.close()
 
     def _ask_everything(self, held: Sequence[dict[str, str]]) -> None:
-        """Everything that a consumer may ask."""
+        """Sends every kind of request of a consumer."""
         extend, release, ack = held
         late = {"consumer": "late", "run": self._run, "lease_seconds": _LEASE_SECONDS, "wait_seconds": 0}
         asked = {
@@ -166,7 +166,7 @@ class Witness:
 
 
 def not_ready(server: Server) -> str:
-    """Why the server says that it is not ready; empty when it is, or does not answer."""
+    """The reason that /readyz gives; empty if the server is ready or does not answer."""
     try:
         answer = httpx.get(server.url + "/readyz", timeout=30)
     except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""compose.yaml brought up by a real engine, as a project of its own that leaves nothing behind but images."""
+"""compose.yaml started by a real engine, in a separate project that leaves only images behind."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PATIENCE = 180.0
 
 
 class Project:
-    """One project: its variables, and its containers, volumes and network, which `remove` takes away again."""
+    """One project: its variables, and its containers, volumes and network, which `remove` deletes."""
 
     def __init__(self, **variables: str) -> None:
         self.name = f"tandem-test-{uuid4().hex[:8]}"
@@ -79,12 +79,12 @@ class Project:
 
 
 def docker(*arguments: str) -> str:
-    """What `docker` prints. Fails the test with its words when it fails."""
+    """The output of `docker`. If it fails, the test fails with its output."""
     return _run(["docker", *arguments], _clean_environment(), check=True).stdout.strip()
 
 
 def until(condition: Callable[[], Any], what: str, project: Project) -> None:
-    """Waits for a condition, and fails with what the project has printed when it does not come."""
+    """Waits for a condition; on a timeout, fails with the project's output."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
@@ -99,18 +99,18 @@ def engine_answers() -> bool:
 
 
 def _compose() -> list[str]:
-    """Compose as a plugin of docker, or the older program of its own."""
+    """Compose as a plugin of docker, or the older docker-compose program."""
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True)
     return ["docker-compose"] if plugin.returncode else ["docker", "compose"]
 
 
 def _separator() -> str:
-    """What stands between the parts of a container's name, which the older program does otherwise."""
+    """The separator in container names, which differs in the older program."""
     return "_" if len(_compose()) == 1 else "-"
 
 
 def _clean_environment() -> dict[str, str]:
-    """Without what would configure the services; what configures the engine and the build stays."""
+    """The environment without variables of the services; those of the engine and the build stay."""
     ours = ("REF_SERVER_", "POLICY_TRAINER_", "COMPOSE_", "POSTGRES_")
     named = ("MODEL", "MODELS_DIR", "CONFIG", "INPUTS_DIR", "RUN", "SERVER", "WORKER", "WORKERS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours) and name not in named}

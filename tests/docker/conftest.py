@@ -1,4 +1,4 @@
-"""Images once, projects that go away. Everything here wants a Docker engine, and `make docker-test`."""
+"""Images, built once, and projects, removed after use. All of it needs a Docker engine and `make docker-test`."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def image() -> None:
 
 @pytest.fixture(scope="session")
 def postgresql_image(image: None) -> str:
-    """Debian's PostgreSQL, which takes what compose.yaml tells the official image, where that cannot be pulled."""
+    """Debian's PostgreSQL, configured like the official image, for machines that cannot pull that one."""
     base = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
     network = os.environ.get("BUILD_NETWORK", "default")
     directory = Path(__file__).parent / "postgresql"
@@ -60,14 +60,14 @@ def _projects() -> Iterator[Callable[..., Project]]:
 
 @pytest.fixture
 def project(image: None) -> Iterator[Callable[..., Project]]:
-    """Makes projects by their variables, which are gone when the test has ended."""
+    """Makes projects from their variables; removes them after the test."""
     with _projects() as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def server(image: None) -> Iterator[Project]:
-    """`docker compose up` without any variable, for all tests of a module that leave it as it is."""
+    """`docker compose up` without any variable, shared by the tests of a module that do not change it."""
     with _projects() as make:
         yield make().up()
 

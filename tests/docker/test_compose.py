@@ -51,7 +51,7 @@ def naive_logps(directory: Path, batch: RolloutBatch) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def test_a_batch_is_scored_from_outside(server: Project, rollout: Rollout, tmp_path: Path) -> None:
+def test_a_client_on_the_host_gets_scores(server: Project, rollout: Rollout, tmp_path: Path) -> None:
     batch = rollout()
     with server.until_healthy() as http:
         upload(http, batch)
@@ -63,7 +63,7 @@ def test_a_batch_is_scored_from_outside(server: Project, rollout: Rollout, tmp_p
         assert ack(http, leased) == "ok"
 
 
-def test_the_server_has_no_rights(server: Project) -> None:
+def test_the_server_has_no_capabilities(server: Project) -> None:
     server.until_healthy().close()
     status = dict(line.split(":\t") for line in server.execute("ref-server", "cat", "/proc/self/status").splitlines())
     assert status["Uid"].split() == ["10001"] * 4
@@ -71,8 +71,8 @@ def test_the_server_has_no_rights(server: Project) -> None:
     assert status["NoNewPrivs"] == "1"
 
 
-def test_only_volumes_and_tmp_are_written(server: Project) -> None:
-    """Also by root: what protects the rest is how it is mounted, not who owns it."""
+def test_only_volumes_and_tmp_are_writable(server: Project) -> None:
+    """For root too, since the rest is mounted read-only."""
     server.until_healthy().close()
     for place in ("/etc", "/opt/venv", "/usr/local/bin", "/models"):
         write = f"touch {place}/x 2>&1 || true"
@@ -81,14 +81,14 @@ def test_only_volumes_and_tmp_are_written(server: Project) -> None:
     server.execute("ref-server", "sh", "-c", "touch /data/x /tmp/x && rm /data/x")
 
 
-def test_it_is_published_on_loopback_alone(server: Project) -> None:
+def test_the_port_is_published_on_loopback_only(server: Project) -> None:
     server.until_healthy().close()
     published = server.inspect("ref-server")["NetworkSettings"]["Ports"]
     assert published == {"8400/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(server.port)}]}
 
 
 @pytest.mark.parametrize(("name", "status"), [("ref-server:8400", 200), ("localhost", 200), ("evil.example", 403)])
-def test_under_which_names_it_is_asked(server: Project, name: str, status: int) -> None:
+def test_other_host_names_are_refused(server: Project, name: str, status: int) -> None:
     with server.until_healthy() as http:
         assert http.get("/v1/model", headers={"Host": name}).status_code == status
 
@@ -102,8 +102,8 @@ def test_what_is_in_the_image(server: Project) -> None:
     assert image["Config"]["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_nothing_is_lost_by_a_crash(project: MakeProject, rollout: Rollout) -> None:
-    """Of the process, which the engine restarts, and of the container."""
+def test_a_crash_loses_nothing(project: MakeProject, rollout: Rollout) -> None:
+    """A crash of the process, which the engine restarts, and one of the container."""
     server = project().up()
     batches = [rollout() for _ in range(3)]
     with server.until_healthy() as http:
@@ -121,8 +121,8 @@ def test_nothing_is_lost_by_a_crash(project: MakeProject, rollout: Rollout) -> N
         assert {leased.headers["Batch-Id"], second.headers["Batch-Id"]} == {batch.id for batch in batches[:2]}
 
 
-def test_a_stop_is_an_orderly_end(project: MakeProject) -> None:
-    """Although a long poll waits, which is answered: status 0, where a container that had to be killed has 137."""
+def test_a_stop_ends_the_server_with_status_0(project: MakeProject) -> None:
+    """It answers a waiting long poll. A container that had to be killed would have status 137."""
     server = project().up()
     server.until_healthy().close()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as poll:
@@ -137,21 +137,21 @@ def test_a_stop_is_an_orderly_end(project: MakeProject) -> None:
     assert "Traceback" not in server.output()
 
 
-def test_a_model_that_is_not_there(project: MakeProject) -> None:
+def test_a_missing_model_is_refused(project: MakeProject) -> None:
     done = project(MODEL="/models/mine").compose("run", "--rm", "ref-server", check=False)
     assert done.returncode == 2
     assert "there is no model /models/mine" in done.stderr + done.stdout
     assert "Set MODELS_DIR" in done.stderr + done.stdout
 
 
-def test_beyond_loopback_it_wants_a_token(project: MakeProject) -> None:
+def test_an_address_beyond_loopback_needs_a_token(project: MakeProject) -> None:
     done = project(REF_SERVER_ADDRESS="0.0.0.0").compose("run", "--rm", "ref-server", check=False)
     assert done.returncode == 2
     assert "REF_SERVER_TOKEN" in done.stderr + done.stdout
 
 
-def test_a_run_of_ones_own(project: MakeProject, tmp_path: Path) -> None:
-    """A model and problems of this machine, a token, and the worker and trainer in containers of their own."""
+def test_a_run_with_own_model_data_and_token(project: MakeProject, tmp_path: Path) -> None:
+    """The worker and the trainer run in separate containers."""
     save_model(make_model(1), make_tokenizer(), tmp_path / "models" / "mine")
     inputs = tmp_path / "inputs"
     inputs.mkdir()
@@ -159,7 +159,7 @@ def test_a_run_of_ones_own(project: MakeProject, tmp_path: Path) -> None:
         "".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(100))
     )
     (inputs / "mine.toml").write_text(
-        'model = "in the way of MODEL"\ntask = "jsonl"\nmax_steps = 3\ngroups_per_step = 4\nthreads = 1\n'
+        'model = "overridden by MODEL"\ntask = "jsonl"\nmax_steps = 3\ngroups_per_step = 4\nthreads = 1\n'
         '[data]\npath = "/inputs/problems.jsonl"\n'
         "[sampling]\nnum_generations = 4\nprompts_per_round = 4\nmax_completion_length = 8\n"
         "[loss]\ndrop_zero_variance = false\n[evaluation]\nproblems = 8\n"
@@ -196,7 +196,7 @@ def test_the_demo(project: MakeProject, tmp_path: Path) -> None:
 
 
 def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, rollout: Rollout) -> None:
-    """The server waits for the database that starts with it, and goes on when that has been restarted."""
+    """The server waits for the database that starts with it, and continues after a restart of the database."""
     shared = project(
         POSTGRES_IMAGE=postgresql_image, POSTGRES_PASSWORD="of/the@test", POSTGRES_PORT=str(Project().port),
         REF_SERVER_STORE="postgresql://tandem@postgresql/tandem",
@@ -214,8 +214,8 @@ def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, roll
     assert "of/the@test" not in shared.output()
 
 
-def test_every_profile_can_be_read(project: MakeProject) -> None:
-    """And what the official images of the monitoring are given is there."""
+def test_every_profile_is_valid(project: MakeProject) -> None:
+    """The directories that the monitoring images mount exist."""
     names = ("gpu", "worker", "trainer", "demo", "postgresql", "monitoring")
     config = project().compose(*(word for name in names for word in ("--profile", name)), "config").stdout
     for path in re.findall(rf"{ROOT}/docker/[\w/]+", config):

@@ -1,1 +1,1 @@
-"""The decoders of what comes from outside, given what nobody would send."""
+"""Fuzzing of the decoders of uploads."""
