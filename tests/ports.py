@@ -4,6 +4,6 @@ import socket
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]

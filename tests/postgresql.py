@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own, from Debian's package, on a free port, gone when it is no longer needed."""
+"""A temporary PostgreSQL cluster from Debian's package, on a free port."""
 
 import os
 import pwd
@@ -58,7 +58,7 @@ class Postgres:
             connection.execute(sql.encode())
 
     def _call(self, program: str, *arguments: str) -> None:
-        # Output goes nowhere: a started server would keep a pipe open for ever.
+        # No pipe for the output: a started server would keep it open for ever.
         subprocess.run(
             [self._bin / program, *arguments], user=self._user, cwd="/", check=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ class Postgres:
 @contextmanager
 def postgres(*, settings: tuple[str, ...] = ()) -> Iterator[Postgres]:
     """A running cluster. Raises PostgresMissing."""
-    directory = Path(tempfile.mkdtemp(prefix="tandem-postgresql-"))  # pytest's own are closed to other users
+    directory = Path(tempfile.mkdtemp(prefix="tandem-postgresql-"))  # pytest's directories are closed to other users
     try:
         cluster = Postgres(directory, settings=settings)
         cluster.start()
@@ -90,7 +90,7 @@ def _binaries() -> Path:
 
 
 def _unprivileged() -> str | None:
-    """PostgreSQL refuses to run as root: the user that Debian's package makes for it."""
+    """The user to run as instead of root, as which PostgreSQL refuses to run; None if we are not root."""
     if os.geteuid() != 0:
         return None
     try:

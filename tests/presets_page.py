@@ -12,7 +12,7 @@ _HEAD = "| preset | data | group, sampling | surrogate; KL; aggregation; advanta
 
 
 def written(page: str) -> str:
-    """The page with what is between its marks written anew."""
+    """The page, with the part between its markers rewritten."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{_tables()}{END}{after}"

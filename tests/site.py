@@ -1,4 +1,4 @@
-"""A server that says what it is told, and a client that repeats at once: fixtures for tests of what speaks HTTP."""
+"""Fixtures for tests of HTTP clients: a server with given answers, and retries without backoff."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ Respond = Callable[[Request], Answer | None]
 
 
 class Site:
-    """An HTTP server on a socket of this machine; it notes what it is asked, and answers as it is told."""
+    """An HTTP server on this machine; it records its requests and answers them by `respond`."""
 
     answer = Answer
 
@@ -39,7 +39,7 @@ class Site:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # or the body waits 40 ms for the acknowledgement of the head
+            disable_nagle_algorithm = True  # else the body waits 40 ms for the acknowledgement of the head
 
             def handle_one(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -87,6 +87,6 @@ def open_site() -> Iterator[Callable[..., Site]]:
 
 @pytest.fixture
 def no_backoff() -> Iterator[None]:
-    """Repeats at once."""
+    """Retries without waiting."""
     with stamina.set_testing(True, attempts=10_000):
         yield

@@ -1,4 +1,4 @@
-"""docs/house.md is true: the functions that it names exist, its rooms are there, and a batch seldom goes back."""
+"""docs/house.md agrees with the code: its functions and rooms exist, and its walk seldom returns to a file."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ def defined(file: Path) -> set[str]:
     return names
 
 
-def test_the_walk_is_whole() -> None:
+def test_the_walk_has_all_its_steps() -> None:
     assert len(STEPS) >= 20
 
 

@@ -1,4 +1,4 @@
-"""Imports point down: shared <- {ref_server, policy_trainer}, which never meet, and inside a package from room to room.
+"""Imports point down: shared <- {ref_server, policy_trainer}, which do not import each other; and from room to room.
 
 A library that only one room may know is imported there and nowhere else.
 """
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(
     file for package in ("shared", "ref_server", "policy_trainer") for file in (ROOT / package).rglob("*.py")
 )
-# Who may import a library: files, or everything below a folder.
+# Where a library may be imported: files, or everything below a folder.
 DOORS = {
     "httpx": ("shared/client",),
     "apsw": ("ref_server/queue",),
@@ -55,7 +55,7 @@ def imports(source: str) -> set[str]:
 
 
 def breaches(path: str, source: str) -> list[str]:
-    """What a file of this path must not import, and does."""
+    """The forbidden imports of a file with this path."""
     package, room = room_of(path.removesuffix(".py").replace("/", "."))
     allowed = ROOMS[package][: ROOMS[package].index(room) + 1] if room else ROOMS[package]
     found = []
@@ -119,5 +119,5 @@ def test_imports_point_down(file: Path) -> None:
         ("shared/batch.py", "from shared.wire import encode", False),
     ],
 )
-def test_breaches_are_seen(path: str, source: str, allowed: bool) -> None:
+def test_breaches_are_found(path: str, source: str, allowed: bool) -> None:
     assert (breaches(path, source) == []) is allowed

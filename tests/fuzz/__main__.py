@@ -27,7 +27,7 @@ def main() -> int:
         for name in options.names:
             print(importlib.import_module(f"tests.fuzz.{name}").judge(make(name, options.seed, options.only)))
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have told what it started to ignore the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may start background jobs with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     passed = True
     try:
@@ -42,7 +42,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="TARGET", help=f"{', '.join(TARGETS)}; all when none is given")
     parser.add_argument("--inputs", type=int, default=100_000, help="for each target")
-    parser.add_argument("--seed", type=int, default=0, help="other inputs for another seed, the same for the same")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the inputs")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", type=int, metavar="INDEX", help="judge this input here, with its traceback")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Changes to what `torch.save` writes: to the archive, to the program in it, to what that program asks for."""
+"""Changes to files of `torch.save`: to the zip archive, to its pickle program, and to its storages."""
 
 import io
 import random
@@ -20,7 +20,7 @@ def saved(thing: Any, **options: Any) -> bytes:
 
 
 def _change_entries(blob: bytes, chance: random.Random) -> bytes:
-    """The archive's entries: twice, gone, renamed, cut, with one another's content."""
+    """Duplicates, deletes, renames, truncates or extends entries of the archive, or exchanges their content."""
     entries = _entries(blob)
     place, other = (chance.randrange(len(entries)) for _ in range(2))
     name, data = entries[place]
@@ -43,7 +43,7 @@ def _change_entries(blob: bytes, chance: random.Random) -> bytes:
 
 
 def _change_program(blob: bytes, chance: random.Random) -> bytes:
-    """The pickle program, its checksum right: integers, names, opcodes."""
+    """Changes integers, names or opcodes of the pickle program; its checksum stays valid."""
     entries = _entries(blob)
     place = next((i for i, (name, _) in enumerate(entries) if name.endswith("data.pkl")), 0)
     name, program = entries[place]
@@ -87,13 +87,13 @@ def _push(number: int) -> bytes:
 
 
 def _change_directory(blob: bytes, chance: random.Random) -> bytes:
-    """What stands at the archive's end: where everything is, and how large."""
+    """Changes the central directory at the archive's end, which has the offsets and sizes."""
     start = max(0, len(blob) - chance.choice((22, 98, 400)))
     return blob[:start] + change_bytes(blob[start:], [blob[start:]], chance)
 
 
 def _change_storage(blob: bytes, chance: random.Random) -> bytes:
-    """Other values: no reason to refuse, and all must come back."""
+    """Random values in the storages: still a valid upload."""
     return _archive([(n, chance.randbytes(len(data)) if "/data/" in n else data) for n, data in _entries(blob)])
 
 
@@ -119,11 +119,11 @@ _OPCODES = (b"0", b"2", b"(", b")", b"N", b".", b"Q", b"R", b"q\x00", b"h\x00", 
 
 
 def _entries(blob: bytes) -> Entries:
-    """Of an archive that still is one; otherwise of a sound one."""
+    """The entries of the archive; those of a valid one if an earlier change has broken it."""
     try:
         with zipfile.ZipFile(io.BytesIO(blob)) as archive:
             return [(entry.filename, archive.read(entry)) for entry in archive.infolist()] or _entries(OTHERS[0])
-    except Exception:  # an earlier change has broken it, in one of a hundred ways
+    except Exception:  # a broken archive can raise anything
         return _entries(OTHERS[0])
 
 
@@ -136,7 +136,7 @@ def _archive(entries: Entries, method: int = zipfile.ZIP_STORED) -> bytes:
 
 
 def _others() -> Sequence[bytes]:
-    """What torch.save also writes: views, other layouts and dtypes, no tensors at all, the form before zip."""
+    """Other files of torch.save: views, other layouts and dtypes, no tensors at all, the format before zip."""
     ones = torch.ones(4, 12)
     inputs = torch.arange(4 * 12).reshape(4, 12)
     things = (

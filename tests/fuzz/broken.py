@@ -1,4 +1,4 @@
-"""A decoder that does what none may do, to see that the fuzzer sees it: now and then, in five ways."""
+"""A decoder with five kinds of faults, to test that the fuzzer finds them."""
 
 import os
 import random

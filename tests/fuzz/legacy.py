@@ -17,7 +17,7 @@ from tests.fuzz.mutations import change_bytes, change_json, integer
 from tests.fuzz.stages import refused_in
 
 torch.set_num_threads(1)
-# In which function a refusal is raised, and what an input had to get right to come so far.
+# By function that refuses an input: the stage that the input has reached.
 STAGES = {
     "split_frame": "frame",
     "_u32": "frame",
@@ -38,7 +38,7 @@ Parts = list[bytes]
 
 
 def make(chance: random.Random) -> bytes:
-    """A valid upload, changed a little or much; some are left as they are."""
+    """A valid upload with no, one or several changes."""
     parts = list(chance.choice(SEEDS))
     for _ in range(chance.choice((0, 1, 1, 1, 1, 2, 3))):
         place = chance.randrange(len(parts)) if parts else 0
@@ -51,7 +51,7 @@ def make(chance: random.Random) -> bytes:
 
 
 def judge(body: bytes) -> str:
-    """What became of it: a stage, `string mode` or `accepted`. Raises what no body may raise."""
+    """Returns the stage of the refusal, `string mode` or `accepted`. Any exception is a fault of the decoder."""
     try:
         upload = read_upload(body)
     except MalformedUpload as error:
@@ -79,7 +79,7 @@ def _bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _change_frame(parts: Parts, chance: random.Random) -> None:
-    """The JSON, or which parts there are and where."""
+    """Changes the JSON, or deletes, inserts or shuffles parts."""
     place = chance.randrange(len(parts) + 1)
     match chance.randrange(6):
         case 0 | 1 if parts:
@@ -95,7 +95,7 @@ def _change_frame(parts: Parts, chance: random.Random) -> None:
 
 
 def _seeds() -> Sequence[Sequence[bytes]]:
-    """As Simple-GRPO's generators send them: of every float dtype, with and without log-probs, in string mode."""
+    """Uploads as Simple-GRPO's generators send them: every float dtype, with and without log-probs, in string mode."""
     inputs = torch.arange(4 * 12).reshape(4, 12) % 7
     plain_rewards = torch.tensor([1.0, -1.0, float("nan"), 0.5])
     seeds = []

@@ -12,7 +12,7 @@ _DEEP = (1000, 30_000)
 
 
 def integer(chance: random.Random) -> int:
-    """One at which arithmetic goes wrong, or near to it, of either sign."""
+    """A limit of an integer type or a number next to one, of either sign."""
     return chance.choice(INTEGERS) * chance.choice((1, 1, 1, -1)) + chance.choice((0, 0, 0, 1, -1))
 
 

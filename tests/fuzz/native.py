@@ -20,7 +20,7 @@ _TEXTS = (
     *("", "0", "1", "-1", "+1", "1e308", "1e999", "nan", "0x1", "1_0", "٣", " 1", "1\n", "9" * 19, "9" * 5000),
     *("a", "\0", "é", "x" * 200, "x" * 201, "rollout-batch/1", "scored-batch/1", "{", "[]", "[" * 9000),
 )  # fmt: skip
-# In which function a refusal is raised, and what an input had to get right to come so far.
+# By function that refuses an input: the stage that the input has reached.
 STAGES = {
     "_read_header": "header",
     "_check_header_size": "header",
@@ -47,7 +47,7 @@ class Draft:
     metadata: dict[str, str]
 
     def bytes(self, chance: random.Random) -> bytes:
-        """Tensors in any order, metadata in any place, sometimes the header with other tokens than it should have."""
+        """Encodes it with tensors in random order, metadata first or last, and sometimes a changed header."""
         names = list(self.tensors)
         chance.shuffle(names)
         header: dict[str, Any] = {"__metadata__": self.metadata} if chance.random() < 0.5 else {}
@@ -64,7 +64,7 @@ class Draft:
 
 
 def make(chance: random.Random) -> bytes:
-    """A valid body, changed a little or much; one in ten is left as it is, but for its order."""
+    """A valid body with any number of changes; about one in five only has its tensors reordered."""
     draft = _draft(chance.choice(SEEDS))
     if chance.random() < 0.6:
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
@@ -76,7 +76,7 @@ def make(chance: random.Random) -> bytes:
 
 
 def judge(body: bytes) -> str:
-    """What became of it: a stage, or `accepted`. Raises what no body may raise."""
+    """Returns the stage of the refusal, or `accepted`. Any exception is a fault of the decoder."""
     try:
         batch = wire.decode(body)
     except BatchError as error:
@@ -181,7 +181,7 @@ def _draft(body: bytes) -> Draft:
 
 
 def _seeds() -> tuple[bytes, ...]:
-    """With nothing optional in it, with everything, scored, and of some thousand tokens."""
+    """Batches without optional fields, with all of them, scored, and of 2,000 tokens."""
     group = TokenGroup(np.arange(3), np.arange(5), np.array([2, 3]))
     least = RolloutBatch(
         id="01890a5d-ac96-774b-bcce-b302099a8057", run="run", epoch=0, policy_version=7, temperature=1.0, group=group,

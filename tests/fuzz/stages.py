@@ -1,11 +1,11 @@
-"""How deep an input got: in which function it was refused."""
+"""The stage at which a decoder refused an input."""
 
 from collections.abc import Mapping
 
 
 def refused_in(error: BaseException, stages: Mapping[str, str]) -> str:
-    """The stage of the innermost function that raised it and is known; otherwise that function's name."""
-    if isinstance(error.__context__, type(error)):  # it was raised again, with more to say
+    """The stage of the innermost function of the traceback in `stages`; without one, the innermost function's name."""
+    if isinstance(error.__context__, type(error)):  # it was re-raised with a longer message
         error = error.__context__
     trace, name, found = error.__traceback__, "", None
     while trace is not None:

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, and that it reaches deep and sees what goes wrong."""
+"""A short run of the fuzzer: it reaches every stage and finds faults."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from tests.fuzz.workers import Outcome, fuzz
 
 pytestmark = pytest.mark.slow
 
-# Of the native decoder, which takes less time for one.
+# More for the native decoder, which is faster.
 INPUTS = {"native": 8_000, "legacy": 2_000}
 STAGES = {
     "native": {*native.STAGES.values(), "accepted"},
@@ -18,7 +18,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("target", INPUTS)
-def test_no_input_does_anything_but_be_refused_or_taken(target: str) -> None:
+def test_every_input_is_accepted_or_refused(target: str) -> None:
     total = Outcome()
     for outcome in fuzz(target, INPUTS[target], seed=1, processes=1):
         total.add(outcome)
@@ -35,12 +35,12 @@ def test_valid_uploads_are_accepted(target: object) -> None:
     assert {judge(body) for body in bodies} <= {"accepted", "string mode"}
 
 
-def test_the_same_number_is_the_same_input() -> None:
+def test_the_same_index_gives_the_same_input() -> None:
     assert workers.make("native", 3, 7) == workers.make("native", 3, 7) != workers.make("native", 4, 7)
 
 
-def test_what_none_may_do_is_seen() -> None:
-    """A bug, a crash, memory that is claimed, memory that is taken, and time."""
+def test_faults_are_found() -> None:
+    """An exception, a crash, memory that is only reserved, memory that is used, and time."""
     total = Outcome()
     for outcome in fuzz("broken", 60, seed=3, processes=1):
         total.add(outcome)

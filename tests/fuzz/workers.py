@@ -1,4 +1,4 @@
-"""Inputs by number, judged in processes of their own: one that dies, hangs or takes too much memory is seen."""
+"""Judges inputs in separate processes, so that one that crashes, hangs or uses too much memory is found."""
 
 import importlib
 import random
@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_SECONDS = 1.0
 MAX_GROWTH = 512 * 2**20
-# Of addresses, beyond what the process has when it starts: memory that is asked for but never touched counts as well.
+# Address space beyond that of the process at its start: memory that is reserved but never touched counts as well.
 _MAX_ADDRESSES = 2 * 2**30
 _HANGS_SECONDS = 20.0
 _REPORT_EVERY = 500
@@ -26,7 +26,7 @@ _STARTING = -1
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that did what none may do. reason: a traceback, or what became of the process."""
+    """An input that caused a fault. reason: a traceback, or how the process ended."""
 
     index: int
     reason: str
@@ -34,9 +34,9 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """stages: how many inputs got how far; of a process that died, the last few hundred are missing.
+    """stages: number of inputs by stage; the last few hundred of a process that died are missing.
 
-    slowest: CPU seconds of one input. growth: bytes, at most, in a process.
+    slowest: CPU seconds of one input. growth: bytes by which a process grew at most.
     """
 
     stages: Counter[str] = field(default_factory=Counter)
@@ -56,14 +56,14 @@ class Outcome:
 
 
 def make(target: str, seed: int, index: int) -> bytes:
-    """The input of that number, always the same."""
+    """The input of this index, always the same for a seed."""
     module = importlib.import_module(f"tests.fuzz.{target}")
     return module.make(random.Random(f"{target} {seed} {index}"))
 
 
 def fuzz(target: str, inputs: int, seed: int, processes: int) -> Iterator[Outcome]:
-    """Judges the inputs 0 to `inputs` of a target; what each some hundred came to, until so many have failed."""
-    make(target, seed, 0)  # a fuzzer that is broken itself is told at once
+    """Judges the inputs 0 to `inputs` of a target; yields outcomes until _MAX_FAILURES inputs have failed."""
+    make(target, seed, 0)  # fails at once if the fuzzer itself is broken
     workers = [_Worker(target, inputs, seed, first, processes) for first in range(processes)]
     failures = 0
     try:
@@ -81,7 +81,7 @@ def fuzz(target: str, inputs: int, seed: int, processes: int) -> Iterator[Outcom
 
 
 class _Worker:
-    """Every so-many-th input, from a first one on; in another process after one that died."""
+    """Judges every `step`-th input from `first` on, with a new process after one that died."""
 
     def __init__(self, target: str, inputs: int, seed: int, first: int, step: int) -> None:
         self._arguments = target, inputs, seed
@@ -102,7 +102,7 @@ class _Worker:
         there.close()
 
     def outcomes(self) -> Iterator[Outcome]:
-        """What has come since the last call; a failure when the process has died or hangs, and then another process."""
+        """Outcomes since the last call; if the process has died or hangs, a failure, and a new process is started."""
         try:
             while self.pipe.poll():
                 said = self.pipe.recv()
@@ -133,8 +133,8 @@ class _Worker:
 
 
 def _judge_all(target: str, inputs: int, seed: int, first: int, step: int, at: Any, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that then kills this one
-    warnings.simplefilter("ignore")  # archives with one name twice are made on purpose
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which kills this process
+    warnings.simplefilter("ignore")  # duplicate names in archives are intended
     module = importlib.import_module(f"tests.fuzz.{target}")
     _bound_addresses()
     base, outcome = _peak(), Outcome()
@@ -144,12 +144,12 @@ def _judge_all(target: str, inputs: int, seed: int, first: int, step: int, at: A
         began = time.process_time()
         try:
             stage = module.judge(body)
-        except BaseException:  # Rust's panics are no Exceptions
+        except BaseException:  # a Rust panic is not an Exception
             outcome.failures.append(Failure(index, traceback.format_exc()))
         else:
             _note(outcome, index, stage, time.process_time() - began, _peak() - base)
             if outcome.growth > MAX_GROWTH:
-                base = _peak()  # that was this input's, and not the next one's
+                base = _peak()  # so that the growth does not count for the next input
         if outcome.inputs >= _REPORT_EVERY or outcome.failures:
             pipe.send(outcome)
             outcome = Outcome()

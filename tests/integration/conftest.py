@@ -42,14 +42,14 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's base model, middling at arithmetic: the first worker to want it makes it, for all."""
+    """The demo's base model, which adds right sometimes; made once for all workers of pytest-xdist."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     directory = shared / "base_model"
     with (shared / "base_model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
-            use_threads(1)  # more would wait for each other while other processes work
+            use_threads(1)  # more threads would wait for each other beside other processes
             model, tokenizer = make_model(0), make_tokenizer()
             warm_up(model, tokenizer, 0, lambda done, total: None)
             save_model(model, tokenizer, directory)

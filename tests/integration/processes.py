@@ -44,7 +44,7 @@ class Process:
 
 
 class Server(Process):
-    """A reference server on a port of its own; start it again with the same data."""
+    """A reference server; `again` starts another one on the same port and data."""
 
     def __init__(self, model: Path, directory: Path, port: int | None = None, *options: str) -> None:
         self.model, self.directory, self.options = model, directory, options
@@ -76,7 +76,7 @@ class Server(Process):
 
 
 def until(condition: Callable[[], Any], what: str, process: Process | None = None, seconds: float = PATIENCE) -> Any:
-    """Waits for a condition, and fails with the process's output when it does not come."""
+    """Waits for a condition; on a timeout, fails with the process's output."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():

@@ -7,7 +7,7 @@ from tests.integration.processes import Process, Server, steps_of
 QUICK = (
     "--threads", "1", "--sampling.num-generations", "4", "--sampling.prompts-per-round", "4", "--groups-per-step", "4",
     "--sampling.max-completion-length", "12", "--evaluation.problems", "16", "--evaluation.eval-steps", "0",
-    # A random model is right or wrong everywhere alike: groups without variance must train, if only on the KL.
+    # A random model gets the same reward everywhere: groups without variance must train, if only on the KL.
     "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-4", "--checkpoint.save-steps", "5",
 )  # fmt: skip
 
@@ -20,7 +20,7 @@ def train(model: Path, server: Server, run_dir: Path, *options: str) -> Process:
 
 
 def assert_trained_exactly_once(server: Server, run_dir: Path) -> None:
-    """What the weights contain, by the run's own record, is what the server has as done, each batch once."""
+    """The batches in the run's metrics are those that are done on the server, each once."""
     trained = [id for record in steps_of(run_dir) for id in record["batch_ids"]]
     assert len(trained) == len(set(trained)), "a batch was trained twice"
     done = {batch["id"] for batch in server.batches(run=run_dir.name, state="done")}

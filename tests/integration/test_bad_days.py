@@ -30,7 +30,7 @@ def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):
     assert [record["step"] for record in steps] == list(range(1, 21))
     assert steps[-1]["epoch"] == 2
     assert_trained_exactly_once(server, run_dir)
-    # The worker remembered where it stood: no problem was drawn twice.
+    # The worker continued where it had stopped: no problem was drawn twice.
     problems = [problem for record in steps for problem in record["problems"]]
     assert len(problems) == len(set(problems)) == 80
 
@@ -72,8 +72,8 @@ def test_interrupt_leaves_a_checkpoint_and_no_process(random_model, tmp_path, st
     assert_trained_exactly_once(server, run_dir)
 
 
-def test_who_stops_a_finished_run_does_not_fail_it(random_model, tmp_path, start):
-    """As compose does with --exit-code-from trainer: the worker hears of the end, ends, and all others are stopped."""
+def test_sigterm_after_the_end_does_not_fail_the_run(random_model, tmp_path, start):
+    """Compose sends it with --exit-code-from trainer: it stops all other services when the worker has ended."""
     server = start(Server(random_model, tmp_path, None, "--queue.max-batches", "16")).until_ready()
     run_dir = tmp_path / "finished"
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "3"))

@@ -1,4 +1,4 @@
-"""The demo, interrupted: it goes on as what it was, or not at all."""
+"""An interrupted demo can be resumed, but only with its own seed."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def demo(random_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.Mon
     return run
 
 
-def test_an_interrupted_demo_goes_on_with_its_own_seed_alone(demo: Any, tmp_path: Path) -> None:
+def test_an_interrupted_demo_resumes_only_with_its_own_seed(demo: Any, tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     first = demo("first", "--seed", "1", "--max-steps", "1000")
     until(lambda: steps_of(run_dir), "a step", first)

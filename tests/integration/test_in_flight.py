@@ -1,4 +1,4 @@
-"""A server that leases few batches at once never brings a run to a halt."""
+"""A low --queue.max-in-flight does not stop a run."""
 
 from pathlib import Path
 
@@ -30,8 +30,8 @@ def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_mode
     assert settled_at(server, run_dir) == 1
 
 
-def test_a_bound_that_is_lowered_under_a_run_is_lived_with(random_model, tmp_path, start):
-    """The trainer still believes in a bound of which its 14 steps lease less than half."""
+def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start):
+    """The trainer still uses the old bound, of which its 14 steps lease less than half."""
     server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "128"))
     run_dir = tmp_path / "lowered"
     trainer = start(train(random_model, server, run_dir, *QUICK, *RARELY))
@@ -41,4 +41,4 @@ def test_a_bound_that_is_lowered_under_a_run_is_lived_with(random_model, tmp_pat
     assert trainer.wait() == 0, trainer.output()
     assert "Traceback" not in trainer.output()
     assert_trained_exactly_once(server, run_dir)
-    assert settled_at(server, run_dir) < 14, "a checkpoint of its own made room"
+    assert settled_at(server, run_dir) < 14, "an early checkpoint must have acked leases"

@@ -1,4 +1,4 @@
-"""docs/metrics.md names what a run writes, no less and no more; and TensorBoard has the numbers of it."""
+"""docs/metrics.md names exactly the fields that a run writes, and TensorBoard has their values."""
 
 import re
 from dataclasses import fields
@@ -45,12 +45,12 @@ def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.parametrize("kind", ["step", "evaluation"])
-def test_the_table_is_what_a_run_writes(run_dir: Path, kind: str) -> None:
+def test_the_table_lists_what_a_run_writes(run_dir: Path, kind: str) -> None:
     assert written(read_metrics(run_dir / "metrics.jsonl"), kind) == documented(kind)
 
 
 @pytest.mark.parametrize(("kind", "record"), [("health", Trouble), ("sft step", SupervisedStats)])
-def test_the_table_is_what_is_written_elsewhere(kind: str, record: type) -> None:
+def test_the_table_lists_fields_of_health_and_sft_records(kind: str, record: type) -> None:
     assert {field.name for field in fields(record)} | {"kind", "step"} == documented(kind)
 
 

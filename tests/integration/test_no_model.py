@@ -14,7 +14,7 @@ from tests.ports import free_port
 
 
 def trained(model: Path, tmp_path: Path, start: Any, *options: str) -> tuple[Process, str]:
-    """A run whose server is a queue alone, and the server's URL."""
+    """A run with a server without a model, and the server's URL."""
     port = str(free_port())
     queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
     start(Process("ref_server", *queue, log=tmp_path / "server.log"))
@@ -23,7 +23,7 @@ def trained(model: Path, tmp_path: Path, start: Any, *options: str) -> tuple[Pro
     return start(Process("policy_trainer", "train", *common, *QUICK, *options, log=tmp_path / "trainer.log")), url
 
 
-def test_a_penalty_is_refused_with_the_remedies(random_model: Path, tmp_path: Path, start: Any) -> None:
+def test_a_kl_penalty_is_refused_with_remedies(random_model: Path, tmp_path: Path, start: Any) -> None:
     trainer, _ = trained(random_model, tmp_path, start)
     assert trainer.wait() == 2, trainer.output()
     assert f"ref-server serve --model {random_model}" in trainer.output()
@@ -31,7 +31,7 @@ def test_a_penalty_is_refused_with_the_remedies(random_model: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_without_a_penalty_it_trains(random_model: Path, tmp_path: Path, start: Any) -> None:
+def test_it_trains_without_a_kl_penalty(random_model: Path, tmp_path: Path, start: Any) -> None:
     # A random model is wrong everywhere: only the lengths of its completions differ.
     options = ("--loss.beta", "0", "--max-steps", "4", "--rewards", "accuracy", "length")
     trainer, url = trained(random_model, tmp_path, start, *options)

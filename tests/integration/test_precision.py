@@ -1,4 +1,4 @@
-"""Half precision and gradient checkpointing through real processes, with a life that ends and is resumed."""
+"""Half precision and gradient checkpointing through real processes, in a run that is resumed."""
 
 import pytest
 import safetensors.torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 
 
-def test_a_run_in_bfloat16_gathers_small_steps_over_its_lives(base_model, tmp_path, start):
+def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
     run_dir = tmp_path / "mixed"
     for steps in ("3", "6"):

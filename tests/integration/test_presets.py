@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
-# Problems that the base model half knows, in the form of each recipe's data.
+# Problems that the base model sometimes solves, in the form of each recipe's data.
 DATA: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": f"{i}+{i + 7}=?", "answer": f"Add them.\n#### {2 * i + 7}"} for i in range(10, 40)],
     "math": [{"problem": f"{i}+{i + 7}=?", "solution": f"It is $\\boxed{{{2 * i + 7}}}$."} for i in range(10, 40)],
@@ -38,7 +38,7 @@ SIZES = (
 
 @pytest.fixture(scope="module")
 def model(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's base model with room for long prompts: it is rotary, and so has no table of positions."""
+    """The demo's base model with a longer context: its positions are rotary, so no weights change."""
     directory = tmp_path_factory.mktemp("long") / "base"
     shutil.copytree(base_model, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -58,7 +58,7 @@ def queue_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for all: what a preset that renews the reference leaves there is a reference for the next."""
+    """One server for all presets: a reference that one preset has renewed is the next one's first reference."""
     directory = tmp_path_factory.mktemp("server")
     (directory / "snapshots").mkdir()
     server = Server(model, directory, None, "--snapshot-root", str(directory / "snapshots")).until_ready()
@@ -75,7 +75,7 @@ def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir
     if PRESETS[name].wants:
         options += ["--reference.sync-steps", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]
     if settings.get("loss", {}).get("advantage") == "process":
-        return [*options, "--task", "arithmetic"]  # which judges steps
+        return [*options, "--task", "arithmetic"]  # the task that rewards steps
     if settings.get("loss", {}).get("drop_zero_variance") is False and "reward_weights" not in settings:
         # So that completions differ where all are wrong, and something is learnt without a KL.
         options += ["--rewards", *settings.get("rewards", ["accuracy", "tags"]), "length"]
@@ -98,7 +98,7 @@ def assert_trained(run_dir: Path, model: Path) -> None:
     assert all(abs(record["loss"]) < 1e6 for record in steps)
     before, after = (load_file(directory / "model.safetensors") for directory in (model, run_dir / "model"))
     assert before.keys() == after.keys() and all(tensor.isfinite().all() for tensor in after.values())
-    assert any((before[key] != after[key]).any() for key in before), "the weights are as they were"
+    assert any((before[key] != after[key]).any() for key in before), "no weight has changed"
 
 
 def sample(config: RolloutConfig) -> None:
@@ -125,9 +125,7 @@ def test_trains(name: str, model: Path, server: Server, queue_alone: str, tmp_pa
         assert {record["reference_version_max"] for record in steps_of(run_dir)} != {0}
 
 
-def test_the_command_line_trains_by_a_preset(
-    model: Path, server: Server, queue_alone: str, tmp_path: Path, start
-) -> None:
+def test_the_command_trains_with_a_preset(model: Path, server: Server, queue_alone: str, tmp_path: Path, start) -> None:
     run_dir = tmp_path / "run"
     options = options_of("grpo-zero", model, server, queue_alone, run_dir)
     trainer = start(Process("policy_trainer", "train", *options, log=tmp_path / "trainer.log"))

@@ -1,4 +1,4 @@
-"""Iterative GRPO with real processes: who scores what, over kills of the trainer and restarts of the server."""
+"""Iterative GRPO with real processes: which reference scores a batch, across kills and restarts."""
 
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ def renewed(root: Path, every: int) -> tuple[str, ...]:
 
 
 def log_probs(model: Path, batch: ScoredBatch) -> np.ndarray:
-    """What a model says of a batch, in this process."""
+    """A model's log-probs of a batch, computed in this process."""
     forward = choose_forward(load_model(str(model), revision=None, device="cpu", dtype="auto"))
     with torch.no_grad():
         return forward([batch.rollout.group], [batch.rollout.temperature]).numpy()
 
 
 def scored_by_its_own_weights(server: Server, seen: set[str]) -> bool:
-    """Whether a batch of a later policy is there whose sampler and reference agree."""
+    """Whether sampler and reference have the same log-probs for a new batch of a later policy."""
     with RefServerClient(server.url) as client:
         for batch in client.batches():
             if batch.policy_version == 0 or batch.id in seen or batch.state not in ("ready", "leased"):
@@ -53,7 +53,7 @@ def scored_by_its_own_weights(server: Server, seen: set[str]) -> bool:
 
 
 def everything(server: Server, run: str) -> list[ScoredBatch]:
-    """All batches that were scored and not settled, as the next life of the trainer would get them."""
+    """All scored batches that are not settled, leased as a restarted trainer would lease them."""
     terms = LeaseBody(consumer=f"trainer of {run}", incarnation="the next", run=run, wait_seconds=1)
     batches: list[ScoredBatch] = []
     with RefServerClient(server.url) as client:
@@ -67,7 +67,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
     root = tmp_path / "snapshots"
     server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root)))
     run_dir = tmp_path / "iterative"
-    # Published as often as renewed, so that every batch is of a policy that was a reference.
+    # Published as often as renewed, so that every policy that samples is also a reference.
     options = ("--max-steps", "1000", "--publish-every", "2", "--max-waiting", "4", "--checkpoint.save-steps", "1000")
     trainer = start(train(base_model, server, run_dir, *QUICK, *renewed(root, 2), *options))
     seen: set[str] = set()
@@ -97,7 +97,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
 
 
 def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path: Path, start: Any) -> None:
-    """Its moving average is the reference. The first life ends past a renewal that its checkpoint does not hold."""
+    """The reference is a moving average. The trainer is killed after a renewal that no checkpoint has."""
     root = tmp_path / "snapshots"
     server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
     run_dir = tmp_path / "shaken"
@@ -155,13 +155,13 @@ def refused(model: Path, server: Server, run_dir: Path, root: Path, start: Any) 
     return trainer.output()
 
 
-def test_a_server_that_cannot_is_told_of_at_the_start(random_model: Path, tmp_path: Path, start: Any) -> None:
+def test_a_server_that_cannot_renew_is_refused_at_the_start(random_model: Path, tmp_path: Path, start: Any) -> None:
     root = tmp_path / "snapshots"
     without = start(Server(random_model, tmp_path / "one")).until_ready()
     assert f"start ref-server with --snapshot-root {root}" in refused(
         random_model, without, tmp_path / "a", root, start
     )
     other = start(Server(random_model, tmp_path / "two", None, "--snapshot-root", str(tmp_path / "other")))
-    words = refused(random_model, other, tmp_path / "b", root, start)
-    assert "does not find b/epoch-0000-version-00000001 below its --snapshot-root" in words
-    assert f"is {root} the same directory?" in words
+    output = refused(random_model, other, tmp_path / "b", root, start)
+    assert "does not find b/epoch-0000-version-00000001 below its --snapshot-root" in output
+    assert f"is {root} the same directory?" in output

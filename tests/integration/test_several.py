@@ -33,7 +33,7 @@ def test_two_runs_at_once(random_model: Path, tmp_path: Path, start, backend: st
 
 
 def test_one_of_two_servers_dies(random_model: Path, tmp_path: Path, start) -> None:
-    """The other scores what it had begun, and the trainer, which talks to the other, does not notice."""
+    """The other server scores what it had begun; the trainer, which uses the other server, is not affected."""
     with postgres() as cluster:
         shared = ("--store", cluster.create_database("shared"))
         servers = [start(Server(random_model, tmp_path / name, None, *shared)) for name in ("one", "two")]

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as a process: stopped, killed and resumed, and its model put into the loop."""
+"""Supervised fine-tuning as a process: stopped, killed and resumed, and its model trained by GRPO."""
 
 import json
 import os
@@ -23,7 +23,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sums, worked out."""
+    """Additions with worked solutions."""
     path = tmp_path_factory.mktemp("data") / "sums.jsonl"
     task, chance = Arithmetic(0), random.Random(0)
     with path.open("w") as file:
@@ -41,7 +41,7 @@ def sft(model: Path, data: Path, run_dir: Path, *options: str) -> Process:
 
 
 @pytest.mark.slow
-def test_stopped_killed_resumed_and_trained_on(
+def test_a_stopped_and_killed_run_resumes_and_grpo_trains_its_model(
     random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
 ) -> None:
     run_dir = tmp_path / "sft"
@@ -78,7 +78,7 @@ def test_stopped_killed_resumed_and_trained_on(
         (['{"prompt": "a", "completion": "b"}'], ("--batch-size", "0"), "batch_size: Input should be greater"),
     ],
 )
-def test_what_cannot_be_used_is_refused_without_a_traceback(
+def test_invalid_input_is_refused_without_a_traceback(
     random_model: Path,
     tmp_path: Path,
     start: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""A whole training through TLS with tokens, of which no file, log or command line keeps one."""
+"""A training run through TLS with a token, which no file or log contains."""
 
 import subprocess
 from pathlib import Path

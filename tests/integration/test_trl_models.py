@@ -1,4 +1,4 @@
-"""What TRL's trainers of supervision and of reward models save is what this project loads, and they learn alike."""
+"""Models that TRL's SFTTrainer and RewardTrainer save can be loaded here, and SFT has the same losses as TRL's."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from shared.settings import from_values
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # of what it sets itself
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # TRL sets deprecated options
 ]
 
 ROWS = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(8)]
@@ -45,8 +45,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def train(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """TRL trains, and leaves the trained model in a directory."""
-    # By name, since the type checker must not depend on them; here, since `make test` reads this file, too.
+    """Trains with TRL; returns the directory of the saved model and the losses."""
+    # By name, since the type checker must not depend on them; here, since `make test` imports this file too.
     trl: Any = import_module("trl")
     datasets: Any = import_module("datasets")
 
@@ -84,7 +84,7 @@ def test_a_supervised_model(train: Callable[..., Any], tokenizer: PreTrainedToke
 
 
 def ours(base: Path, directory: Path) -> list[float]:
-    """The losses of the first ten steps from the same weights: each sees all rows, so that their order is none."""
+    """The losses of the first ten steps from the same weights: each sees all rows, whatever their order."""
     data = directory / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     config = from_values(

@@ -32,7 +32,7 @@ def test_reward_rises(base_model, tmp_path, start):
     assert_trained_exactly_once(server, run_dir)
     AutoModelForCausalLM.from_pretrained(run_dir / "model")
     AutoTokenizer.from_pretrained(run_dir / "model")
-    # The same weights on the server's side: its log-probs are those the sampler had captured.
+    # The saved model, evaluated with the run's settings.
     evaluation = Process(
         "policy_trainer", "eval", "--model", str(run_dir / "model"), "--config", str(run_dir / "config.toml"),
         "--evaluation.problems", "128", log=tmp_path / "eval.log",
@@ -47,7 +47,7 @@ def test_reward_rises(base_model, tmp_path, start):
 @pytest.mark.slow
 def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, start):
     run_dir = tmp_path / "external"
-    server = Server(random_model, tmp_path)  # still loading: trainer and worker come first
+    server = Server(random_model, tmp_path)  # still loading when the trainer starts
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "3", "--rollout", "external"))
     start(server)
     until(lambda: "policy-trainer rollout --config" in trainer.output(), "the trainer to say what it needs", trainer)
@@ -68,7 +68,7 @@ def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, sta
 
 
 @pytest.mark.slow
-def test_model_that_is_not_the_references_is_refused(random_model, tmp_path, start):
+def test_a_policy_with_another_vocabulary_than_the_reference_is_refused(random_model, tmp_path, start):
     other = tmp_path / "other"
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["<extra>"])
@@ -82,7 +82,7 @@ def test_model_that_is_not_the_references_is_refused(random_model, tmp_path, sta
 
 @pytest.mark.slow
 def test_groups_that_the_server_would_refuse_are_refused_at_the_start(random_model, tmp_path, start):
-    """Otherwise a run would train on its short groups alone. 256 tokens of context leave 244 for a prompt."""
+    """Otherwise a run would only train on its short groups. 256 tokens of context leave 244 for a prompt."""
     server = start(Server(random_model, tmp_path, None, "--max-batch-tokens", str(244 + 4 * 12 - 1)))
     trainer = start(train(random_model, server, tmp_path / "refused", *QUICK))
     assert trainer.wait() == 2, trainer.output()
@@ -127,7 +127,7 @@ def test_own_data_with_another_architecture(tmp_path, start):
 def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "16"))
     run_dir = tmp_path / "broken"
-    # The first step throws the weights far away; they are not published, so that the worker goes on sampling.
+    # The first step makes the weights useless; they are not published, so that the worker continues to sample.
     trainer = start(
         train(
             base_model, server, run_dir, *QUICK, "--max-steps", "50", "--optimizer.learning-rate", "1e30",
@@ -141,5 +141,5 @@ def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     assert len(bad) == 3
     saved = {path.stem for path in (run_dir / "bad_batches").glob("*.safetensors")}
     assert saved == set(steps_of(run_dir)[-1]["batch_ids"])
-    assert not (run_dir / "checkpoints").exists(), "a state that cannot go on must not be resumed from"
+    assert not (run_dir / "checkpoints").exists(), "a broken state must not be resumed"
     assert not processes_of(run_dir)

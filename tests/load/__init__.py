@@ -1,1 +1,1 @@
-"""How the server does under slow clients, under ten times the load it can take, and over a long time."""
+"""The server with slow clients, with ten times the load it can take, and over a long time."""

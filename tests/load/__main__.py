@@ -10,16 +10,16 @@ from tempfile import TemporaryDirectory
 from tests.load import overload, slow, soak
 
 _INTERRUPTED = 130
-# What each does with so many seconds and a directory of its own; whether all bars were reached.
+# Each takes the seconds and an empty directory, and returns whether all bars were reached.
 LOADS: Mapping[str, Callable[[float, Path], bool]] = {"slow": slow.run, "overload": overload.run, "soak": soak.run}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.load", description=__doc__)
     parser.add_argument("names", nargs="+", choices=LOADS)
-    parser.add_argument("--seconds", type=float, default=60, help="how long each is loaded")
+    parser.add_argument("--seconds", type=float, default=60, help="duration of each load")
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have told what it started to ignore the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may start background jobs with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     passed = True
     try:

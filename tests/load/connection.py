@@ -1,4 +1,4 @@
-"""A client so cheap that it does not eat the cores of the server that it loads: requests are bytes made beforehand."""
+"""A client that uses little CPU time, which the server needs: requests are bytes made beforehand."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 @dataclass(frozen=True)
 class Answer:
-    """head: everything before the body, in lower case but for values."""
+    """head: everything before the body."""
 
     status: int
     head: bytes
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass
 class Tally:
-    """What a client has seen: answers by what was asked and how it went, and the seconds that the last ones took."""
+    """Counts of answers by kind of request and result, and the seconds of the latest ones by kind."""
 
     answers: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, deque[float]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Tally:
 
 
 class Connection(asyncio.Protocol):
-    """One connection that is kept: one request at a time."""
+    """One persistent connection, with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """A connection that is opened again when it was closed, and a tally of what came back."""
+    """A connection that is opened again after it was closed, and a tally of its answers."""
 
     def __init__(self, port: int, tally: Tally) -> None:
         self.port = port
@@ -126,7 +126,7 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Not to be used any more."""
+        """Aborts the connection."""
         if self._connection is not None:
             self._connection.close()
 
@@ -154,7 +154,7 @@ class Uploads:
     def __init__(self, body: bytes, id: str) -> None:
         request = post("/v1/batches", body, wire.CONTENT_TYPE)
         before, _, after = request.partition(id.encode())
-        self._before = before + id[:24].encode()  # of a UUID, so that twelve digits are left
+        self._before = before + id[:24].encode()  # the UUID without its last twelve digits
         self._after = after
         self._number = 0
 

@@ -1,4 +1,4 @@
-"""The processes that load a server: each runs one role until it is told to stop, and tells what it has seen."""
+"""The processes that load a server: each runs one role until it is told to stop, and returns its result."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ from typing import Any
 _PATIENCE = 60.0
 
 Stopping = Callable[[], bool]
-# Called with the server's port, `stopping`, and arguments of its own: what it has seen until soon after that was true.
+# Called with the server's port, `stopping`, and further arguments; returns its result soon after `stopping` is true.
 Role = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True)
 class Played:
-    """seconds: how long the role was played. cpu: its share of one core."""
+    """seen: the role's result. seconds: how long it ran. cpu: its share of one core."""
 
     seen: Any
     seconds: float
@@ -60,7 +60,7 @@ class Crew:
         _receive(name, here)
 
     def end(self) -> dict[str, Played]:
-        """What all have seen, by name."""
+        """Stops all roles and returns their results by name."""
         self._stop.set()
         return {name: _receive(name, pipe) for name, (_, pipe) in self._members.items()}
 
@@ -75,7 +75,7 @@ def _receive(name: str, pipe: Connection) -> Any:
 
 
 def _play(role: Role, port: int, stop: Event, pipe: Connection, arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that then stops all roles
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which stops all roles
     parent = os.getppid()
 
     async def play() -> Any:

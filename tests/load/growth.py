@@ -1,4 +1,4 @@
-"""Whether something that is sampled over time still grows once it has warmed up."""
+"""Whether a value that is sampled over time still grows after its warm-up."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def warm(values: Sequence[float]) -> np.ndarray:
-    """What comes after the first third."""
+    """The values after the first third."""
     return np.asarray(values[len(values) // 3 :], dtype=np.float64)
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """Growth over the measured span by the line that fits best, and the mean level, after the warm-up.
+    """Growth after the warm-up, by a least-squares line, and the mean level.
 
-    A line through all samples and not the last less the first, so that one peak decides nothing.
+    A single peak changes the line less than it would change the difference of the last and the first value.
     """
     settled = warm(values)
     slope = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])

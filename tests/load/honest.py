@@ -1,4 +1,4 @@
-"""Clients as they should be: they upload, lease and acknowledge as fast as they are answered, or ask for readiness."""
+"""Well-behaved clients: they upload, lease and ack as fast as the server answers, or probe its readiness."""
 
 import asyncio
 import random
@@ -10,19 +10,19 @@ from tests.load.connection import Client, Tally, Uploads, get, post_json
 from tests.load.crew import Stopping
 
 _PROBE_SECONDS = 0.1
-_PAUSE_SECONDS = 0.1  # of a client that found no batch, or no room
+_PAUSE_SECONDS = 0.1  # after a lease without a batch, or a 429
 
 
 def uploads(tokens: int) -> Uploads:
-    """Batches that nobody else has. tokens: of a completion, at most; there are eight."""
+    """Uploads with ids that no other client has. tokens: of a completion, at most; a batch has eight."""
     batch = random_batch(random.Random(), "load", longest=tokens, completions=8)
     return Uploads(wire.encode(batch), batch.id)
 
 
 async def work(port: int, stopping: Stopping, count: int, tokens: int) -> Tally:
-    """So many clients that each upload a batch, then lease one and acknowledge it, over and over.
+    """`count` clients that each upload a batch, then lease one and ack it, repeatedly.
 
-    Who is sent away uploads again after the time that the server named, and leases meanwhile.
+    After a 429 a client uploads again when Retry-After has passed, and leases meanwhile.
     """
     tally = Tally()
     await asyncio.gather(*(_cycle(Client(port, tally), stopping, uploads(tokens)) for _ in range(count)))
@@ -30,19 +30,19 @@ async def work(port: int, stopping: Stopping, count: int, tokens: int) -> Tally:
 
 
 async def _cycle(client: Client, stopping: Stopping, mine: Uploads) -> None:
-    patience = 0.0
+    upload_at = 0.0
     while not stopping():
-        if time.monotonic() >= patience:
+        if time.monotonic() >= upload_at:
             answer = await client.ask("upload", mine.next())
             if answer is not None and answer.status == 429:
-                patience = time.monotonic() + float(answer.header("retry-after"))
+                upload_at = time.monotonic() + float(answer.header("retry-after"))
         if not await settle_one(client, "honest", wait_seconds=0):
             await asyncio.sleep(_PAUSE_SECONDS)
     client.close()
 
 
 async def upload(port: int, stopping: Stopping, count: int, tokens: int) -> Tally:
-    """So many clients that only upload, and keep the queue full."""
+    """`count` clients that only upload, and keep the queue full."""
 
     async def go_on(client: Client, mine: Uploads) -> None:
         while not stopping():
@@ -56,7 +56,7 @@ async def upload(port: int, stopping: Stopping, count: int, tokens: int) -> Tall
 
 
 async def consume(port: int, stopping: Stopping, count: int) -> Tally:
-    """So many clients that only lease and acknowledge."""
+    """`count` clients that only lease and ack."""
 
     async def go_on(client: Client, consumer: str) -> None:
         while not stopping():
@@ -68,7 +68,7 @@ async def consume(port: int, stopping: Stopping, count: int) -> Tally:
 
 
 async def settle_one(client: Client, consumer: str, wait_seconds: float) -> bool:
-    """Leases a batch and acknowledges it, if there is one in time."""
+    """Leases a batch and acks it; False if none was ready within `wait_seconds`."""
     answer = await client.ask(
         "lease", post_json("/v1/batches/lease", {"consumer": consumer, "wait_seconds": wait_seconds})
     )
@@ -80,7 +80,7 @@ async def settle_one(client: Client, consumer: str, wait_seconds: float) -> bool
 
 
 async def probe(port: int, stopping: Stopping) -> Tally:
-    """Asks /readyz ten times a second, each time on a connection of its own, whether the last was answered or not."""
+    """Requests /readyz ten times a second, each time on a new connection, without waiting for earlier answers."""
     tally = Tally()
     asked: set[asyncio.Task[None]] = set()
     due = time.monotonic()

@@ -1,4 +1,4 @@
-"""All that clients do in a week, at a moderate rate: the good, the doubtful and the hostile."""
+"""A mixed load at a moderate rate: all kinds of valid, doubtful and hostile requests."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ async def mix(port: int, stopping: Stopping, seed: int) -> Tally:
 
 
 async def _upload(client: Client, chance: random.Random) -> None:
-    """Some come twice, some are old already, some are wrong."""
+    """Some batches are uploaded twice, some are old, some are malformed."""
     batch = random_batch(chance, RUN, longest=_TOKENS)
     age = chance.random()
     batch = replace(batch, policy_version=0 if age < 0.1 else 10)
@@ -56,14 +56,14 @@ async def _upload(client: Client, chance: random.Random) -> None:
 
 
 async def _consume(client: Client, chance: random.Random) -> None:
-    """Most batches are trained on; some are given back, some are broken, some die with their consumer."""
+    """Most batches are acked; some are released, some of these with an error, and some leases are abandoned."""
     fate = chance.random()
     if fate < 0.7:
         await settle_one(client, "soak", wait_seconds=1)
         return
     wanted = {"consumer": "soak", "wait_seconds": 1, "lease_seconds": _SHORT_LEASE if fate > 0.95 else 60}
     if fate < 0.75:
-        wanted |= {"run": RUN, "policy_version": 10, "max_lag": 5}  # what is older expires
+        wanted |= {"run": RUN, "policy_version": 10, "max_lag": 5}  # older batches expire
     answer = await client.ask("lease", post_json("/v1/batches/lease", wanted))
     if answer is None or answer.status != 200 or fate > 0.95:
         return
@@ -94,7 +94,7 @@ async def _score_now(client: Client, chance: random.Random) -> None:
 
 
 async def _tidy(client: Client, chance: random.Random) -> None:
-    """An operator brings the dead back, or drops them."""
+    """Requeues or drops dead batches, as an operator would."""
     for batch in _batches(await client.ask("list", get("/v1/batches?state=dead&limit=3"))):
         path = f"/v1/batches/{batch['id']}"
         if chance.random() < 0.5:
@@ -104,7 +104,7 @@ async def _tidy(client: Client, chance: random.Random) -> None:
 
 
 async def _attack(client: Client, chance: random.Random) -> None:
-    """One of the things that no client of ours sends."""
+    """Sends a request that our clients never send."""
     noise = chance.randbytes(200)
     bodies = {
         "noise": post("/v1/batches", noise, wire.CONTENT_TYPE),

@@ -1,4 +1,4 @@
-"""More uploads than the server can take: they come when they come, whether the ones before are answered or not."""
+"""More uploads than the server can take, at a fixed rate, without waiting for earlier answers."""
 
 import asyncio
 import time
@@ -7,13 +7,13 @@ from tests.load.connection import Client, Tally
 from tests.load.crew import Stopping
 from tests.load.honest import uploads
 
-# Beyond so many unanswered ones no more are offered: the machine has no connections for them.
+# The machine has no connections for more unanswered uploads.
 _MAX_UNANSWERED = 800
 _TICK_SECONDS = 0.005
 
 
 async def offer(port: int, stopping: Stopping, rate: float, tokens: int) -> Tally:
-    """Uploads at a rate, a second; what does not fit _MAX_UNANSWERED is left out, which the tally then shows."""
+    """Uploads `rate` batches a second; uploads beyond _MAX_UNANSWERED are skipped and missing in the tally."""
     tally, mine = Tally(), uploads(tokens)
     idle: list[Client] = []
     clients: list[Client] = []

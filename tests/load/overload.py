@@ -1,4 +1,4 @@
-"""Ten times the load that the server can take: what is too much is refused, and what can be done is done as before."""
+"""Ten times the load that the server can take: it refuses the excess and keeps most of its throughput."""
 
 import threading
 import time
@@ -17,16 +17,16 @@ from tests.load.offers import offer
 from tests.load.report import Figure, milliseconds, show
 
 FACTOR = 10
-# A model limits long before the machine does. A queue alone takes what the cores give, and ten times as many refusals
-# cost them more than what is left: then it only must not collapse.
+# With a model, the model is the bottleneck. Without one the cores are, and refusing ten times as many uploads costs
+# most of their time: then the throughput only must not collapse.
 GOODPUT_SHARES = {"tiny model": 0.8, "no model": 0.25}
 GROWTH_SHARE = 0.05
-# Long completions, so that the model and not the queue is what limits; a queue so short that it is full at once.
+# Long completions, so that the model is the bottleneck, and a short queue, so that it is full at once.
 TOKENS = 240
 QUEUE = ("--queue.max-batches", "64")
 _SETTLING = 0.2  # of the time, before anything is measured
-_PEAK_SHARE = 0.25  # of the time under too much load, to find out what is enough
-# As many as keep busy what limits: one model, or a store that many share.
+_PEAK_SHARE = 0.25  # of the time under overload, for measuring the peak
+# As many as keep the bottleneck busy: one model, or a store that many share.
 _CLIENTS = {"tiny model": 4, "no model": 16}
 
 
@@ -57,7 +57,7 @@ def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Pat
 
 
 def _peak(port: int, http: httpx.Client, seconds: float, clients: int) -> float:
-    """The goodput with as many clients as are enough, each waiting for its answers."""
+    """The goodput with just enough clients, each of which waits for its answers."""
     with Crew(port) as crew:
         crew.start("consumers", honest.consume, clients)
         crew.start("uploads", honest.upload, clients, TOKENS)
@@ -98,7 +98,7 @@ def _watched(pid: int) -> Iterator[list[float]]:
 def _figures(
     peaks: tuple[float, float], goodput: float, least: float, played: dict[str, Played], resident: list[float]
 ) -> list[Figure]:
-    """peaks: before and after, since others may use the machine as well. least: the share of them that must be left."""
+    """peaks: goodput before and after, since other load may vary. least: the bar, as a share of their mean."""
     offers: Tally = played["offers"].seen
     seconds = played["offers"].seconds
     asked = offers.answers.total()
@@ -113,7 +113,7 @@ def _figures(
         Figure("goodput under ten times as much", f"{goodput:.1f}"),
         Figure("share of the peaks' mean", f"{share:.0%}", f">= {least:.0%}", share >= least),
         Figure("offered a second", f"{asked / seconds:.0f} of {FACTOR * peaks[0]:.0f}"),
-        Figure("CPU share of those who offer / consume", f"{played['offers'].cpu:.0%} / {played['consumers'].cpu:.0%}"),
+        Figure("CPU share of uploaders / consumers", f"{played['offers'].cpu:.0%} / {played['consumers'].cpu:.0%}"),
         Figure("201 / 429", f"{taken} / {refused}", "no other answer", not other),
         Figure("other answers", str(other or "none")),
         Figure("answered in p50 / p99 / max", milliseconds(offers.seconds["upload"])),

@@ -1,4 +1,4 @@
-"""What a test under load has measured, beside what it must reach."""
+"""The figures of a load test, beside their bars."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """bar: what the value must reach, in words; empty where it is only told. passed: whether it does."""
+    """bar: what the value must reach, in words; empty if there is no bar. passed: whether it does."""
 
     what: str
     value: str
@@ -19,7 +19,7 @@ class Figure:
 
 
 def show(title: str, figures: Sequence[Figure]) -> bool:
-    """Prints a table; whether all bars are reached."""
+    """Prints a table; returns whether all bars are reached."""
     table = Table("", "measured", "bar", "verdict", title=title, title_justify="left")
     for figure in figures:
         verdict = "" if not figure.bar else "[green]passed[/green]" if figure.passed else "[red]MISSED[/red]"

@@ -1,4 +1,4 @@
-"""What a process takes of its machine, from outside: memory, files, threads, disk."""
+"""A process's memory, files, threads and disk space, sampled from outside."""
 
 import csv
 import time
@@ -34,7 +34,7 @@ class Sampler:
         self._began = time.monotonic()
 
     def take(self, states: dict[str, dict[str, int]]) -> Sample:
-        """states: as /v1/queue tells them."""
+        """states: as in /v1/queue."""
         sizes = {path.name: path.stat().st_size / _MIB for path in self._data.rglob("*") if path.is_file()}
         return Sample(
             at=round(time.monotonic() - self._began, 1),

@@ -17,9 +17,9 @@ SLOW = 200
 HONEST = 20
 TOKENS = 100
 READY_SECONDS = 1.0
-# So short that with a model it is full, with slow clients and without them.
+# So short that with a model it is full, with and without slow clients.
 QUEUE = ("--queue.max-batches", "256")
-_ALONE_SHARE = 0.25  # of the time with slow clients, to compare with
+_ALONE_SHARE = 0.25  # duration without slow clients, as a share of that with them
 
 
 def run(seconds: float, directory: Path) -> bool:

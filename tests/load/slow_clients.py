@@ -1,4 +1,4 @@
-"""Clients that hold connections and give or take next to nothing. They come back whenever they are cut off."""
+"""Clients that hold connections and send or read almost nothing. They reconnect when they are cut off."""
 
 import asyncio
 import itertools
@@ -19,13 +19,13 @@ Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _head_by_bytes() -> AsyncIterator[bytes]:
-    """A request head without end, one byte a second."""
+    """An endless request head, one byte a second."""
     for byte in itertools.chain(get("/readyz")[:-2] + b"X-Slow: ", itertools.repeat(ord("a"))):
         yield bytes([byte])
 
 
 async def _body_by_bytes() -> AsyncIterator[bytes]:
-    """A body of 64 MiB is announced, and comes at a few bytes a second."""
+    """Announces a body of 64 MiB and sends a few bytes a second."""
     yield head("POST", "/v1/batches", _CLAIMED, wire.CONTENT_TYPE)
     yield (1000).to_bytes(8, "little")
     while True:
@@ -44,7 +44,7 @@ async def _chunks_by_bytes() -> AsyncIterator[bytes]:
 
 
 async def _unread_answers() -> AsyncIterator[bytes]:
-    """Some long answers are asked for at once, and read at a hundred bytes a second."""
+    """Requests some long answers at once and reads a hundred bytes a second."""
     yield get("/openapi.json") * 10
     while True:
         yield b""
@@ -58,12 +58,12 @@ async def _idle() -> AsyncIterator[bytes]:
 
 
 async def _silent() -> AsyncIterator[bytes]:
-    """Not even one."""
+    """No request at all."""
     while True:
         yield b""
 
 
-# What is sent, a piece each second.
+# What each kind sends, one piece a second.
 KINDS: Mapping[str, Callable[[], AsyncIterator[bytes]]] = {
     "head a byte a second": _head_by_bytes,
     "64 MiB at 4 bytes a second": _body_by_bytes,
@@ -76,7 +76,7 @@ _SLOW_READER = "answers at 100 bytes a second"
 
 
 async def trickle(port: int, stopping: Stopping, count: int) -> Counter[str]:
-    """So many slow clients: how often each kind has connected, was answered, and was cut off."""
+    """`count` slow clients; returns how often each kind connected, was answered, and was cut off."""
     seen: Counter[str] = Counter()
     kinds = itertools.islice(itertools.cycle(KINDS), count)
     await asyncio.gather(*(_come_again(port, stopping, kind, seen) for kind in kinds))

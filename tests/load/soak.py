@@ -1,4 +1,4 @@
-"""A mixed load for a long time: what the server takes of its machine must stop growing once it has warmed up."""
+"""A mixed load for a long time: the server's memory, files, threads and disk space must stop growing."""
 
 import re
 import time
@@ -29,7 +29,7 @@ _MORE_FILES, _MORE_THREADS, _MORE_MIB = 8, 4, 4.0
 
 
 def run(seconds: float, directory: Path) -> bool:
-    """Whether nothing grew."""
+    """Whether nothing grew after the warm-up."""
     from tests.chaos.serving import tiny_model  # imports PyTorch
 
     model, data = tiny_model(directory), directory / "server"
@@ -42,9 +42,7 @@ def run(seconds: float, directory: Path) -> bool:
         taken = _sample(Sampler(pid, data), http, seconds)
         played = crew.end()
     if len(taken) < _MIN_SAMPLES:
-        print(
-            f"{len(taken)} samples are too few for a verdict: give it {_MIN_SAMPLES * _EVERY_SECONDS / 60:.0f} minutes"
-        )
+        print(f"{len(taken)} samples are too few for a verdict: run {_MIN_SAMPLES * _EVERY_SECONDS / 60:.0f} minutes")
     title = f"{taken[-1].at / 60:.1f} minutes of mixed load; ids are remembered for {retention:.0f} s"
     passed = show(title, judge(taken, played))
     print(f"samples: {SAMPLES}")
@@ -52,7 +50,7 @@ def run(seconds: float, directory: Path) -> bool:
 
 
 def _sample(sampler: Sampler, http: httpx.Client, seconds: float) -> list[Sample]:
-    """Kept in a file as they come: a run that is stopped leaves what it has seen."""
+    """Takes samples and writes them to a file as they come, so that an interrupted run leaves them."""
     began, taken = time.monotonic(), []
     for number in track(range(1, int(seconds / _EVERY_SECONDS) + 1), "soaking", transient=True):
         time.sleep(max(0.0, began + number * _EVERY_SECONDS - time.monotonic()))
@@ -62,7 +60,7 @@ def _sample(sampler: Sampler, http: httpx.Client, seconds: float) -> list[Sample
 
 
 def judge(taken: Sequence[Sample], played: Mapping[str, Played]) -> list[Figure]:
-    """All that was measured, and whether it has stopped growing; of too few samples there is no verdict."""
+    """All figures, and whether they stopped growing; with too few samples there is no verdict."""
     judged = len(taken) >= _MIN_SAMPLES
     tally: Tally = played["mixture"].seen
     odd = {how: count for how, count in tally.answers.items() if not re.fullmatch(r".* [234]\d\d", how)}
@@ -81,7 +79,7 @@ def judge(taken: Sequence[Sample], played: Mapping[str, Played]) -> list[Figure]
 
 
 def _level(what: str, values: Sequence[float], least: float, judged: bool) -> Figure:
-    """least: growth that is always allowed: a file grows by whole pages."""
+    """least: growth that is always allowed, since a file grows by whole pages."""
     grown, level = growth.trend(values)
     allowed = max(_GROWTH_SHARE * level, least)
     text = f"{level:.1f}, growing by {grown:+.2f} ({grown / level:+.1%}) after the first third"

@@ -1,4 +1,4 @@
-"""The verdicts of a soak: what grows is seen, what only wavers is not; and the cheap client reads what HTTP says."""
+"""The verdicts of a soak find growth but not noise, and the load client parses HTTP."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ STEADY = Sample(at=0, resident=400, files=30, threads=20, data=2, wal=4, known=1
 
 
 def soaked(changes: Mapping[str, float], how: object = 201) -> list[Figure]:
-    """The verdicts on a server of which some figures grow by so much in the whole time, and all waver."""
+    """The verdicts on a server whose figures grow by `changes` over the whole time, with noise in its memory."""
     chance, taken = random.Random(0), []
     for number in range(SAMPLES):
         fields = {name: getattr(STEADY, name) + by * number / SAMPLES for name, by in changes.items()}
@@ -47,12 +47,12 @@ def test_a_steady_server_passes() -> None:
         ({"wal": 60}, "write-ahead log MiB"),
     ],
 )
-def test_what_grows_is_seen(change: dict[str, float], what: str) -> None:
+def test_growth_is_found(change: dict[str, float], what: str) -> None:
     assert missed(soaked(change)) == {what}
 
 
 @pytest.mark.parametrize("how", [500, "ConnectionError"])
-def test_what_no_server_may_answer_is_seen(how: object) -> None:
+def test_5xx_and_missing_answers_are_found(how: object) -> None:
     assert missed(soaked({}, how)) == {"answers 5xx, or none at all"}
 
 
@@ -65,8 +65,8 @@ def test_every_upload_has_an_id_of_its_own() -> None:
     assert first != second
 
 
-def test_answers_are_read_as_they_come() -> None:
-    """In pieces, without a body, with one behind the other, and none when the server goes away."""
+def test_answers_are_parsed() -> None:
+    """An answer in pieces, one without a body, and none when the server closes the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
