@@ -1,9 +1,7 @@
 """The demo: a tiny model learns to add, with a reference server and a rollout worker on this machine."""
 
-import shutil
 import socket
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from policy_trainer.config import (
     TrainConfig,
 )
 from policy_trainer.demo.base_model import cached_base_model, make_base_model
+from policy_trainer.demo.demo_directory import refuse_another_demo, rename_earlier, resume_command
 from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, print_summary, summarise, write_transcripts
 from policy_trainer.evaluation.standalone import evaluate_with_progress
 from policy_trainer.lifecycle.endings import RunFailed
@@ -35,7 +34,6 @@ from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
 from shared.client import RefServerClient
-from shared.errors import UserError
 from shared.models import use_threads
 from shared.settings import from_values
 
@@ -51,9 +49,9 @@ def demo(config: DemoConfig, console: Console) -> int:
     began = time.monotonic()
     directory = RunDirectory(config.run_dir)
     if config.resume:
-        _refuse_another_seed(directory, config.seed)
+        refuse_another_demo(directory, config.seed)
     else:
-        _rename_earlier(directory, console)
+        rename_earlier(directory, console)
     use_threads(1)  # more threads make so small a model slower
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
@@ -61,7 +59,7 @@ def demo(config: DemoConfig, console: Console) -> int:
         recipe = _recipe(config, base, client.url).model_copy(update={"resume": config.resume})
         result = train(recipe, console, on_outage=lambda: _check(server))
         if not result.finished:
-            command = _resume_command(config.seed)
+            command = resume_command(config.seed)
             console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
             return 130
         scored = client.queue().scoring.working_seconds
@@ -85,38 +83,6 @@ def set_up(config: DemoSetupConfig) -> Path:
     recipe = _recipe(config, base, config.server).model_copy(update={"rollout": "external"})
     directory.write_config(recipe)
     return directory.config
-
-
-def _refuse_another_seed(directory: RunDirectory, seed: int) -> None:
-    """Raises UserError if run_dir holds a demo of another seed: its reference and problems are different."""
-    earlier = _seed(directory)
-    if earlier not in (None, seed):
-        raise UserError(
-            f"--seed: {directory.root} holds a demo of --seed {earlier}, not of {seed}; continue it with: "
-            f"{_resume_command(earlier)}, or start a new one without --resume"
-        )
-
-
-def _seed(directory: RunDirectory) -> int | None:
-    """The seed of the demo in the directory; None when there is none."""
-    return tomllib.loads(directory.config.read_text()).get("seed") if directory.config.exists() else None
-
-
-def _resume_command(seed: int) -> str:
-    return f"make demo {f'SEED={seed} ' if seed else ''}RESUME=1"
-
-
-def _rename_earlier(directory: RunDirectory, console: Console) -> None:
-    """Renames an earlier demo's directory to NAME.previous, and removes the one before it."""
-    run_dir, seed = directory.root, _seed(directory)
-    if not run_dir.exists():
-        return
-    if seed is not None and not (run_dir / "summary.json").exists():
-        console.print(f"{run_dir} holds an interrupted demo; `{_resume_command(seed)}` would have continued it")
-    previous = run_dir.with_name(run_dir.name + ".previous")
-    shutil.rmtree(previous, ignore_errors=True)
-    run_dir.rename(previous)
-    console.print(f"the earlier {run_dir} is now {previous}", highlight=False)
 
 
 def _base_model(config: DemoConfig, console: Console) -> Path:

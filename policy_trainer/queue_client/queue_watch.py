@@ -8,6 +8,8 @@ from shared.client import RefServerClient
 
 # The least time between two requests.
 _EVERY_SECONDS = 1.0
+# After a request without an answer: each one holds the training loop up until it times out.
+_UNANSWERED_SECONDS = 15.0
 _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 
 
@@ -17,20 +19,21 @@ class QueueWatch:
     def __init__(self, client: RefServerClient, run: str) -> None:
         self._client = client
         self._run = run
-        self._asked = 0.0
+        self._not_before = 0.0
         self.depth: dict[str, int | None] = dict.fromkeys(_STATES)
         self.leases_full = False
 
     def look(self) -> None:
         """Reads the queue, at most every _EVERY_SECONDS. It does not retry: without an answer the last counts stay."""
-        if time.monotonic() - self._asked < _EVERY_SECONDS:
+        if time.monotonic() < self._not_before:
             return
         queue = self._client.glance()
         if queue is not None:
             states = batches_by_state(queue, self._run)
             self.depth = {state: states[state] for state in _STATES}
             self.leases_full = leases_are_full(queue, self._run)
-        self._asked = time.monotonic()
+        pause = _UNANSWERED_SECONDS if queue is None else _EVERY_SECONDS
+        self._not_before = time.monotonic() + pause
 
     def wait_reason(self, workers: str) -> str:
         """What a trainer without batches waits for. workers: the reason when the server has nothing to do."""

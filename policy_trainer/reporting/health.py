@@ -18,12 +18,14 @@ LONG = 60
 
 @dataclass(frozen=True)
 class Trouble:
-    """A metric out of its band. seen: its mean over the latest WINDOW or LONG steps."""
+    """A metric out of its band. seen: its mean over the latest WINDOW or LONG steps. quiet: it is reported again only
+    after more steps than this without it."""
 
     name: str
     seen: float
     band: str
     remedy: str
+    quiet: float = WINDOW
 
     def __str__(self) -> str:
         return f"{self.name} is {self.seen:.3g}, healthy is {self.band}: {self.remedy}"
@@ -38,6 +40,7 @@ class Health:
         self._first: list[Mapping[str, Any]] = []
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=LONG)
         self._seen: dict[str, int] = {}
+        self._seen |= {record["name"]: record["step"] for record in past if record["kind"] == "health"}
         steps = [record for record in past if record["kind"] == "step"]
         for record in steps[:-WINDOW]:
             self._remember(record)
@@ -49,9 +52,12 @@ class Health:
         self._remember(record)
         troubles = diagnose(self._first, list(self._recent), self._loss)
         step = record["step"]
-        new = [trouble for trouble in troubles if step - self._seen.get(trouble.name, step - WINDOW - 1) > WINDOW]
+        new = [trouble for trouble in troubles if self._is_new(trouble, step)]
         self._seen.update({trouble.name: step for trouble in troubles})
         return new
+
+    def _is_new(self, trouble: Trouble, step: int) -> bool:
+        return trouble.name not in self._seen or step - self._seen[trouble.name] > trouble.quiet
 
     def _remember(self, record: Mapping[str, Any]) -> None:
         if len(self._first) < WINDOW:
@@ -61,7 +67,8 @@ class Health:
 
 def health_record(trouble: Trouble, step: int) -> dict[str, Any]:
     """The record for metrics.jsonl."""
-    return {"kind": "health", "step": step, **asdict(trouble)}
+    told = {name: value for name, value in asdict(trouble).items() if name != "quiet"}
+    return {"kind": "health", "step": step, **told}
 
 
 def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]:
@@ -138,7 +145,9 @@ def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
         return []
     seen = _mean(recent, "clip_ratio")
     band = f"above 0 within {LONG} steps where weights move between sampling and training"
-    return [Trouble("clip_ratio", seen, band, "the ratio is inert: raise optimizer.learning_rate")] if seen == 0 else []
+    remedy = "the ratio is inert: raise optimizer.learning_rate"
+    # Told once a run: a single clipped token in a thousand steps does not make it news.
+    return [Trouble("clip_ratio", seen, band, remedy, quiet=math.inf)] if seen == 0 else []
 
 
 def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:

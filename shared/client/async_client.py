@@ -80,7 +80,7 @@ class AsyncRefServerClient(Connection):
 
     async def glance(self) -> QueueView | None:
         try:
-            return await self._send_once(requests.queue())
+            return await self._send_once(requests.glance())
         except ClientError:
             return None
 

@@ -59,7 +59,7 @@ class Connection:
             "params": dict(request.params),
             "content": request.content,
             "headers": {"Content-Type": request.content_type} if request.content_type else {},
-            "timeout": httpx.Timeout(request.read_seconds, connect=_CONNECT_SECONDS),
+            "timeout": httpx.Timeout(request.read_seconds, connect=min(request.read_seconds, _CONNECT_SECONDS)),
         }
 
     @contextmanager

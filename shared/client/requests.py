@@ -1,7 +1,7 @@
 """The requests of the API, each with the function that parses its response. Both clients send them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -46,6 +46,8 @@ _READ_SECONDS = 60.0
 _SCORING_SECONDS = 600.0
 # A healthy server answers a health check faster than this.
 _HEALTH_SECONDS = 10.0
+# Whoever glances has other work: a server that hangs must not hold it up.
+_GLANCE_SECONDS = 1.0
 _KEYS_AT_ONCE = 1000
 # The most batches the server lists in one response.
 PAGE = 1000
@@ -93,6 +95,10 @@ def model() -> Request[ModelInfo]:
 
 def queue() -> Request[QueueView]:
     return Request("GET", "/v1/queue", _as(QueueView))
+
+
+def glance() -> Request[QueueView]:
+    return replace(queue(), read_seconds=_GLANCE_SECONDS)
 
 
 def upload(batch: RolloutBatch | bytes) -> Request[Uploaded]:

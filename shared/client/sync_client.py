@@ -84,9 +84,9 @@ class RefServerClient(Connection):
         return self._send(requests.queue())
 
     def glance(self) -> QueueView | None:
-        """Like `queue`, but tries once and returns None if there is no answer. For displays, which must not wait."""
+        """Like `queue`, but tries once; None without an answer within a second. For displays, which must not wait."""
         try:
-            return self._send_once(requests.queue())
+            return self._send_once(requests.glance())
         except ClientError:
             return None
 

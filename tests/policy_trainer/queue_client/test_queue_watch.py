@@ -1,6 +1,7 @@
 """The watched state of the queue, and the reason for waiting read from it."""
 
 import re
+import threading
 from typing import Any, cast
 
 import pytest
@@ -64,3 +65,16 @@ def test_whom_a_trainer_waits_for(queue: dict[str, Any], reason: str) -> None:
     assert watched.wait_reason("the worker") == "the worker", "nothing is known yet"
     watched.look()
     assert re.fullmatch(reason, watched.wait_reason("the worker"))
+
+
+def test_a_server_that_hangs_holds_up_one_look_for_a_moment(open_site: Any) -> None:
+    over = threading.Event()
+    answers: list[bool] = []
+    site = open_site(lambda _: answers.append(over.wait(30)))
+    with RefServerClient(site.url, patience=None) as client:
+        watched = QueueWatch(client, "ours")
+        for _ in range(5):
+            watched.look()
+        assert not answers, "it went on before the server answered"
+        assert len(site.requests) == 1
+    over.set()

@@ -105,6 +105,14 @@ class TestInertRatio:
     def test_by_construction_is_no_trouble(self, figures: dict[str, Any], loss: dict[str, Any]) -> None:
         assert names(run(WINDOW), run(LONG, clip_ratio=0.0, **figures), **loss) == []
 
+    def test_it_is_told_once_whatever_comes_between(self) -> None:
+        steps = [{**WELL, "clip_ratio": float(step == 100) / 1000, "step": step} for step in range(1, 400)]
+        health = Health(LossConfig())
+        told = [health_record(trouble, record["step"]) for record in steps for trouble in health.observe(record)]
+        assert [record["name"] for record in told] == ["clip_ratio"]
+        later = Health(LossConfig(), past=[*steps[:150], *told])
+        assert [trouble for record in steps[150:] for trouble in later.observe(record)] == []
+
     def test_several_updates_make_a_ratio_possible(self) -> None:
         still = run(LONG, clip_ratio=0.0, staleness=0.0, updates=4)
         assert names(run(WINDOW), still, old_logps="recomputed") == ["clip_ratio"]
@@ -174,7 +182,7 @@ class TestReporting:
         assert self.reported(Health(LossConfig()), run(40, staleness=100.0), 1) == [WINDOW]
 
     def test_a_resumed_run_remembers_how_it_began(self) -> None:
-        past = [*run(WINDOW), {"kind": "evaluation", "step": WINDOW}, {"kind": "health", "step": WINDOW}]
+        past = [*run(WINDOW), {"kind": "evaluation", "step": WINDOW}, {"kind": "health", "name": "kl", "step": 1}]
         health = Health(LossConfig(), past)
         assert len(self.reported(health, run(WINDOW, entropy=0.01), WINDOW + 1)) == 1
         assert self.reported(Health(LossConfig()), run(WINDOW, entropy=0.01), WINDOW + 1) == []
