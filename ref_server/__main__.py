@@ -11,8 +11,8 @@ DESCRIPTION = "The reference server: scores log-probs of tokens with a frozen mo
 COMMANDS = {
     "serve": "serve a model, or a queue alone",
     "ping": "say whether a running server is ready, and with which model; for people, scripts and health checks",
-    "score": "log-probs of completions by a running server: of texts, of JSONL, of a batch",
-    "queue": "look after the queue of a running server",
+    "score": "log-probs of completions from a running server, for texts, JSONL or a batch",
+    "queue": "inspect and manage the queue of a running server",
 }
 
 

@@ -16,12 +16,12 @@ from shared.logs import LogFormat, LogLevel
 from shared.settings import Dtype, settings_config
 
 _MIB = 2**20
-# A batch whose scoring fails so often is dead.
+# A batch is dead after this many failed scorings.
 _SCORING_ATTEMPTS = 3
 
 
 class QueueConfig(BaseModel):
-    """How much may wait, and be out on lease. A full queue answers 429, and clients wait."""
+    """Limits of waiting and of leased batches. A full queue answers 429, and clients wait."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -38,7 +38,7 @@ class QueueConfig(BaseModel):
     max_in_flight_per_run: int = Field(default=4096, ge=1)
     """Batches of one run that may be leased and not yet acknowledged; a trainer checkpoints at half of them."""
     max_deliveries: int = Field(default=5, ge=1)
-    """A batch is dead after its training was begun and lost this often, or after this many servers ended scoring it."""
+    """A batch is dead after this many failed deliveries, or interrupted scorings (its server ended)."""
     retention_days: float = Field(default=30, gt=0)
     """Days for which the id of a settled batch is remembered, so that uploading it again is harmless."""
 
@@ -80,8 +80,8 @@ class ServeConfig(BaseSettings):
     port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
     allowed_hosts: list[str] = []
-    """More names of this server. It always accepts localhost, and beyond loopback IP addresses and the machine's
-    name."""
+    """Additional names of this server. It always accepts localhost, and beyond loopback also IP addresses and the
+    machine's name."""
     token_file: Path | None = None
     """File of tokens: lines of ROLE TOKEN, ROLE one of upload, train, admin. `#` begins a comment."""
     token: CliSuppress[SecretStr | None] = None
@@ -95,9 +95,9 @@ class ServeConfig(BaseSettings):
     legacy: CliToggleFlag[bool] = False
     """Also serve Simple-GRPO's generators and trainers, over the byte protocol of its main version."""
     legacy_port: int | None = Field(default=None, ge=1, le=65535)
-    """Another port to listen on: those clients have 59875 in their source."""
+    """Additional port to listen on: those clients have 59875 in their source."""
     legacy_insecure: CliToggleFlag[bool] = False
-    """Ask clients of the Simple-GRPO protocol on this machine for no token, where others need one."""
+    """Let clients of the Simple-GRPO protocol on this machine in without a token."""
     data_dir: Path = Path(".tandem")
     """Where the queue is kept, unless it is on PostgreSQL. A restart from the same folder finds it."""
     store: str = Field(default="sqlite", repr=False)  # may hold a password
@@ -108,13 +108,13 @@ class ServeConfig(BaseSettings):
     """Largest request body, in MiB."""
     max_bodies_mib: int = Field(default=256, ge=1)
     """MiB of request bodies in memory at once, without JSON; beyond it the server answers 429. Checking and storing a
-    body takes up to four times its length more, so five times this bounds the memory of uploads."""
+    body takes up to four more times its length, so five times this bounds the memory of uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
     """Most tokens of a forward of several batches and direct requests. A larger batch is scored alone."""
     snapshot_root: Path | None = None
     """Directory of the snapshots that may replace the reference's weights (PUT /v1/reference). By default none may."""
     drain_seconds: float = Field(default=30, gt=0)
-    """Seconds in which the server finishes its work after SIGTERM; then it stops, and the next start goes on."""
+    """Seconds that the server has to finish its work after SIGTERM. The next start resumes what is left."""
     log_format: LogFormat = "console"
     """console: lines for people; json: one object per line, for machines."""
     log_level: LogLevel = "info"
@@ -189,7 +189,7 @@ class ServeConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _listen_on_loopback(self) -> "ServeConfig":
+    def _tokens_beyond_loopback(self) -> "ServeConfig":
         if not self.insecure and not self.keys and not is_loopback(self.host):
             raise ValueError(
                 f"host: {self.host} is reachable by others and requests are not authenticated; give tokens "
@@ -199,7 +199,7 @@ class ServeConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _legacy_is_served_as_it_can_be(self) -> "ServeConfig":
+    def _legacy_settings_agree(self) -> "ServeConfig":
         if not self.legacy and (self.legacy_port is not None or self.legacy_insecure):
             raise ValueError("legacy_port and legacy_insecure need --legacy")
         if self.legacy_port == self.port:
@@ -215,7 +215,7 @@ class ServeConfig(BaseSettings):
 
     @property
     def keys(self) -> Keys:
-        """The known tokens; no token is asked for when there are none."""
+        """The known tokens. If there are none, requests need no token."""
         return self._keys
 
 

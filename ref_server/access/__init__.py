@@ -1,1 +1,1 @@
-"""Who may use the server, without HTTP: tokens and roles, the names it is asked by, the files behind HTTPS."""
+"""Access control without HTTP: tokens and roles, host names, certificates."""

@@ -1,4 +1,4 @@
-"""The files behind HTTPS."""
+"""Checks the certificate and key files of HTTPS."""
 
 import ssl
 from pathlib import Path

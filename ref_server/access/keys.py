@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens and the roles they stand for."""
+"""Bearer tokens and their roles."""
 
 import hmac
 import re
@@ -15,7 +15,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class Denied(Exception):
-    """This request may not be made. field: the header at fault."""
+    """The request is not allowed. field: the header at fault."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -23,11 +23,11 @@ class Denied(Exception):
 
 
 class Unauthenticated(Denied):
-    """The request carries no token that is known."""
+    """The request has no known token."""
 
 
 class Role(IntEnum):
-    """Each may do what those before it may."""
+    """Each role includes those before it."""
 
     OPEN = 0
     """Anyone who reaches the server, without a token."""
@@ -49,26 +49,26 @@ class Keys:
         return bool(self.roles)
 
     def role(self, authorization: str | None) -> Role:
-        """The role of an `Authorization` header's token. Raises Unauthenticated where it is missing or not known."""
+        """The role of an `Authorization` header's token. Raises Unauthenticated if it is missing or unknown."""
         scheme, _, token = (authorization or "").partition(" ")
         given = sha256(token.strip().encode("latin-1", "replace")).digest()
         # Compare with all tokens, each in constant time, so that the time taken says nothing about a token.
         found = [role for digest, role in self.roles.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() == "bearer" and found:
             return max(found)
-        what = "this token is not known here" if authorization else "a token is wanted: Authorization: Bearer TOKEN"
+        what = "this token is not known here" if authorization else "a token is required: Authorization: Bearer TOKEN"
         raise Unauthenticated(what, "Authorization")
 
     def admit(self, authorization: str | None, wanted: Role) -> Role | None:
-        """The role of the token; None where no token is asked for.
+        """The role of the token; None if no token is required.
 
-        Raises Unauthenticated, or Denied where the token is known and its role too small.
+        Raises Unauthenticated, or Denied if the token is known but its role is insufficient.
         """
         if not self or wanted is Role.OPEN:
             return None
         role = self.role(authorization)
         if role < wanted:
-            message = f"this wants a token of role {wanted.name.lower()}; yours is of role {role.name.lower()}"
+            message = f"this needs a token of role {wanted.name.lower()}; yours is of role {role.name.lower()}"
             raise Denied(message, "Authorization")
         return role
 
@@ -77,7 +77,7 @@ class Keys:
 
 
 def one_admin(token: str) -> Keys:
-    """Raises ValueError, which does not repeat the token."""
+    """One token of role admin. Raises ValueError, whose message does not contain the token."""
     _check(token)
     return Keys({_digest(token): Role.ADMIN})
 
@@ -85,7 +85,7 @@ def one_admin(token: str) -> Keys:
 def read_keys(file: Path) -> Keys:
     """Reads lines of `ROLE TOKEN`, or of a token alone, which is an admin's. `#` begins a comment.
 
-    Raises ValueError, which names the line and does not repeat it, and OSError.
+    Raises OSError, and ValueError, whose message has the line's number but not its text.
     """
     roles: dict[bytes, Role] = {}
     for number, line in enumerate(_text(file).splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""What a route says of itself where it stands: which role may use it, and which bodies it takes."""
+"""Declares, at each route, the role that it requires and the media types that it accepts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Requirement:
-    """role: the smallest that may use the route. media_types: of its body; none are checked where none are named."""
+    """role: the least that may use the route. media_types: accepted for its body; empty: any."""
 
     role: Role
     media_types: tuple[str, ...] = ()
 
 
-# What says nothing of itself is for admins.
+# A route without a declaration is for admins.
 UNDECLARED = Requirement(Role.ADMIN)
 
 
 def requires(role: Role, *media_types: str) -> Callable[[T], T]:
-    """Decorates a route, or the function that answers it. The guard and the OpenAPI page read it."""
+    """Decorates a route, or the function that answers it. The guard and the OpenAPI page read the requirement."""
 
     def declare(route: T) -> T:
         setattr(route, _NAME, Requirement(role, media_types))

@@ -1,4 +1,4 @@
-"""How a command reaches a running server, and what it prints when it cannot."""
+"""Options for connecting to a running server, and the messages of failed requests."""
 
 import sys
 from pathlib import Path
@@ -55,7 +55,7 @@ class ClientOptions(Connection):
 
 
 class Environment(ServeConfig, Connection):
-    """What the environment may hold: the settings of every command."""
+    """The settings of all commands, any of which the environment may hold."""
 
 
 Options = TypeVar("Options", bound=ClientOptions)
@@ -67,7 +67,7 @@ def load_options(cls: type[Options], arguments: list[str], command: str) -> Opti
 
 
 def complain(command: str, error: ClientError) -> int:
-    """Prints on standard error why there is no good answer; the exit status."""
+    """Prints the reason of the error on standard error. Returns the exit status."""
     print(f"ref-server {command}: {explained(error)}", file=sys.stderr)
     return 1
 

@@ -25,7 +25,7 @@ class Ping(ClientOptions):
       ref-server ping --quiet
       ref-server ping --wait 120 && policy-trainer train …
 
-    Readiness needs no token. The model is told only to those who have a token, where the server wants one.
+    Readiness needs no token. The model needs one if the server has tokens.
     """
 
     wait: float = Field(default=0, ge=0)
@@ -44,7 +44,7 @@ class Health:
     milliseconds: float
     model: ModelInfo | None = None
     withheld: str | None = None
-    """Why the server does not tell its model."""
+    """Why the server refused to describe its model."""
 
 
 def run(arguments: list[str]) -> int:
@@ -90,7 +90,7 @@ def _check(client: RefServerClient) -> Health:
 def _described(health: Health) -> str:
     model = health.model
     if model is None:
-        return f"its model is not told: {health.withheld}"
+        return f"its model is unknown: {health.withheld}"
     if model.name is None:
         return "a queue without a model"
     place = f"{model.dtype} on {model.device}"

@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = 120.0
 
 
 class Score(ClientOptions):
-    """Scores completions with the server's reference model; nothing is queued and nothing is kept.
+    """Scores completions with the server's reference model; nothing is queued and nothing is stored.
 
     One of three:
 
@@ -41,7 +41,7 @@ class Score(ClientOptions):
     prompt: str | None = None
     """The text that the completions continue."""
     completion: Annotated[list[str], NoDecode] = Field(default=[])
-    """A text to be scored; may be repeated. It is taken as it stands."""
+    """A text to be scored; may be repeated. It is used unchanged."""
     temperature: float = Field(default=1.0, gt=0)
     """Logits are divided by it. A file holds its own."""
     file: Path | None = None

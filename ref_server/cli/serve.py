@@ -62,7 +62,7 @@ def _can_listen(config: ServeConfig) -> bool:
             check_address(config.host, config.legacy_port)
     except OSError as error:
         remedy = "stop what listens there, or choose others with --host, --port and --legacy-port"
-        log.error("the address cannot be listened on", error=str(error), remedy=remedy)
+        log.error("cannot listen on the address", error=str(error), remedy=remedy)
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Opens the queue that the settings ask for."""
+"""Opens the queue that the settings select."""
 
 from psycopg.conninfo import conninfo_to_dict
 

@@ -50,5 +50,5 @@ def table(*headers: str, numbers: Collection[str], long: Collection[str] = ()) -
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escapes control characters: clients choose names and models write texts, and neither may steer the terminal."""
+    """Escapes control characters: clients choose names and models write texts, and neither may control the terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

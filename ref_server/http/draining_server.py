@@ -22,7 +22,7 @@ log = structlog.get_logger()
 class DrainingServer(uvicorn.Server):
     """Drains on a signal, or when the scoring loop ends; then stops.
 
-    While it drains it still listens: trainers can settle their leases, and uploads are told to try again. uvicorn alone
+    While it drains it still listens: trainers can settle their leases, and uploads are answered with 503. uvicorn alone
     would stop listening at once. It stops when the batches being scored are saved, or after drain_seconds at the
     latest. A second signal ends the process at once: what was acknowledged is on disk, and the next start queues the
     claimed batches again.
@@ -56,7 +56,7 @@ class DrainingServer(uvicorn.Server):
                 protocol, host=self.config.host, port=port, ssl=self.config.ssl, backlog=self.config.backlog
             )
         except OSError as error:
-            log.error("the legacy port cannot be listened on", error=str(error))
+            log.error("cannot listen on the legacy port", error=str(error))
             await self.lifespan.shutdown()
             sys.exit(1)
         self.servers.append(listening)
@@ -96,7 +96,7 @@ class DrainingServer(uvicorn.Server):
         if self._service.closed:
             os._exit(self.status)
         log.error(
-            "what was in hand could not be finished in time; the next start takes it up again",
+            "the work could not be finished in time; the next start resumes it",
             drain_seconds=self._drain_seconds,
         )
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Which exception becomes which HTTP error."""
+"""Maps exceptions to HTTP errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ from shared.batch import BatchError
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answers whatever a route raises: a code, a message, the field at fault, the request's id."""
+    """Answers every exception of a route with a code, a message, the invalid field and the request's id."""
 
     def answer(request: Request, problem: Problem) -> JSONResponse:
         return problem.answer(request.scope)
@@ -54,7 +54,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _http_problem(request: Request, error: Any) -> Problem:
-    if error.status_code == 400:  # FastAPI's answer to a body that is not even text, or too deep
+    if error.status_code == 400:  # FastAPI's answer to a body that is not text, or nested too deeply
         return Problem(422, "invalid_request", "the body must be JSON")
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
@@ -69,7 +69,7 @@ def _methods(request: Request) -> list[str]:
     """All methods of a path. Starlette names those of one route only, and a path may have several."""
     path = request.url.path
     routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
-    literal = [route for route in routes if route.path == path]  # /v1/batches/lease is no id
+    literal = [route for route in routes if route.path == path]  # prefer /v1/batches/lease to /v1/batches/{id}
     return sorted({method for route in literal or routes for method in route.methods or ()})
 
 
@@ -83,7 +83,7 @@ def _invalid(errors: Any) -> Problem:
     return Problem(422, "invalid_request", f"{where}: {message}" if where else message, where or None)
 
 
-# The error answer of each exception that a route may raise.
+# Translates each exception that a route may raise into its error answer.
 _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     Problem: lambda error: error,
     Denied: denied,

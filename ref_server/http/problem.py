@@ -1,4 +1,4 @@
-"""The HTTP error that a request is answered with."""
+"""HTTP error responses."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from shared.api import Error, ErrorDetail
 
 
 class Problem(Exception):
-    """An error answer. field: the part of the request that is wrong."""
+    """An error answer. field: the invalid part of the request."""
 
     def __init__(
         self, status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
@@ -41,5 +41,5 @@ def denied(error: Denied) -> Problem:
 
 
 def no_room(code: str, error: QueueFull) -> Problem:
-    """429, with the seconds after which to try again."""
+    """429 with a Retry-After header."""
     return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})

@@ -1,4 +1,4 @@
-"""Which requirements hold for a request, found by method and path before the router sees it."""
+"""Finds the requirement of a request by method and path, before the router sees it."""
 
 import re
 from collections.abc import Iterable, Set
@@ -12,7 +12,7 @@ _DASHBOARD = ({"GET"}, re.compile("/"), Requirement(Role.OPEN))
 
 
 class RouteTable:
-    """The routes of an application as they were when this was made."""
+    """The routes that an application had when the table was built."""
 
     def __init__(self, routes: Iterable[Any]) -> None:
         self._routes: list[tuple[Set[str], re.Pattern[str], Requirement]] = [
@@ -21,13 +21,13 @@ class RouteTable:
         ]
 
     def role(self, method: str, path: str) -> Role:
-        """path: as the router sees it, percent-decoded. Where several routes fit, the greatest role is wanted."""
+        """path: as the router sees it, percent-decoded. If several routes match, the greatest role is required."""
         asked = "GET" if method == "HEAD" else method
         roles = [found.role for methods, found in self._at(path) if asked in methods]
         return max(roles, default=UNDECLARED.role)
 
     def media_types(self, path: str) -> tuple[str, ...]:
-        """What the body of a POST or PUT to this path may be; empty: anything."""
+        """Media types that a POST or PUT to this path accepts; empty: any."""
         return next((found.media_types for _, found in self._at(path) if found.media_types), ())
 
     def _at(self, path: str) -> Iterable[tuple[Set[str], Requirement]]:

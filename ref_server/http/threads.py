@@ -21,7 +21,7 @@ class BodyThreads:
     async def run(self, call: Callable[[], T]) -> T:
         """What the call returns or raises. Raises Busy when `most` calls run or wait already."""
         if self._calls >= self._most:
-            raise Busy(f"{self._most} bodies are being worked on already")
+            raise Busy(f"{self._most} bodies are being processed already")
         self._calls += 1
         try:
             return await to_thread.run_sync(call, limiter=self._limiter)

@@ -1,1 +1,1 @@
-"""The byte protocol of Simple-GRPO, for its unchanged generators and trainers. No other room needs this one."""
+"""The byte protocol of Simple-GRPO, for its unchanged generators and trainers. Only `http/app.py` imports it."""

@@ -21,7 +21,7 @@ def add(app: FastAPI, service: Service) -> None:
     """Adds the protocol's two routes."""
     wsgi: Any = WSGIMiddleware(make_bottle(Exchange(service)), workers=_THREADS)
     upload, get = Route("/upload", wsgi, methods=["POST"]), Route("/get", wsgi, methods=["GET"])
-    get.methods = {"GET"}  # Starlette adds HEAD, which would take a batch and show it to nobody
+    get.methods = {"GET"}  # Starlette adds HEAD, which would take a batch and discard it
     app.router.routes.extend([requires(Role.UPLOAD)(upload), requires(Role.TRAIN)(get)])
 
 

@@ -40,7 +40,7 @@ class Exchange:
         self._service.scoring.ring()
 
     def get(self) -> bytes | None:
-        """The frame of the newest scored batch, which is then gone; None when there is none.
+        """The frame of the newest scored batch, which is then deleted; None when there is none.
 
         After a failure it is None, too, and the error is logged: the protocol's trainers read any answer but `empty` as
         a frame.

@@ -36,7 +36,7 @@ def join_frame(parts: Sequence[bytes]) -> bytes:
 
 def _u32(body: bytes, start: int) -> int:
     if len(body) - start < _U32_BYTES:
-        raise MalformedUpload(f"the frame ends at byte {len(body)}, where a count or a length should stand")
+        raise MalformedUpload(f"the frame ends at byte {len(body)}, where a count or a length should be")
     return int.from_bytes(body[start : start + _U32_BYTES], "big")
 
 

@@ -1,6 +1,6 @@
-"""What a queue has done since this process opened it.
+"""Counts of queue events since this process opened the queue.
 
-Only what was committed counts. In a store that several servers share, each counts what it did itself.
+Only committed events count. Servers that share a store each count their own.
 """
 
 import collections
@@ -16,7 +16,7 @@ _GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 class Count(StrEnum):
     ADMITTED = "admitted"
-    DUPLICATE = "duplicate"  # uploads of a batch that is, or was, there
+    DUPLICATE = "duplicate"  # uploads of a batch that was uploaded before
     LEASED = "leased"
     REDELIVERED = "redelivered"  # leases of a batch that came back from another lease
     ACKED = "acked"
@@ -28,7 +28,7 @@ class Count(StrEnum):
     EXPIRED_ABANDONED = "expired_abandoned"
     EXPIRED_DROPPED = "expired_dropped"
     EXPIRED_DISPLACED = "expired_displaced"  # by newer batches of the same run
-    DELIVERED = "delivered"  # without a lease; it does not come back
+    DELIVERED = "delivered"  # by the legacy protocol, without a lease
     DEAD_SCORING = "dead_scoring"  # it could not be scored
     DEAD_TRAINING = "dead_training"  # its consumers failed, max_deliveries times
     DEAD_INTERRUPTED = "dead_interrupted"  # servers ended while scoring it
@@ -36,7 +36,7 @@ class Count(StrEnum):
 
 @dataclass(frozen=True)
 class Tally:
-    """What one transaction does, until it is committed. ready_after: seconds from admission to scored."""
+    """Events of one transaction that is not yet committed. ready_after: seconds from admission to scored."""
 
     counts: collections.Counter[Count] = field(default_factory=collections.Counter)
     ready_after: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Tally:
 class Activity:
     """Counts and times since it was made.
 
-    ready_after: seconds from a batch's admission to its scores. commit_seconds: what each durable commit took, flush
+    ready_after: seconds from a batch's admission to its scores. commit_seconds: of each durable commit, flush
     included. commit_sizes: operations that shared one.
     """
 
@@ -58,7 +58,7 @@ class Activity:
             "admission_to_ready_seconds", "From a batch's admission until its scores were stored.", SECONDS
         )
         self.commit_seconds = self._histogram(
-            "commit_seconds", "What a durable commit of the store took, its flush to the disk included.", SECONDS
+            "commit_seconds", "Duration of a durable commit of the store, its flush to the disk included.", SECONDS
         )
         self.commit_sizes = self._histogram(
             "commit_operations",
@@ -67,7 +67,7 @@ class Activity:
         )
 
     def add(self, tally: Tally) -> None:
-        """Counts what a transaction did. Call it once that is committed."""
+        """Adds the events of a transaction. Call it after the commit."""
         for count, times in tally.counts.items():
             self._counters[count].inc(times)
         for seconds in tally.ready_after:
@@ -83,14 +83,14 @@ class Activity:
 
     def _count_uploads_and_leases(self) -> None:
         self._count_by(
-            "uploads", "Uploads taken; a duplicate is, or was, there already", "outcome",
+            "uploads", "Uploads; a duplicate was uploaded before", "outcome",
             admitted=Count.ADMITTED, duplicate=Count.DUPLICATE,
         )  # fmt: skip
         self._count("leases", "Leases granted", Count.LEASED)
         self._count("redeliveries", "Leases granted of a batch that came back from another", Count.REDELIVERED)
         self._count_by(
             "lease_ends",
-            "Leases that ended: acked; given back; not extended in time; or their consumer came again as another life",
+            "Leases that ended: acked; released; not extended in time; or superseded by the consumer's new incarnation",
             "how", acked=Count.ACKED, released=Count.RELEASED, expired=Count.LEASE_EXPIRED,
             superseded=Count.LEASE_SUPERSEDED,
         )  # fmt: skip
@@ -98,24 +98,24 @@ class Activity:
     def _count_ends_of_batches(self) -> None:
         self._count_by(
             "expired_batches",
-            "Batches that expired: too old; of weights that a resumed training left; dropped by an operator; "
+            "Batches that expired: too old; abandoned by a resumed training; dropped by an operator; "
             "or displaced by newer ones of the legacy protocol",
             "reason", stale=Count.EXPIRED_STALE, abandoned=Count.EXPIRED_ABANDONED, dropped=Count.EXPIRED_DROPPED,
             displaced=Count.EXPIRED_DISPLACED,
         )  # fmt: skip
         self._count_by(
             "dead_batches",
-            "Batches set aside: they could not be scored; broke what trained on them; or servers ended scoring them",
+            "Dead batches: scoring failed; training on them failed; or servers ended while scoring them",
             "reason", scoring=Count.DEAD_SCORING, training=Count.DEAD_TRAINING, interrupted=Count.DEAD_INTERRUPTED,
         )  # fmt: skip
-        self._count("requeued_batches", "Dead or expired batches brought back by an operator", Count.REQUEUED)
+        self._count("requeued_batches", "Dead or expired batches restored by an operator", Count.REQUEUED)
         self._count("legacy_deliveries", "Batches delivered by the legacy protocol's /get", Count.DELIVERED)
 
     def _count(self, name: str, help: str, count: Count) -> None:
         self._counters[count] = Counter(f"tandem_{name}", f"{help}, {SINCE_START}", registry=self.registry)
 
     def _count_by(self, name: str, help: str, label: str, **counts: Count) -> None:
-        """One counter of several counts: each under a value of the label."""
+        """One counter for several counts, each with its own value of the label."""
         counter = Counter(f"tandem_{name}", f"{help}, {SINCE_START}", [label], registry=self.registry)
         self._counters |= {count: counter.labels(value) for value, count in counts.items()}
 

@@ -6,7 +6,7 @@ from ref_server.metrics.counters import SECONDS, SINCE_START, value
 
 
 class ScoringTotals:
-    """batches, tokens: of the queue. direct_tokens: of those who waited for their scores. errors: failed attempts.
+    """batches, tokens: of the queue. direct_tokens: of direct requests. errors: failed attempts.
 
     splits: forwards that were halved. working_seconds, waiting_seconds: of the scoring loop. forward_seconds: each
     forward. batch_seconds: from the claim of each batch until its scores were saved.
@@ -24,7 +24,7 @@ class ScoringTotals:
             "scoring_waiting_seconds", "Seconds that the scoring loop waited for batches"
         )
         self.forward_seconds = self._histogram("forward_seconds", "One forward of the reference model.")
-        self.batch_seconds = self._histogram("score_seconds", "From taking up a batch until its scores were stored.")
+        self.batch_seconds = self._histogram("score_seconds", "From the claim of a batch until its scores were stored.")
 
     def counts(self) -> dict[str, float]:
         """The counters by their names here."""

@@ -1,4 +1,4 @@
-"""HTTP requests and how they were answered. No client can make new labels."""
+"""Counts of HTTP requests and their responses. Clients cannot create new labels."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -23,7 +23,7 @@ class Traffic:
         )  # fmt: skip
         self._seconds = Histogram(
             "tandem_http_request_seconds",
-            "From a request's headers to its last answered byte; leases include what they waited for a batch.",
+            "From a request's headers to its last answered byte; leases include the wait for a batch.",
             ["route", "method"], buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
         self.active = Gauge(

@@ -97,7 +97,7 @@ def sweep(tx: Transaction) -> None:
         if state == State.SCORING:
             interrupt(tx, seq)
         else:
-            leasing.lose(tx, seq, "its time was over")
+            leasing.lose(tx, seq, "it was not extended in time")
             tx.count(Count.LEASE_EXPIRED)
 
 

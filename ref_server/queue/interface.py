@@ -104,7 +104,7 @@ class Stats:
 
 class Queue(Protocol):
     activity: Activity
-    """What it has done since this process opened it."""
+    """Counts of its events since this process opened it."""
 
     def put(self, upload: Upload) -> Uploaded:
         """Admits a batch durably. Raises QueueFull, ContentConflict, StorageFull, StorageBroken."""

@@ -104,7 +104,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
     """Takes a lease away. It counts as a delivery if training on the batch had started.
 
     In that case the batch is in doubt: a checkpoint may contain its effect while the ack was lost. The trainer that
-    leases it next can tell.
+    leases it next can decide.
     """
     held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
@@ -134,7 +134,7 @@ def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
     )
     old = "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND incarnation IS DISTINCT FROM ?"
     for (seq,) in tx.rows(f"{old} ORDER BY seq {tx.db.lock}", consumer, incarnation):
-        lose(tx, seq, "a new incarnation came")
+        lose(tx, seq, "a new incarnation of the consumer took over")
         tx.count(Count.LEASE_SUPERSEDED)
 
 

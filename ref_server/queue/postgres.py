@@ -131,7 +131,7 @@ class PostgresQueue(SqlQueue):
                 log.warning("the database cannot be used", error=str(error))
 
     def _renew(self, tx: Transaction) -> None:
-        """Renews the claims this server knows of. One whose commit was not confirmed expires and is made again."""
+        """Renews the known claims. If a claim's commit was not confirmed, it expires and the batch is claimed again."""
         mine = "id = ? AND state = 'scoring' AND scorer = ?"
         for id in sorted(self._claims.copy()):
             renewed = f"UPDATE batches SET expires = ? WHERE {mine} RETURNING id"

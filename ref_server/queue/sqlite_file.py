@@ -136,7 +136,7 @@ def _refuse_network(directory: Path) -> None:
     kind = file_system(directory)
     if kind in _NETWORK or kind.startswith("fuse.ssh"):
         raise StorageBroken(
-            f"{directory} is on a network file system ({kind}), where SQLite cannot keep its promises: "
+            f"{directory} is on a network file system ({kind}), where SQLite cannot guarantee durability: "
             "choose a directory on a local disk, or a store on PostgreSQL"
         )
 

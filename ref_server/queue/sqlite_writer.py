@@ -70,7 +70,7 @@ class Writer:
         self._activity = activity
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
-        self._ended = False  # no job will come any more
+        self._ended = False  # the None that ends the thread was taken
         self._expected = 1  # durable operations to expect in the next group
         self._putting = threading.Lock()  # no job may be put after the None that ends the thread
         self._thread = threading.Thread(target=self._work, name="queue-writer", daemon=True)

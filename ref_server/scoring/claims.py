@@ -74,7 +74,7 @@ class Claims:
         self._totals = totals
         self._on_ready = on_ready
         self._unsaved: deque[_Result] = deque()
-        self._rests_until = 0.0
+        self._paused_until = 0.0
 
     def take(self, max_tokens: int) -> list[Queued]:
         """Claims batches, and leaves out those that cannot be read. Nothing while the store cannot be used."""
@@ -114,14 +114,14 @@ class Claims:
     def _ask_store(self, ask: Callable[[], T]) -> T | None:
         """What the call returns; None while the store cannot be used, as /readyz says."""
         started = time.monotonic()
-        if started < self._rests_until:
+        if started < self._paused_until:
             return None
         try:
             return ask()
         except (StorageFull, StorageBroken) as error:
             log.error("the queue cannot be used", error=str(error))
             now = time.monotonic()
-            self._rests_until = now + max(REST_SECONDS, now - started)
+            self._paused_until = now + max(REST_SECONDS, now - started)
             return None
 
     def _save(self) -> None:
@@ -140,7 +140,7 @@ class Claims:
         try:
             result.save()
         except (KeyError, WrongState) as error:  # it was dropped meanwhile, for example; the others go on
-            log.error("the queue does not take back a batch", id=result.id, error=repr(error))
+            log.error("the queue refuses the result of a batch", id=result.id, error=repr(error))
         else:
             result.saved()
 

@@ -34,19 +34,19 @@ class Direct:
     def scored(self, scores: Scores) -> Callable[[], None]:
         if not np.isfinite(scores.logps[0]).all():
             raise BatchError("temperature", f"of {self.temperature} gives log-probs that are not finite")
-        return partial(self._tell, scores)
+        return partial(self._deliver, scores)
 
     def fail(self, error: Exception) -> None:
         self.answer.set_exception(error)  # the caller raises it
 
-    def _tell(self, scores: Scores) -> None:
+    def _deliver(self, scores: Scores) -> None:
         self.totals.direct_tokens.inc(self.group.tokens)
         self.answer.set_result(scores)
 
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """Other weights for all later requests. answer: set once the old weights score nothing any more."""
+    """Replaces the weights for all later requests. answer: set once the old weights are no longer used."""
 
     reference: Reference
     answer: "Future[None]" = field(default_factory=Future)
@@ -59,7 +59,7 @@ class Line:
         self._waiting: deque[Direct | Replacement] = deque()
         self._served: list[Direct] = []
         self._closed = False
-        self._joining = threading.Lock()  # nobody may join once it is closed, or would never get an answer
+        self._joining = threading.Lock()  # a request that joined after the close would never get an answer
 
     def __len__(self) -> int:
         """How many wait, without those that are being served."""
@@ -75,7 +75,7 @@ class Line:
             self._waiting.append(one)
 
     def close(self) -> None:
-        """Lets nobody join any more. Those that wait are still served."""
+        """Refuses new requests. Waiting ones are still served."""
         with self._joining:
             self._closed = True
 
@@ -99,8 +99,8 @@ class Line:
         return self._served
 
     def refuse_all(self) -> None:
-        """Closes, and fails all that have no answer yet with NotReady."""
+        """Closes the line, and fails all unanswered requests with NotReady."""
         self.close()
         unanswered = [one for one in self._served if not one.answer.done()]
         for one in (*unanswered, *(one for one in self._waiting if one.answer.set_running_or_notify_cancel())):
-            one.answer.set_exception(NotReady("the scoring loop has ended by an error"))
+            one.answer.set_exception(NotReady("the scoring loop has ended with an error"))

@@ -26,11 +26,11 @@ class Job(Protocol):
         ...
 
     def scored(self, scores: Scores) -> Callable[[], None]:
-        """A call that hands on the scores of its groups. Raises BatchError when they are not finite."""
+        """A function that delivers the scores of its groups. Raises BatchError when they are not finite."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Says that it cannot be scored."""
+        """Reports that it cannot be scored."""
         ...
 
 
@@ -40,7 +40,7 @@ def tokens_of(jobs: Sequence[Job]) -> int:
 
 
 class Budget:
-    """Most tokens of a forward of several jobs; fewer for a while after memory did not suffice.
+    """Most tokens of a forward of several jobs; fewer for a while after memory ran out.
 
     Attention is not counted: several groups have no more pairs of tokens than one row of the same length. A single
     batch beyond the budget is scored alone.
@@ -79,7 +79,7 @@ class Forwards:
         self.score(reference, jobs[cut:])
 
     def _try(self, reference: Reference, jobs: Sequence[Job]) -> Exception | None:
-        """The error of the forward, or None. Hands on scores only if those of all jobs are good."""
+        """The error of the forward, or None. Delivers scores only if those of all jobs are finite."""
         try:
             scores = self._forward(reference, jobs)
             logps = iter(scores.logps)

@@ -30,7 +30,7 @@ def load(config: ServeConfig) -> "FrozenModel":
 
 
 class FrozenModel:
-    """A `Reference` that scores. snapshot, version: of these weights, where they have replaced the first ones."""
+    """A `Reference` that scores. snapshot, version: of weights that replaced the first ones."""
 
     scores_uploads = True
 
@@ -85,7 +85,7 @@ class FrozenModel:
         return str(self._tokenizer.decode(list(ids)))
 
     def replacement(self, snapshot: str, version: int) -> "FrozenModel":
-        """Loads the other weights beside these: for a while the device holds two models. It may lack a tokenizer."""
+        """Loads other weights beside these: for a while the device holds two models. A tokenizer is optional."""
         root = self._config.snapshot_root
         if root is None:
             raise ReferenceConflict(

@@ -18,14 +18,14 @@ from shared.batch import TokenGroup
 
 log = structlog.get_logger()
 
-# An idle loop looks at the queue this often, in seconds: another server on the same queue does not ring.
+# An idle loop looks at the queue this often, in seconds: another server on the same queue does not wake it.
 IDLE_SECONDS = 0.5
 # The queue's share of each forward, however many direct requests there are.
 _QUEUE_SHARE = 1 / 4
 
 
 class ScoringLoop:
-    """Packs direct requests and queued batches together, up to so many tokens a forward.
+    """Packs direct requests and queued batches together, up to tokens_per_forward tokens a forward.
 
     Direct requests go first: they fill up to three quarters of the next forward, queued batches the rest. At least one
     batch goes with each step, in a forward of its own if it does not fit. So neither waits long: a direct request waits
@@ -100,11 +100,11 @@ class ScoringLoop:
                 pass
         except BaseException:  # nobody else would see an error of this thread
             self.failed = True
-            log.critical("the scoring loop has ended by an error", exc_info=True)
+            log.critical("the scoring loop has ended with an error", exc_info=True)
             self._line.refuse_all()
 
     def _step(self) -> bool:
-        """Scores some of what waits. False when nothing is left."""
+        """Scores some of the waiting jobs. False when nothing is left."""
         self._replace()
         share = int(self._budget.tokens * _QUEUE_SHARE)
         direct = self._line.take(self._budget.tokens - share)
@@ -125,7 +125,7 @@ class ScoringLoop:
     def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
         """The jobs of one forward, or of two if one would be too large or a batch may end the server."""
         if any(job.interrupted for job in queued):
-            return queued, direct  # batches first: direct requests must not end with the server
+            return queued, direct  # batches first: if a direct request ends the server, no batch is interrupted again
         if tokens_of(direct) + tokens_of(queued) > self._budget.tokens:
             return direct, queued
         return [[*direct, *queued]]

@@ -61,7 +61,7 @@ class NoScoring:
         runs = self._queue.stats().runs.values()
         waiting = sum(states[state].batches for states in runs for state in unscored if state in states)
         if waiting:
-            log.warning("batches wait to be scored, which takes a server with --model", batches=waiting)
+            log.warning("batches wait to be scored, which needs a server with --model", batches=waiting)
 
     def stop(self) -> None:
         self.alive = False

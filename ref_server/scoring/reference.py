@@ -1,4 +1,4 @@
-"""The interface of a reference model: `frozen_model.py` has one, `no_model.py` is for a server without."""
+"""The interface of a reference model. `frozen_model.py` implements it with a model, `no_model.py` without."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,7 +30,7 @@ class NoModel(Exception):
 
 
 class NotReady(Exception):
-    """No new work is taken: the server is ending."""
+    """The server is shutting down and takes no new work."""
 
 
 class DeviceLost(Exception):
@@ -46,7 +46,7 @@ class NoSnapshot(Exception):
 
 
 class ReferenceConflict(Exception):
-    """The reference cannot be replaced by this. code: why, as one word."""
+    """The reference cannot be replaced by this snapshot. code: the API's error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class ReferenceConflict(Exception):
 class Scores:
     """float32 (C,) log-probs of each group, and the version of the weights that computed them all.
 
-    splits: how often a forward was halved because memory did not suffice.
+    splits: how often a forward was halved because memory ran out.
     """
 
     logps: list[np.ndarray]
@@ -89,7 +89,7 @@ class Scoring(Protocol):
         ...
 
     def ring(self) -> None:
-        """Says that there is work. Call it after an upload was admitted."""
+        """Wakes the scoring. Call it after an upload was admitted."""
         ...
 
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
@@ -97,9 +97,9 @@ class Scoring(Protocol):
         ...
 
     def replace(self, reference: "Reference") -> "Future[None]":
-        """Scores with another reference from now on. The future is done once the old one scores nothing any more.
+        """Scores with another reference from now on. The future is done once the old one is no longer used.
 
-        Raises as `submit`.
+        Raises what `submit` raises.
         """
         ...
 
@@ -108,7 +108,7 @@ class Reference(Protocol):
     scores_uploads: bool
     """Whether an upload is scored before it is leased."""
     info: ModelInfo
-    """What clients are told of it."""
+    """Its description for clients."""
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids, then lengths. Raises BatchError, TooLarge."""

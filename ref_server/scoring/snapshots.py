@@ -25,11 +25,11 @@ _INCIDENTAL = {
 
 
 def find_snapshot(root: Path, name: str) -> Path:
-    """The directory of a snapshot. Raises BadSnapshotName, NoSnapshot, and ReferenceConflict when it leads outside."""
+    """The directory of a snapshot. Raises BadSnapshotName, NoSnapshot, ReferenceConflict if it is unsafe."""
     if not _NAME.fullmatch(name):
         raise BadSnapshotName(
             "snapshot must be the name of a directory below the snapshot root: letters, digits, '.', '_' and '-', "
-            f"parted by '/', none beginning with a dot; got {name[:80]!r}"
+            f"separated by '/', none beginning with a dot; got {name[:80]!r}"
         )
     root = _real(root)
     directory = _real(root / name)

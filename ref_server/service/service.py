@@ -116,7 +116,7 @@ class Service:
         parsed = wire.parse(body)
         batch = self._check_rollout(parsed.batch())
         if batch.run == LEGACY_RUN:
-            raise BatchError("run", f"must be another one: {LEGACY_RUN!r} is that of the Simple-GRPO protocol")
+            raise BatchError("run", f"must not be {LEGACY_RUN!r}, the run of the Simple-GRPO protocol")
         upload = Upload(
             id=batch.id,
             content_hash=parsed.content_hash(),

@@ -1,4 +1,4 @@
-"""The command `ref-server queue`: looks after the queue of a running server, over its HTTP API.
+"""The command `ref-server queue`: inspects and manages the queue of a running server, over its HTTP API.
 
 It asks the server, since only the server may open its store.
 """
@@ -11,18 +11,18 @@ from ref_server.cli.connection import complain
 from shared.client import ClientError
 from shared.commands import choose_command
 
-DESCRIPTION = """Look after the queue of a running server, over HTTP.
+DESCRIPTION = """Inspect and manage the queue of a running server, over HTTP.
 
 Every command takes --url, or REF_SERVER_URL from the environment, to find the server; --token-file, or REF_SERVER_TOKEN
-from the environment, to be let in; --tls-ca for a certificate of your own authority; and --json to print for programs.
-The exit status is 0 when all is well, 1 when the server refused something or does not answer, 2 when the command was
-not understood, and 130 after Ctrl-C.
+from the environment, to authenticate; --tls-ca for a certificate of a private authority; and --json to print for
+programs. The exit status is 0 on success, 1 when the server refused something or does not answer, 2 when the command
+was not understood, and 130 after Ctrl-C.
 """
 COMMANDS = {
     "stats": "batches and MiB by run and state, limits and their use, throughput",
     "ls": "batches, oldest first; --state dead finds those that need attention",
     "show": "one batch with its history; --tokens adds its texts and rewards",
-    "requeue": "bring dead or expired batches back",
+    "requeue": "restore dead or expired batches",
     "purge": "drop batches for good",
 }
 
@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
         status = run_command()
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader has seen enough; without this Python would complain when it flushes at exit
+    except BrokenPipeError:  # the reader closed the pipe; without this Python would report an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except ClientError as error:

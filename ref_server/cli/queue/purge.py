@@ -19,7 +19,7 @@ from shared.client import RefServerClient
 class Purge(SeveralOptions[Literal["dead", "expired", "queued", "ready", "leased"]]):
     """Drops the payloads of batches for good. Their ids stay known, as expired, so that none is uploaded twice.
 
-    Asks first, on a terminal. Elsewhere it wants --yes.
+    Asks first, on a terminal. Without a terminal it needs --yes.
     """
 
     older_than_days: float | None = Field(default=None, ge=0)

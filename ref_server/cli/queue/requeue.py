@@ -8,7 +8,7 @@ from ref_server.cli.queue.several import SeveralOptions, batches_of_state, count
 
 
 class Requeue(SeveralOptions[Literal["dead", "expired"]]):
-    """Brings dead or expired batches back, their counts of deliveries and of failed scorings at zero.
+    """Restores dead or expired batches and sets their counts of deliveries and failed scorings to zero.
 
     A batch that cannot come back, because it was dropped or because the queue is full, is reported; the others go on.
     """

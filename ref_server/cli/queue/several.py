@@ -16,7 +16,7 @@ from ref_server.cli.terminal import print_error
 from shared.api import BatchSummary
 from shared.client import ClientError, RefServerClient, RefServerError
 
-# This many refusals are printed one by one.
+# At most this many refusals are printed one by one.
 _PRINTED_FAILURES = 20
 
 Id = Annotated[str, Field(min_length=1)]

@@ -114,7 +114,7 @@ def stats_sheet(stats: QueueView) -> Group:
     """Batches and MiB by run and state, limits and their use, waiting and scoring."""
     oldest = stats.oldest_age_seconds
     lines = [
-        "A leased batch stops waiting once its training starts; it is counted as waiting here all the same.",
+        "Leased batches count as waiting here; for the limits, only until their training starts.",
         "",
         "nothing waits" if oldest is None else f"the oldest waiting batch has waited {age(oldest)}",
         *_scoring_lines(stats.scoring),

@@ -18,7 +18,7 @@ LINGER_IDLE_SECONDS = 1.0
 
 
 class Budget:
-    """Bytes of all bodies in memory, counted as they arrive: a large Content-Length alone locks out nobody."""
+    """Bytes of all bodies in memory, counted as they arrive: a large Content-Length alone blocks no other request."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -44,7 +44,7 @@ class Held:
     def take(self, size: int) -> None:
         """Raises Problem 429 when less than `size` bytes are left."""
         if self._budget.held + size > self._budget.most:
-            message = f"requests hold all of the {self._budget.most} bytes that bodies may take at once"
+            message = f"request bodies fill all of the {self._budget.most} bytes that they may take at once"
             raise Problem(429, "busy", message, headers={"Retry-After": "1"})
         self._budget.held += size
         self._bytes += size
@@ -61,7 +61,7 @@ async def read_body(receive: Receive, held: Held, most: int) -> bytes | None:
                 message: Message = await receive()
         except TimeoutError:
             pace = f"a body may take {FIRST_SECONDS:g} s and a second for each {BYTES_PER_SECOND} bytes"
-            raise Problem(408, "too_slow", f"{pace}; {len(body)} bytes came") from None
+            raise Problem(408, "too_slow", f"{pace}; {len(body)} bytes arrived") from None
         if message["type"] == "http.disconnect":
             return None
         chunk = message.get("body", b"")

@@ -20,13 +20,13 @@ MAX_AHEAD_BYTES = 256 * 1024
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 with two more deadlines: for a request's head, and for a client that stops reading."""
 
-    _head: asyncio.TimerHandle | None = None
-    _reader: asyncio.TimerHandle | None = None
-    _ahead = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
+    _bytes_ahead = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting_for_a_head()
@@ -37,16 +37,16 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         if before is not None and not before.response_complete and not before.more_body:
-            self._ahead += len(data)
-            if self._ahead > MAX_AHEAD_BYTES:
+            self._bytes_ahead += len(data)
+            if self._bytes_ahead > MAX_AHEAD_BYTES:
                 self.transport.abort()
                 return
         super().data_received(data)
         if self.cycle is not before:
-            self._ahead = 0
+            self._bytes_ahead = 0
             self._stop_waiting_for_a_head()
-        elif self._head is None and (before is None or before.response_complete):
-            self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        elif self._head_timer is None and (before is None or before.response_complete):
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """Answers a request that is not HTTP, or whose head is too long. h11's current error tells which."""
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
 
     def _watch_reader(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._reader = self.loop.call_later(STALLED_SECONDS, self._check_reader, unread)
+        self._reader_timer = self.loop.call_later(STALLED_SECONDS, self._check_reader, unread)
 
     def _check_reader(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() >= unread:
@@ -90,11 +90,11 @@ class Connection(H11Protocol):
             self._watch_reader()
 
     def _stop_watching_the_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     def _stop_waiting_for_a_head(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

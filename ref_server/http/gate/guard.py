@@ -1,4 +1,4 @@
-"""Refuses requests before a route sees them: foreign pages, unknown callers, wrong or too large bodies."""
+"""Refuses requests of foreign pages, without a valid token, or with a wrong or too large body."""
 
 import re
 
@@ -22,7 +22,7 @@ MAX_JSON_BODIES_BYTES = 64 * MAX_JSON_BYTES
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
-# Headers that may occur once: a proxy and this server could each trust another one of two.
+# Headers that may occur only once: of two, a proxy could trust one and this server the other.
 _ONCE = ("host", "origin", "authorization", "content-type", "content-encoding", "content-length")
 # Routes of the Simple-GRPO protocol, whose clients send no token.
 _LEGACY_PATHS = ("/upload", "/get")
@@ -50,14 +50,14 @@ class Guard:
         headers = Headers(scope=scope)
         budget = self._json_budget if media_type(headers) == JSON else self._budget
         with budget.hold() as held:
-            taken = await self._take(scope, headers, receive, held)
-            if isinstance(taken, bytes):
-                receive, taken = replay(taken, receive), None  # so that only the route holds the body
+            result = await self._read(scope, headers, receive, held)
+            if isinstance(result, bytes):
+                receive, result = replay(result, receive), None  # so that only the route holds the body
                 await self._app(scope, receive, send)
-        if taken is not None:  # outside of the budget: the client may be slow to leave
-            await _refuse(taken, scope, headers, receive, send)
+        if result is not None:  # outside of the budget: the client may be slow to leave
+            await _refuse(result, scope, headers, receive, send)
 
-    async def _take(self, scope: Scope, headers: Headers, receive: Receive, held: Held) -> bytes | JSONResponse | None:
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive, held: Held) -> bytes | JSONResponse | None:
         """The whole body, or the answer that refuses the request; None when the client went away."""
         try:
             self._check(scope, headers)
@@ -68,7 +68,7 @@ class Guard:
             return denied(error).answer(scope)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """414, 431, 400, 404, then 403, then 401 or 403, then 415, then 413."""
+        """Raises the first error in this order: 414, 431, 400, 404, 403 (host), 401 or 403 (token), 415, 413."""
         _check_head(scope, headers)
         self._hosts.check(headers.get("host", ""), headers.get("origin"))
         role = self._config.keys.admit(headers.get("authorization"), self._role_wanted(scope, headers))
@@ -105,7 +105,7 @@ def _check_head(scope: Scope, headers: Headers) -> None:
     for name in _ONCE:
         if len(headers.getlist(name)) > 1:
             raise Problem(400, "invalid_request", f"{name} must occur once", name)
-    # The router's patterns accept a line break behind a path; the guard's do not, and would ask for another role.
+    # The router's patterns accept a line break after a path; the guard's do not, and would require another role.
     if scope["path"].endswith("\n"):
         raise Problem(404, "not_found", "Not Found")
 
@@ -113,7 +113,7 @@ def _check_head(scope: Scope, headers: Headers) -> None:
 def _check_media_type(scope: Scope, headers: Headers, allowed: tuple[str, ...]) -> None:
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
-        message = f"a body must come as it is, got {encoding[:80]!r}"
+        message = f"a body must not be encoded, got {encoding[:80]!r}"
         raise Problem(415, "unsupported_media_type", message, "Content-Encoding")
     if allowed and scope["method"] in ("POST", "PUT") and media_type(headers) not in allowed:
         message = f"must be {' or '.join(allowed)}, got {media_type(headers)[:80]!r}"

@@ -24,9 +24,9 @@ _CODE = "queue_full"
 class LoadShedder:
     """Remembers for a moment that the queue was full. Used on the event loop, except `note`.
 
-    The queue finds out that it is full only after an upload was decoded and hashed. Under many times the load that the
-    server can take, refused uploads would use up the time that accepted ones need. So while there is no room, only a
-    few uploads are let in as probes, and all others are refused. A probe that met no full queue is given back.
+    The queue finds out that it is full only after an upload was decoded and hashed. Under overload, refused
+    uploads would use up the time that accepted ones need. So while there is no room, only a few uploads are let in as
+    probes, and all others are refused. A probe that met no full queue is not counted.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class LoadShedder:
         self._probes = MAX_PROBES
 
     def note(self, full: NoRoom) -> None:
-        """Notes that an upload found no room. From any thread."""
+        """Notes that an upload found no room. Any thread may call it."""
         self._full, self._full_at = full, self._clock()
 
     def refusal(self) -> NoRoom | None:

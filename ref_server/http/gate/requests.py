@@ -38,24 +38,24 @@ class Requests:
         request_id = scope.setdefault("state", {})["request_id"] = _request_id(scope)
         # Each request runs in a task of its own, so this binds the id for no other request.
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        seen = _Seen(dict(scope), receive, send, request_id)  # a copy: routing changes the scope
+        seen = _Observed(dict(scope), receive, send, request_id)  # a copy: routing changes the scope
         self._traffic.active.inc()
         try:
             await self._app(scope, seen.receive, seen.send)
         except Exception:
-            seen.status, scope["state"]["error_code"] = 500, "internal"  # Starlette's answer, sent outside of this
+            seen.status, scope["state"]["error_code"] = 500, "internal"  # Starlette answers outside of this middleware
             raise
         finally:
             self._traffic.active.dec()
             self._record(scope, seen)
 
-    def _record(self, scope: Scope, seen: "_Seen") -> None:
+    def _record(self, scope: Scope, seen: "_Observed") -> None:
         seconds = time.perf_counter() - seen.began
-        route, code = _template(scope.get("route") or _find(seen.scope)), scope["state"].get("error_code")
+        route, code = _template(scope.get("route") or _find_route(seen.scope)), scope["state"].get("error_code")
         self._traffic.add(route, scope["method"], seen.status, code, seconds)
         client = scope.get("client")
         details = {"code": code, "role": scope["state"].get("role"), "peer": client and client[0]}
-        write = log.error if seen.status >= 500 else log.info if _is_odd(seen.status) else log.debug
+        write = log.error if seen.status >= 500 else log.info if _is_unusual(seen.status) else log.debug
         write(
             "request",
             method=scope["method"],
@@ -67,7 +67,7 @@ class Requests:
         )
 
 
-class _Seen:
+class _Observed:
     """Wraps `receive` and `send` of one request: counts bytes in, notes the status, adds the header."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -96,11 +96,11 @@ def _request_id(scope: Scope) -> str:
     return given if 0 < len(given) <= 100 and given.isascii() and given.isprintable() else uuid4().hex
 
 
-def _is_odd(status: int) -> bool:
+def _is_unusual(status: int) -> bool:
     return status >= 400 and status not in _USUAL
 
 
-def _find(scope: Scope) -> Any:
+def _find_route(scope: Scope) -> Any:
     """The route of a request that was refused before routing."""
     routes = scope["app"].routes
     fitting = (route for wanted in (Match.FULL, Match.PARTIAL) for route in routes if route.matches(scope)[0] is wanted)

@@ -32,11 +32,11 @@ def add(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedd
 def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
     @app.post(
         "/v1/batches", status_code=201, response_model=Admitted,
-        responses={200: {"model": Admitted, "description": "it is, or was, there"}, **errors(409, 503, 507)},
+        responses={200: {"model": Admitted, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
     @requires(Role.UPLOAD, wire.CONTENT_TYPE)
     async def upload(request: Request) -> Response:
-        """Admits a rollout batch. 201 once it is durable; 200 when the same batch is, or was, there.
+        """Admits a rollout batch. 201 once it is durable; 200 when the same batch was uploaded before.
 
         ```
         curl localhost:8400/v1/batches -H 'Content-Type: application/vnd.safetensors' --data-binary @batch.safetensors
@@ -73,7 +73,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        cursor: Annotated[str | None, Query(pattern=CURSOR, description="`next_cursor` of the page before.")] = None,
+        cursor: Annotated[str | None, Query(pattern=CURSOR, description="`next_cursor` of the previous page.")] = None,
     ) -> BatchPage:
         """Batches in order of admission.
 
@@ -97,7 +97,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/v1/batches/{id}/tokens", responses=errors(404, 503, 507))
     @requires(Role.TRAIN)
     def tokens(id: Id) -> TokensView:
-        """For looking: each token with its text and log-probs, each row with its rewards.
+        """For display: each token with its text and log-probs, each row with its rewards.
 
         ```
         curl localhost:8400/v1/batches/$ID/tokens
@@ -110,7 +110,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.post("/v1/batches/{id}/requeue", responses=errors(404, 409, 503, 507))
     @requires(Role.ADMIN)
     def requeue(id: Id) -> Admitted:
-        """Brings a dead or expired batch back.
+        """Restores a dead or expired batch.
 
         ```
         curl -X POST localhost:8400/v1/batches/$ID/requeue

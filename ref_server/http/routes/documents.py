@@ -17,18 +17,18 @@ SAFETENSORS = {wire.CONTENT_TYPE: {"schema": {"type": "string", "format": "binar
 _REASONS = {
     400: "the body broke off, or the request is not HTTP",
     401: "no token, or one that is not known; see `--token-file`",
-    403: "the token's role is too small, or a foreign `Host` or `Origin`",
+    403: "the token's role is insufficient, or a foreign `Host` or `Origin`",
     404: "no such batch",
     408: "the body came too slowly",
-    409: "it contradicts what is there",
-    413: "larger than the server takes",
+    409: "conflicts with the current state",
+    413: "larger than the server accepts",
     414: "the URL is too long",
-    415: "not a `Content-Type` that this route takes",
-    422: "the field named is wrong",
+    415: "not a `Content-Type` that this route accepts",
+    422: "the named field is invalid",
     429: "full or busy: try again after `Retry-After` seconds",
     431: "too many headers, or too long ones",
-    503: "not now: starting, draining, or the store is away",
-    507: "the disk is full; nothing was kept",
+    503: "not ready: starting, draining, or the store is unavailable",
+    507: "the disk is full; nothing was stored",
 }
 # Errors that the gate may answer for any route.
 COMMON = (400, 401, 403, 408, 413, 414, 422, 429, 431)
@@ -63,7 +63,7 @@ def add(app: FastAPI) -> None:
 
 
 def _describe(operation: dict[str, Any], required: Requirement) -> None:
-    """Adds to one operation what follows from its requirement."""
+    """Documents the role and the media types that an operation requires."""
     if required.role is Role.OPEN:
         operation["security"] = []
     if required.media_types:
@@ -71,10 +71,10 @@ def _describe(operation: dict[str, Any], required: Requirement) -> None:
     if wire.CONTENT_TYPE in required.media_types:
         body = operation.setdefault("requestBody", {"required": True, "content": {}})
         body["content"].update(SAFETENSORS)
-    _say_that_errors_are_json(operation["responses"])
+    _document_errors_as_json(operation["responses"])
 
 
-def _say_that_errors_are_json(responses: dict[str, dict[str, Any]]) -> None:
+def _document_errors_as_json(responses: dict[str, dict[str, Any]]) -> None:
     """Errors are JSON. FastAPI documents them with the media type of the route's success, text for example."""
     for status, response in responses.items():
         if status >= "400":

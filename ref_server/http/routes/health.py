@@ -20,7 +20,7 @@ def add(app: FastAPI, service: Service) -> None:
     @app.get("/livez", response_class=PlainTextResponse)
     @requires(Role.OPEN)
     async def livez() -> str:
-        """The process is up. Wants no token.
+        """The process is up. Needs no token.
 
         ```
         curl localhost:8400/livez
@@ -31,7 +31,7 @@ def add(app: FastAPI, service: Service) -> None:
     @app.get("/readyz", response_class=PlainTextResponse, responses=errors(503))
     @requires(Role.OPEN)
     async def readyz() -> str:
-        """A batch would be scored now, or queued where there is no model; 503 tells why not. Wants no token.
+        """A batch would be scored now, or queued where there is no model; 503 says why not. Needs no token.
 
         ```
         curl localhost:8400/readyz

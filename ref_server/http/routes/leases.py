@@ -18,7 +18,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.api import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, Outcome, ReleaseBody, Result, Results
 
-# A poll looks again this often, in seconds: the bell does not ring for a lease that runs out, or for another server.
+# A poll tries again after this many seconds: the bell does not ring for expired leases or other servers.
 POLL_SECONDS = 0.5
 
 _LEASED = {
@@ -27,7 +27,7 @@ _LEASED = {
     "headers": {
         "Batch-Id": {"schema": {"type": "string"}},
         "Lease-Token": {"schema": {"type": "string"}, "description": "proves the lease"},
-        "Lease-Seconds": {"schema": {"type": "number"}, "description": "how long it holds unless it is extended"},
+        "Lease-Seconds": {"schema": {"type": "number"}, "description": "how long the lease lasts unless extended"},
         "Deliveries": {"schema": {"type": "integer"}, "description": "deliveries counted before, plus one"},
     },
 }
@@ -82,7 +82,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
     @app.post("/v1/leases/extend", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON)
     async def extend(body: ExtendBody) -> Results:
-        """Heartbeat: gives leases lease_seconds from now.
+        """Heartbeat: makes leases end lease_seconds from now.
 
         ```
         curl localhost:8400/v1/leases/extend -H 'Content-Type: application/json' \\
@@ -94,7 +94,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
     @app.post("/v1/leases/release", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON)
     async def release(body: ReleaseBody) -> Results:
-        """Gives batches back now.
+        """Gives batches back unused, before their leases end.
 
         ```
         curl localhost:8400/v1/leases/release -H 'Content-Type: application/json' \\
@@ -131,7 +131,7 @@ async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: fl
 
 
 async def _settle(body: LeasesBody, settle: Callable[[list[Key]], list[Outcome]]) -> Results:
-    """Runs in one thread once. For a route that is no coroutine, FastAPI would use a thread again for the answer."""
+    """Settles and builds the answer in one thread. A route that is no coroutine would use two."""
 
     def work() -> Results:
         outcomes = zip(body.leases, settle(body.leases), strict=True)

@@ -1,6 +1,6 @@
 """The page that Prometheus scrapes.
 
-While the store cannot be read the page leaves out what the store holds, and `tandem_store_up` is 0.
+While the store cannot be read the page leaves out the depths of the queue, and `tandem_store_up` is 0.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     @requires(Role.UPLOAD)
     async def prometheus() -> Response:
-        """Prometheus text. Counters count since the start of this process; without a store it is told without depths.
+        """Prometheus text. Counters count since the start of this process. Without a store the depths are left out.
 
         ```
         curl localhost:8400/metrics
@@ -55,7 +55,7 @@ class Metrics:
     def __init__(self, service: Service, traffic: Traffic) -> None:
         self._service = service
         self._traffic = traffic
-        self._store = SharedCall(lambda: _look(service.queue))
+        self._store = SharedCall(lambda: _probe_store(service.queue))
         self._process = ProcessCollector(registry=None)
         self._version = _version()
         disable_created_metrics()  # for the whole process; else each counter gets a second series
@@ -89,7 +89,7 @@ class _Collected:
         return self.families
 
 
-def _look(queue: Queue) -> _Store:
+def _probe_store(queue: Queue) -> _Store:
     try:
         queue.check()
         up = True

@@ -1,4 +1,4 @@
-"""The reference model: what it is, and other weights for it."""
+"""Routes that describe the reference model and replace its weights."""
 
 from fastapi import FastAPI
 
@@ -28,8 +28,8 @@ def add(app: FastAPI, service: Service) -> None:
     def replace(body: ReferenceBody) -> ReferenceVersion:
         """Replaces the reference's weights by a snapshot below `--snapshot-root`, of the same architecture.
 
-        The batch in hand is finished first; every later one is scored with the new weights and stamped with their
-        version. A higher version replaces a lower one; repeating a request is harmless. A restart of the server begins
+        The current batch is finished first; every later one is scored with the new weights and carries their
+        version. A higher version replaces a lower one; repeating a request is harmless. A restarted server begins
         with the weights of `--model` in version 0 again.
 
         ```

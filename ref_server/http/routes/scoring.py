@@ -34,7 +34,7 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     )  # fmt: skip
     @requires(Role.UPLOAD, JSON, wire.CONTENT_TYPE)
     async def logprobs(request: Request) -> Any:
-        """Scores now, ahead of the queue; nothing is kept. A safetensors batch is answered with the scored batch.
+        """Scores now, ahead of the queue; nothing is stored. A safetensors batch is answered with the scored batch.
 
         ```
         curl localhost:8400/v1/logprobs -H 'Content-Type: application/json' \\

@@ -144,7 +144,7 @@ def test_a_server_with_tokens_and_tls(tmp_path: Path, command: Command, monkeypa
         assert "certificate does not verify" in err and "--tls-ca" in err
         status, out, _ = command("ping", *known)
         assert status == 0
-        assert "its model is not told: " in out and "--token-file, or REF_SERVER_TOKEN" in out
+        assert "its model is unknown: " in out and "--token-file, or REF_SERVER_TOKEN" in out
         status, out, _ = command("ping", *known, "--token-file", str(table))
         assert status == 0 and out.endswith("; a queue without a model\n")
         status, _, err = command("queue", "stats", *known)

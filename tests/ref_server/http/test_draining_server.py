@@ -233,7 +233,7 @@ def test_a_server_that_cannot_score_any_more_ends_with_an_error(
     assert server.upload(batch).status_code == 201
     status, output = server.end()
     assert status == 1
-    assert "the scoring loop has ended by an error" in output
+    assert "the scoring loop has ended with an error" in output
     assert "Traceback" in output
     assert message in output
     left = server.batches()[batch.id]

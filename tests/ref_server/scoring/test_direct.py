@@ -85,7 +85,7 @@ def test_nobody_waits_for_ever() -> None:
         answered.answer.result(0)
     refused: list[Future] = [in_hand.answer, waiting.answer, weights.answer]
     for answer in refused:
-        with pytest.raises(NotReady, match="ended by an error"):
+        with pytest.raises(NotReady, match="ended with an error"):
             answer.result(0)
     with pytest.raises(NotReady, match="shutting down"):
         line.join(direct(), most=10)

@@ -346,7 +346,7 @@ def test_an_end_by_an_error_leaves_nobody_waiting(
     put(queue, batch)
     loop.start()
     for answer in (*answers, replaced):
-        with pytest.raises(NotReady, match="ended by an error"):
+        with pytest.raises(NotReady, match="ended with an error"):
             answer.result(20)
     loop.join()
     assert loop.failed

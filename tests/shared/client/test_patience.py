@@ -155,7 +155,7 @@ class TestOtherServers:
         assert (refused.value.code, refused.value.request_id) == (None, None)
 
     def test_code_and_request_are_named(self, connect: Connect, open_site: OpenSite) -> None:
-        site = open_site(lambda _: problem(403, "forbidden", "this wants a token of role admin"))
+        site = open_site(lambda _: problem(403, "forbidden", "this needs a token of role admin"))
         with pytest.raises(RefServerError, match="role admin") as refused:
             connect(site.url, patience=None).drop(ID)
         assert (refused.value.code, refused.value.request_id) == ("forbidden", "r7")
