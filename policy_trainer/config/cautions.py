@@ -19,6 +19,16 @@ def cautions(config: TrainConfig) -> list[str]:
             "sampling.top_p or top_k: completions are drawn from the likeliest tokens only, and the learner does not "
             "renormalise, so the ratio and the KL are biased; top_p = 1 and top_k = 0 turn them off"
         )
+    if sampling.min_p > 0:
+        found.append(
+            "sampling.min_p: completions are drawn from the likeliest tokens only, and the learner does not "
+            "renormalise, so the ratio and the KL are biased; min_p = 0 turns it off"
+        )
+    if sampling.repetition_penalty != 1:
+        found.append(
+            "sampling.repetition_penalty: completions are drawn from penalised probabilities, and the learner computes "
+            "the others, so the ratio and the KL are biased; repetition_penalty = 1 turns it off"
+        )
     if config.reference.decay and not config.reference.sync_steps:
         found.append("reference.decay does nothing while reference.sync_steps is 0: the reference never changes")
     if config.judging.model.path and "model" not in config.rewards:

@@ -1,7 +1,8 @@
 """Where problems come from, and how they become prompts."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -9,6 +10,8 @@ from policy_trainer.config.sections import Section
 from policy_trainer.config.task_settings import USED_SETTINGS, refuse_unused
 
 TASK_NAMES = tuple(USED_SETTINGS)
+# Arguments of apply_chat_template that the encoder of prompts gives itself.
+_OWN_TEMPLATE_KWARGS = {"conversation", "messages", "add_generation_prompt", "continue_final_message", "tokenize"}
 
 
 def _task_name(name: str) -> str:
@@ -18,6 +21,20 @@ def _task_name(name: str) -> str:
 
 
 TaskName = Annotated[str, AfterValidator(_task_name)]
+
+
+def check_chat_template_kwargs(variables: Mapping[str, Any], prompt_style: str) -> None:
+    """Raises ValueError for variables that would be ignored, are set by us, or are texts that mean a JSON value."""
+    if variables and prompt_style == "plain":
+        raise ValueError("data.chat_template_kwargs: --data.prompt-style plain uses no chat template: leave one out")
+    for name, value in variables.items():
+        if name in _OWN_TEMPLATE_KWARGS:
+            raise ValueError(f"data.chat_template_kwargs: {name} is set for each prompt: leave it out")
+        if value in ("true", "false", "null"):  # from NAME=VALUE; a template takes any text as true
+            raise ValueError(
+                f"data.chat_template_kwargs: {name} is the text {value!r}: "
+                f"write JSON, --data.chat-template-kwargs '{{\"{name}\": {value}}}'"
+            )
 
 
 class PromptConfig(Section):
@@ -30,6 +47,13 @@ class PromptConfig(Section):
     assistant_prefill: str | None = None
     """Beginning of the answer. It is the end of the prompt: not sampled, not trained on, not part of the completion.
     Default: the task's; empty: none."""
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3."""
+
+    @model_validator(mode="after")
+    def _check_chat_template_kwargs(self) -> "PromptConfig":
+        check_chat_template_kwargs(self.chat_template_kwargs, self.prompt_style)
+        return self
 
 
 class ColumnsConfig(Section):

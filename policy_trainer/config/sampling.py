@@ -24,6 +24,12 @@ class SamplingConfig(Section):
     does not renormalise, so below 1 the ratio is biased."""
     top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 turns it off. The learner does not renormalise, so the ratio is biased."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less likely than min_p times the likeliest one; 0 turns it off. The ratio is biased as by
+    top_p."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Above 1, tokens that the prompt or the completion has already become less likely, also in evaluations; 1 turns it
+    off. The learner does not apply it, so the ratio is biased."""
     stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = Field(default=[])
     """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
 

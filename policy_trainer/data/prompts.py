@@ -1,6 +1,8 @@
 """Turns problems into the token ids of prompts."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,7 +28,11 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig, *, limit: int | None = None) -> None:
-        """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit."""
+        """limit: maximum tokens of a prompt, see `prompt_limit`; None for no limit.
+
+        Raises UserError for data.chat_template_kwargs that the model's chat template does not use.
+        """
+        _refuse_unused(prompts.chat_template_kwargs, tokenizer)
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._limit = limit
@@ -62,7 +68,10 @@ class PromptEncoder:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=add_generation_prompt, tokenize=False
+                    messages,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **self._prompts.chat_template_kwargs,
                 )
             )
         except TemplateError as error:  # some accept no system message, or require alternating roles
@@ -88,6 +97,19 @@ class PromptEncoder:
     def _system_prompt(self, problem: Problem) -> str:
         given = self._prompts.system_prompt
         return problem.system_prompt if given is None else given
+
+
+def _refuse_unused(variables: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """A template ignores variables that it does not know, so a misspelt one would go unnoticed."""
+    if not variables or tokenizer.chat_template is None:
+        return
+    template = tokenizer.get_chat_template()
+    unused = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
+    if unused:
+        raise UserError(
+            f"data.chat_template_kwargs: the model's chat template does not use {', '.join(unused)}; "
+            "correct the name, or leave it out"
+        )
 
 
 def _continuation(opening: str, prefill: str) -> str:

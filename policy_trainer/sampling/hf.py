@@ -15,6 +15,7 @@ from policy_trainer.sampling.completion_buffer import CompletionBuffer
 from policy_trainer.sampling.decoders import make_decoder
 from policy_trainer.sampling.next_token import sample_tokens
 from policy_trainer.sampling.prefill import prefill
+from policy_trainer.sampling.repetition import make_repetition
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.models import eos_token_ids
 
@@ -37,17 +38,20 @@ class HFSampler:
         buffer = CompletionBuffer(len(prompts) * size, params.max_completion_length, self._model.device)
         prefilled = prefill(self._model, prompts)
         decoder = make_decoder(self._model, prefilled, size)
+        repetition = make_repetition(params.repetition_penalty, prompts, size, self._model.device)
         with use_attention(self._model, decoder.attention):
             logits = prefilled.logits.repeat_interleave(size, 0)
             while True:
-                tokens, logps = sample_tokens(logits, params, generator)
+                tokens, logps = sample_tokens(logits, params, generator, repetition)
                 buffer.append(tokens, logps)
+                repetition.append(tokens)
                 buffer.finish(self._ended(tokens, buffer, params.stop))
                 if buffer.done:
                     break
                 kept = buffer.drop_finished()
                 if kept is not None:
                     decoder.select(kept)
+                    repetition.select(kept)
                     tokens = tokens[kept]
                 logits = decoder.step(tokens)
         completions = buffer.completions(self._eos)

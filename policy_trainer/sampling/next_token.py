@@ -2,16 +2,27 @@
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from policy_trainer.sampling.repetition import Repetition
 from policy_trainer.sampling.sampler import SamplingParams
 
 
-def sample_tokens(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs, at the temperature, before top-p and top-k."""
+def sample_tokens(
+    logits: Tensor, params: SamplingParams, generator: torch.Generator, repetition: Repetition
+) -> tuple[Tensor, Tensor]:
+    """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs.
+
+    The log-probs are the model's at the temperature: the repetition penalty, top-k, top-p and min-p change only what is
+    drawn.
+    """
     greedy = params.temperature == 0
-    logps = (logits.float() / (1.0 if greedy else params.temperature)).log_softmax(dim=1)
-    tokens = logps.argmax(dim=1, keepdim=True) if greedy else _draw(_top_k_top_p(logps, params).exp(), generator)
+    temperature = 1.0 if greedy else params.temperature
+    logps = (logits.float() / temperature).log_softmax(dim=1)
+    penalised = repetition(logits)
+    # Normalised a second time only where something was penalised.
+    weighed = logps if penalised is logits else (penalised / temperature).log_softmax(dim=1)
+    tokens = weighed.argmax(dim=1, keepdim=True) if greedy else _draw(_likeliest(weighed, params).exp(), generator)
     return tokens[:, 0], logps.gather(1, tokens)[:, 0]
 
 
@@ -28,11 +39,13 @@ def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(sums, points, right=True)
 
 
-def _top_k_top_p(logps: Tensor, params: SamplingParams) -> Tensor:
-    """-inf for the tokens that top-k and top-p leave out."""
+def _likeliest(logps: Tensor, params: SamplingParams) -> Tensor:
+    """-inf for the tokens that top-k, top-p and min-p leave out, in transformers' order."""
     warpers = LogitsProcessorList()
     if params.top_k > 0:
         warpers.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0:
+        warpers.append(MinPLogitsWarper(params.min_p))
     return warpers(logps.new_empty(0), logps)  # type: ignore[arg-type]

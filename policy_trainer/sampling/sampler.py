@@ -11,13 +11,16 @@ from policy_trainer.data.completion import Completion
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """num_generations: completions per prompt. temperature: 0 is greedy. top_p 1 and top_k 0 are off."""
+    """num_generations: completions per prompt. temperature: 0 is greedy. top_p 1, top_k 0, min_p 0 and
+    repetition_penalty 1 are off."""
 
     num_generations: int
     max_completion_length: int
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
 
 
@@ -31,6 +34,8 @@ def sampling_params(
         temperature=config.temperature if temperature is None else temperature,
         top_p=config.top_p,
         top_k=config.top_k,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
         stop=tuple(config.stop),
     )
 

@@ -19,6 +19,8 @@ def said(**settings: Any) -> list[str]:
         ({"loss": {"kl_in": "both"}}, "twice"),
         ({"sampling": {"top_p": 0.9}}, "renormalise"),
         ({"sampling": {"top_k": 5}}, "renormalise"),
+        ({"sampling": {"min_p": 0.1}}, "renormalise"),
+        ({"sampling": {"repetition_penalty": 1.2}}, "penalised"),
         ({"reference": {"decay": 0.9}}, "sync_steps"),
         ({"judging": {"steps": True}}, "outcome"),
         ({"judging": {"model": {"path": "judge"}}}, "--rewards"),

@@ -33,6 +33,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
 
 RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshots"]
+THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
 ALONE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
 
 
@@ -69,6 +70,11 @@ class TestRefusals:
             (TrainConfig, ["--loss.advantage", "process"], "loss.advantage"),
             (RolloutConfig, ["--worker", "2", "--workers", "2"], "worker"),
             (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
+            (TrainConfig, ["--sampling.min-p", "1.1"], "sampling.min_p"),
+            (TrainConfig, ["--sampling.repetition-penalty", "0"], "sampling.repetition_penalty"),
+            (TrainConfig, ["--data.chat-template-kwargs", "enable_thinking=false"], "data.chat_template_kwargs"),
+            (TrainConfig, ["--data.chat-template-kwargs", '{"tokenize": true}'], "data.chat_template_kwargs"),
+            (TrainConfig, [*THINKING, "--data.prompt-style", "plain"], "data.chat_template_kwargs"),
             (SftConfig, [], "data.path"),
             (DemoConfig, ["--max-steps", "0"], "max_steps"),
         ],
@@ -130,7 +136,7 @@ COMMON: dict[str, Any] = {
     "data": DataConfig(
         path=Path("a b/ü.jsonl"),
         columns=ColumnsConfig(prompt="question", answer="gold"),
-        prompt_style="plain",
+        chat_template_kwargs={"enable_thinking": False, "tools": ["a", "b"], "effort": "low"},
         assistant_prefill="<think>\n",
         eval_path=Path("/held"),
         answer_rule="math",
@@ -145,6 +151,8 @@ COMMON: dict[str, Any] = {
         temperature=0.7,
         top_p=0.9,
         top_k=11,
+        min_p=0.1,
+        repetition_penalty=1.1,
         stop=["\n\n", "</answer>", "é"],
     ),
 }

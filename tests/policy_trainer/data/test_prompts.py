@@ -1,5 +1,6 @@
 """Problems to tokens."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -37,6 +38,20 @@ class TestEncoder:
     def test_the_system_prompt_comes_first(self, tokenizer: PreTrainedTokenizerFast) -> None:
         text = encoded(tokenizer, ASKED, system_prompt="Be brief.")
         assert text == "<|system|>Be brief.<|end|><|user|>1+1=?<|end|><|assistant|>"
+
+    def test_the_chat_template_gets_its_variables(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Qwen3's way: without thinking, the template itself writes an empty thought."""
+        thinking = copy.deepcopy(tokenizer)
+        thinking.chat_template += (
+            "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}...{% endif %}"
+        )
+        assert encoded(thinking, ASKED) == "<|user|>1+1=?<|end|><|assistant|>"
+        silent = encoded(thinking, ASKED, chat_template_kwargs={"enable_thinking": False})
+        assert silent == "<|user|>1+1=?<|end|><|assistant|>..."
+
+    def test_a_variable_that_the_template_does_not_use_is_refused(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        with pytest.raises(UserError, match=r"data\.chat_template_kwargs: .* does not use enable_thinkin;"):
+            encoded(tokenizer, ASKED, chat_template_kwargs={"enable_thinkin": False})
 
     def test_a_problems_own_system_message_stands(self, tokenizer: PreTrainedTokenizerFast) -> None:
         own = Problem(answer="2", messages=({"role": "system", "content": "Own."}, USER))

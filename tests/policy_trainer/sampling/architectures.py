@@ -81,12 +81,13 @@ REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
 ARCHITECTURES = SHARING | REPEATING
 
 
-def generate(model: PreTrainedModel, prompt: Sequence[int], limit: int) -> list[int]:
+def generate(model: PreTrainedModel, prompt: Sequence[int], limit: int, **options: Any) -> list[int]:
     """transformers' greedy completion of one prompt on its own."""
     output: Any = model.generate(  # type: ignore[operator]
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         do_sample=False,
         max_new_tokens=limit,
+        **options,
     )
     return output[0, len(prompt) :].tolist()

@@ -121,6 +121,18 @@ class TestDistribution:
 
         assert excess(count(tiny, tokenizer, temperature=1.0, top_k=2), expect(tiny, best_two)) < 1
 
+    def test_min_p(self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Tokens at least 0.4 times as likely as the likeliest, renormalised (Nguyen et al., 2024)."""
+
+        def likely(logits: Tensor) -> Tensor:
+            p = logits.softmax(-1)
+            kept = p * (p >= 0.4 * p.amax(-1, keepdim=True))
+            return kept / kept.sum(-1, keepdim=True)
+
+        expected = expect(tiny, likely)
+        assert any(often == 0 for often in expected[0].values())
+        assert excess(count(tiny, tokenizer, temperature=1.0, min_p=0.4), expected) < 1
+
     def test_top_k_beyond_the_vocabulary_is_off(
         self, tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
     ) -> None:

@@ -34,6 +34,17 @@ class TestGreedy:
                 assert completion.ids.tolist() == ids
                 assert completion.finished is (ids[-1] % 4 == 1)
 
+    def test_with_a_repetition_penalty_equals_generate(
+        self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        """Of the prompt's tokens too, and of no token that pads a shorter prompt."""
+        model = make_tiny(eos=7)
+        params = SamplingParams(2, 24, temperature=0, repetition_penalty=1.5)
+        expected = [generate(model, prompt, 24, repetition_penalty=1.5) for prompt in PROMPTS]
+        assert expected != [generate(model, prompt, 24) for prompt in PROMPTS]
+        groups = HFSampler(model, tokenizer).sample(PROMPTS, params, seed=0)
+        assert ids_of(groups) == [[ids, ids] for ids in expected]
+
     def test_beyond_the_room_that_is_made_at_first(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
         model = make_tiny(eos=NO_TOKEN)
         groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(1, 100, temperature=0), seed=0)

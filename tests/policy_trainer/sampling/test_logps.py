@@ -23,8 +23,8 @@ class TestLogps:
     def test_equal_those_of_the_learner(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, temperature: float
     ) -> None:
-        """Before top-p and top-k, which renormalise: the learner knows nothing of them."""
-        params = SamplingParams(4, 20, temperature, top_p=0.95, top_k=40)
+        """Before top-p, top-k, min-p and the penalty of repetitions: the learner knows nothing of them."""
+        params = SamplingParams(4, 20, temperature, top_p=0.95, top_k=40, min_p=0.001, repetition_penalty=1.3)
         groups = HFSampler(model, tokenizer).sample(PROMPTS, params, seed=1)
         packed = [group_tokens(prompt, group) for prompt, group in zip(PROMPTS, groups, strict=True)]
         assert len({len(c.ids) for group in groups for c in group}) > 2, "the rows must end at different times"
