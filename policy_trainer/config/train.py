@@ -41,6 +41,9 @@ class TrainConfig(RunConfig):
     others expire."""
     lease_seconds: float = Field(default=120, gt=1)
     """Seconds that a batch stays leased without a renewal by this trainer; then the server may lease it again."""
+    expect_reference: Literal["same", "different"] = "same"
+    """same: before the first update the run stops if the KL shows that the server's reference is not the model that
+    the policy begins as. different: it is another model on purpose."""
     max_bad_steps: int = Field(default=3, ge=1)
     """Stop after this many steps in a row whose loss or gradient is not finite."""
     report_to: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = Field(default=[])

@@ -170,6 +170,8 @@ def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], N
             started.append(SafeTracker(name, TRACKERS[name](run), note))
         except Exception as error:
             if not first_step:
+                for tracker in started:
+                    tracker.close()
                 raise UserError(f"report_to: {name} cannot start: {error}") from error
             note(f"{name} cannot start; the run continues without it: {error}")
     return started

@@ -44,3 +44,10 @@ def needs_sandbox(correct: Correct) -> bool:
     if isinstance(correct, ByTask):
         return any(needs_sandbox(part) for part in correct.tasks.values())
     return isinstance(correct, ByAnswer) and correct.compare is equal_math
+
+
+def reads_tags(correct: Correct) -> bool:
+    """Whether the judgement reads the answer from <answer> tags."""
+    if isinstance(correct, ByTask):
+        return any(reads_tags(part) for part in correct.tasks.values())
+    return isinstance(correct, ByAnswer)

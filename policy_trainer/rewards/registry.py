@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.data.sample import Reward
-from policy_trainer.rewards.correctness import Accuracy, needs_sandbox
+from policy_trainer.rewards.correctness import Accuracy, needs_sandbox, reads_tags
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
 from policy_trainer.rewards.recipes.countdown import (
@@ -52,6 +52,15 @@ SUMS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+# Rewards that look for <answer> tags; accuracy does so where the task's `correct` does.
+_TAGGED = frozenset(
+    {
+        "format", "tags", "simple_grpo/format", "lm_book/correct", "lm_book/tags", "open_r1/format",
+        "open_r1/tag_count", "nano_aha/format", "nano_aha/equation", "grpo_zero/format", "grpo_zero/equation",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Weighted:
     rule: Rule
@@ -72,6 +81,12 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
                 raise UserError(f"rewards: {part!r} is given twice")
             chosen[part] = Weighted(_rule(part, config, task), weight * share)
     return chosen
+
+
+def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:
+    """The configured rewards, else the task's defaults, that look for <answer> tags."""
+    names = {part for name in config.rewards or task.default_rewards for part in SUMS.get(name, (name,))}
+    return frozenset(names & (_TAGGED | ({"accuracy"} if reads_tags(task.correct) else set())))
 
 
 def accuracy_reward(task: Task) -> Reward | Sandboxed:

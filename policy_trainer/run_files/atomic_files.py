@@ -20,7 +20,7 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A temporary directory to fill, which is synced and renamed to `target` when the block ends.
+    """A temporary directory to fill, which replaces `target`: it is synced and renamed to `target` when the block ends.
 
     Directories that killed writers left behind are removed first.
     """
@@ -31,7 +31,10 @@ def whole_directory(target: Path) -> Iterator[Path]:
     yield temporary
     for file in (*temporary.rglob("*"), temporary):
         sync(file)
+    if target.exists():  # a directory can be renamed only to a name that is free, or to an empty one
+        target.rename(target.parent / f".tmp-old-{target.name}")
     temporary.rename(target)
+    shutil.rmtree(target.parent / f".tmp-old-{target.name}", ignore_errors=True)
     sync(target.parent)
 
 

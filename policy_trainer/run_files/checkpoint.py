@@ -40,6 +40,7 @@ class TrainState:
     next_index: int = 0
     batches: int = 0
     groups_left_out: int = 0
+    trained_tokens: int = 0
     bad_steps: int = 0
     bad_steps_in_a_row: int = 0
     training_seconds: float = 0.0

@@ -1,6 +1,6 @@
 """The objects that a trainer uses: files, batches, reports."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,13 @@ from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.reporting.display import Display
+from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
 from policy_trainer.reporting.tracking import Tracker
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.workers import Workers
+from shared.batch import RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class Reporters:
 
     metrics: Tracker
     health: Health
+    first_steps: FirstSteps
     display: Display
 
-    def step(self, record: Mapping[str, Any]) -> None:
+    def step(self, record: Mapping[str, Any], batches: Sequence[RolloutBatch]) -> None:
         """Reports a training step, and new health warnings."""
         self.metrics.write(record)
         self.display.step(record)
-        for trouble in self.health.observe(record):
+        for trouble in (*self.first_steps.observe(record["step"], batches), *self.health.observe(record)):
             self.metrics.write(health_record(trouble, record["step"]))
             self.display.note(f"step {record['step']}: {trouble}")

@@ -14,6 +14,7 @@ from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import PURE_BFLOAT16
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.registry import tagged_rewards
 from policy_trainer.run_files.checkpoint import restore
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.tasks.registry import make_task
@@ -23,12 +24,13 @@ from shared.models import load_model, load_tokenizer
 
 @dataclass(frozen=True)
 class Policy:
-    """A model's tokenizer, learner, sampler and evaluator."""
+    """A model's tokenizer, learner, sampler and evaluator. tagged_rewards: the rewards that look for answer tags."""
 
     tokenizer: PreTrainedTokenizerBase
     learner: Learner
     sampler: HFSampler
     evaluator: Evaluator
+    tagged_rewards: frozenset[str]
 
 
 def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) -> Policy:
@@ -49,6 +51,7 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) 
         learner=_make_learner(config, model, checkpoint, display),
         sampler=HFSampler(model, tokenizer),
         evaluator=make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size),
+        tagged_rewards=tagged_rewards(config, task),
     )
 
 

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.prompts import prompt_limit
-from policy_trainer.lifecycle.endings import Stopped, StopRequest
+from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.queue_client.first_kl import choose_first_kl
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
@@ -17,6 +18,7 @@ from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.queue_client.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
+from policy_trainer.reporting.first_steps import STEPS, FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics, truncate_metrics
 from policy_trainer.reporting.tracking import Trackers, refuse_missing, start_trackers
@@ -27,7 +29,7 @@ from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_policy
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
-from shared.api import Order, QueueView, State
+from shared.api import ModelInfo, Order, QueueView, State
 from shared.client import ClientError, RefServerClient
 from shared.models import use_threads
 
@@ -56,6 +58,11 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     with ExitStack() as stack, suppress(Stopped):
         build_trainer(config, files, console, on_outage, stack).run()
     finished = state.step >= config.max_steps
+    if finished and not state.trained_tokens:
+        raise RunFailed(
+            f"{state.step} steps trained no token: no group had rewards that differ, or none could be judged.\n"
+            f"The model in {files.directory.model} is the one that the run began with; docs/rewards.md has what to try"
+        )
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
 
 
@@ -100,7 +107,7 @@ def build_trainer(
     display.start()
     client = connect(config, outage)
     stack.callback(client.close)
-    queue = _check_server(client, config, policy)
+    reference, queue = _check_server(client, config, policy)
     _note_waiting_batches(queue, config, files, display)
     renewal = choose_renewal(
         config.reference,
@@ -114,9 +121,11 @@ def build_trainer(
         note=display.note,
     )
     source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
-    reporters = Reporters(metrics, Health(config.loss, past), display)
+    first_steps = FirstSteps(min(STEPS, config.max_steps), policy.tokenizer.decode, policy.tagged_rewards)
+    reporters = Reporters(metrics, Health(config.loss, past), first_steps, display)
+    first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     accuracy = next((record["accuracy"] for record in reversed(past) if record["kind"] == "evaluation"), None)
-    return Trainer(config, files, policy, source, renewal, reporters, stop, accuracy=accuracy)
+    return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, accuracy=accuracy)
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
@@ -128,15 +137,16 @@ def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
     return state
 
 
-def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) -> QueueView:
-    """The server's queue. Raises UserError for a server whose model or limits do not suit the run."""
+def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) -> tuple[ModelInfo, QueueView]:
+    """The server's model and queue. Raises UserError for a server whose model or limits do not suit the run."""
     reference = client.model()
+    client.check_train_role()
     check_reference(reference, config.loss, config.model)
     check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
     check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
     queue = client.queue()
     check_room(queue, config.groups_per_step)
-    return queue
+    return reference, queue
 
 
 def _note_waiting_batches(queue: QueueView, config: TrainConfig, files: RunFiles, display: Display) -> None:
@@ -169,13 +179,13 @@ def _make_source(
     # Half of the allowance may wait for a checkpoint. The other half is for this step and the batches leased ahead.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
     feed = LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=files.state.step)
-    workers = choose_workers(config, files.directory, display.note)
 
     @stack.callback
-    def close() -> None:
-        workers.stop()
+    def close_feed() -> None:
         stop.set()  # ends waits for the server: leases that are not released expire
         with suppress(Stopped, ClientError):
             feed.close()
 
+    workers = choose_workers(config, files.directory, display.note)
+    stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
     return BatchSource(feed, ledger, QueueWatch(client, config.run), workers)

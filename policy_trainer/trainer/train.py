@@ -8,11 +8,14 @@ from typing import Any
 from safetensors import SafetensorError
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import batch_metrics, next_index
 from policy_trainer.rollout.outbox import count_refused
+from policy_trainer.run_files.atomic_files import whole_directory
 from policy_trainer.run_files.publish import Publication, publish
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
@@ -36,6 +39,7 @@ class Trainer:
         source: BatchSource,
         renewal: Renewal,
         reporters: Reporters,
+        first_kl: FirstKL,
         stop: StopRequest,
         *,
         accuracy: float | None,
@@ -48,6 +52,7 @@ class Trainer:
         self._source = source
         self._renewal = renewal
         self._reporters = reporters
+        self._first_kl = first_kl
         self._stop = stop
         self._accuracy = accuracy
         self._noise_floor: float | None = None
@@ -68,9 +73,7 @@ class Trainer:
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
                 taken = time.monotonic()
                 batches = [lease.batch for lease in leased]
-                if self._noise_floor is None:  # measured in every process: it depends on settings and devices
-                    self._noise_floor = learner.noise_floor(batches)
-                kl_at_step_0 = learner.kl(batches) if state.step == 0 else None
+                kl_at_step_0 = self._compare_with_reference(batches)
                 stats = learner.step(batches, step=state.step)
                 feed.trained(leased)
                 self._count(leased, stats)
@@ -81,6 +84,18 @@ class Trainer:
         except Stopped:
             pass  # raised while waiting or evaluating, never within a step
         return self._finish()
+
+    def _compare_with_reference(self, batches: Sequence[Batch]) -> float | None:
+        """The KL before the first update; None after it. Raises RunFailed if the reference is not the one expected."""
+        learner = self._policy.learner
+        if self._noise_floor is None:  # measured in every process: it depends on settings and devices
+            self._noise_floor = learner.noise_floor(batches)
+        if self._state.step:
+            return None
+        kl = learner.kl(batches)
+        if said := self._first_kl.check(kl, self._noise_floor):
+            self._reporters.display.note(said)
+        return kl
 
     def _publish_evaluate_checkpoint(self) -> None:
         """Does what is due after this step. The best weights so far get a checkpoint."""
@@ -143,7 +158,9 @@ class Trainer:
         state = self._state
         finished = state.step >= self._config.max_steps
         if finished:
-            save_model(self._policy.learner.model, self._policy.tokenizer, self._files.directory.model)
+            if self._source.feed.unsettled:  # a stop was requested during the last evaluation
+                self._checkpoint()
+            self._save_model()
             self._publish(finished=True)  # the workers exit now, so the model is saved before
             # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
@@ -151,10 +168,19 @@ class Trainer:
             self._checkpoint()
         return finished
 
+    def _save_model(self) -> None:
+        target = self._files.directory.model
+        try:
+            with whole_directory(target) as directory:
+                save_model(self._policy.learner.model, self._policy.tokenizer, directory)
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(f"{target} cannot be written: {error}; the last checkpoint holds the same model") from error
+
     def _count(self, leased: Sequence[Leased], stats: StepStats) -> None:
         state = self._state
         state.step += 1
         state.batches += len(leased)
+        state.trained_tokens += stats.tokens
         state.next_index = max(state.next_index, next_index(leased))
         state.groups_left_out += len(leased) - stats.groups
         state.bad_steps_in_a_row = state.bad_steps_in_a_row + 1 if stats.not_finite else 0
@@ -185,7 +211,7 @@ class Trainer:
         }
         if kl_at_step_0 is not None:
             record["kl_at_step_0"] = kl_at_step_0
-        self._reporters.step(record)
+        self._reporters.step(record, [lease.rollout for lease in leased])
         self._source.workers.delivered()
 
     def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:

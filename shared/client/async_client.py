@@ -84,6 +84,9 @@ class AsyncRefServerClient(Connection):
         except ClientError:
             return None
 
+    async def check_train_role(self) -> None:
+        await self._send(requests.check_train_role())
+
     async def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
         return await self._send(requests.upload(batch))
 

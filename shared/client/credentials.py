@@ -42,6 +42,8 @@ def remedy(error: ClientError, prefix: str) -> str:
         return "; give the certificate of its authority with --tls-ca"
     if isinstance(error, RefServerError) and error.status == HTTPStatus.UNAUTHORIZED:
         return f"; give a token of the server with --token-file, or {prefix}TOKEN in the environment"
+    if isinstance(error, RefServerError) and "a token of role" in error.message:
+        return f"; --token-file, or {prefix}TOKEN in the environment, must give a token of that role"
     return ""
 
 

@@ -156,6 +156,11 @@ def extend(leases: Sequence[Leased], lease_seconds: float, started: bool) -> lis
     ]
 
 
+def check_train_role() -> Request[Outcomes]:
+    """Extends no lease: the server checks the token and does nothing."""
+    return _settle("extend", ExtendBody(leases=[]))
+
+
 def release(leases: Sequence[Leased], error: str | None) -> list[Request[Outcomes]]:
     return [_settle("release", ReleaseBody(leases=keys, error=error)) for keys in _keys(leases)]
 

@@ -90,6 +90,10 @@ class RefServerClient(Connection):
         except ClientError:
             return None
 
+    def check_train_role(self) -> None:
+        """Raises RefServerError, of status 401 or 403, unless the token may lease batches and ack them."""
+        self._send(requests.check_train_role())
+
     def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
         """Uploads a batch, or its encoded bytes. Returns once it is stored durably. Waits while the queue is full."""
         return self._send(requests.upload(batch))

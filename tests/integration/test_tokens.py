@@ -15,6 +15,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.slow
 
 TRAIN = "a-trainers-token-0123456789"
+UPLOAD = "a-workers-token-0123456789"
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def ca(tmp_path: Path) -> Path:
 
 def test_training_with_a_token_over_tls(random_model, tmp_path, start, ca, monkeypatch):
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"train {TRAIN}\n")
+    tokens.write_text(f"train {TRAIN}\nupload {UPLOAD}\n")
     tokens.chmod(0o600)
     port = free_port()
     url = f"https://127.0.0.1:{port}"
@@ -56,6 +57,11 @@ def test_training_with_a_token_over_tls(random_model, tmp_path, start, ca, monke
         until(lambda: client.not_ready_reason() is None, "the server to be ready", server)
         untrusted = train()
         assert untrusted.wait() == 1 and "--tls-ca" in untrusted.output()
+        monkeypatch.setenv("POLICY_TRAINER_TOKEN", UPLOAD)
+        small = train("--tls-ca", str(ca), "--resume")
+        monkeypatch.delenv("POLICY_TRAINER_TOKEN")
+        assert small.wait() == 1 and "wants a token of role train" in small.output()
+        assert "held-out accuracy" not in small.output(), "it is refused before the first evaluation"
         unknown = train("--tls-ca", str(ca), "--resume")
         assert unknown.wait() == 1 and "POLICY_TRAINER_TOKEN" in unknown.output()
         monkeypatch.setenv("POLICY_TRAINER_TOKEN", TRAIN)

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.run_files.atomic_files import write_json
+from policy_trainer.run_files.atomic_files import whole_directory, write_json
 
 
 def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None:
@@ -17,3 +17,10 @@ def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None
         if survived:
             break
     assert json.loads(path.read_text()) == {"value": "new"}
+
+
+def test_a_whole_directory_replaces_an_older_one(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with whole_directory(tmp_path / "model") as directory:
+            (directory / name).touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/second"]

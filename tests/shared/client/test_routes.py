@@ -1,6 +1,7 @@
 """Both clients against a real server: every method, many threads, many tasks, and a task that is cancelled."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from shared import wire
 from shared.api import LeaseBody, Outcome, State
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
+from shared.client.credentials import remedy
 from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "rollout", "serve", "tokenizer"]
@@ -56,6 +58,17 @@ def terms(run: str, wait_seconds: float = 15) -> LeaseBody:
 def test_what_it_is(client: Any, model: PreTrainedModel) -> None:
     assert client.not_ready_reason() is None
     assert (client.model().name, client.model().vocabulary_size) == ("tiny", model.config.vocab_size)
+
+
+def test_a_role_is_checked_without_a_lease(client: Any, connect: Callable[..., Any], open_site: Any) -> None:
+    client.check_train_role()
+    error = {"code": "forbidden", "message": "this wants a token of role train; yours is of role upload"}
+    site = open_site(lambda _: site.answer(403, json.dumps({"error": error}).encode()))
+    with pytest.raises(RefServerError) as refused:
+        connect(site.url).check_train_role()
+    (request,) = site.requests
+    assert (request.path, json.loads(request.body)["leases"]) == ("/v1/leases/extend", [])
+    assert "--token-file" in remedy(refused.value, "POLICY_TRAINER_")
 
 
 def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:

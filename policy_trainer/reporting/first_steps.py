@@ -1,0 +1,143 @@
+"""Tells at once, after a run's first steps, that its rewards teach nothing, and why."""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
+from textwrap import shorten
+
+import numpy as np
+
+from policy_trainer.objective.group import compared_rewards, has_variance
+from policy_trainer.reporting.health import Trouble
+from shared.batch import RolloutBatch
+
+# Steps that are looked at: the groups of one may be alike by chance.
+STEPS = 2
+ANSWER = "<answer>"
+# Characters of a completion that are shown.
+_SHOWN = 160
+
+
+class NothingToLearn(Trouble):
+    def __str__(self) -> str:
+        return f"the first steps teach little or nothing: {self.remedy}"
+
+
+@dataclass
+class FirstSteps:
+    """Watches the batches of a run's first steps.
+
+    last: the step after which it speaks. decode: token ids -> text. tagged: names of the rewards that look for answer
+    tags.
+    """
+
+    last: int
+    decode: Callable[[list[int]], str]
+    tagged: Set[str]
+    _seen: list[RolloutBatch] = field(default_factory=list, init=False)
+
+    def observe(self, step: int, batches: Sequence[RolloutBatch]) -> list[Trouble]:
+        """What is wrong after this step: at most one trouble, with the cause that has to be mended first."""
+        if step > self.last:
+            return []
+        self._seen += batches
+        if step < self.last or not self._seen:
+            return []
+        found = _Evidence(self._seen, self.decode, self.tagged)
+        self._seen = []
+        remedy = next((said for cause in _CAUSES if (said := cause(found))), None)
+        mean = float(np.mean(found.rewards))
+        return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
+
+
+class _Evidence:
+    """The first batches, read as the causes need them."""
+
+    def __init__(self, batches: list[RolloutBatch], decode: Callable[[list[int]], str], tagged: Set[str]) -> None:
+        self.rewards = np.concatenate([batch.rewards for batch in batches])
+        names = {name for batch in batches for name in batch.reward_parts}
+        self.parts = {
+            name: np.concatenate([batch.reward_parts.get(name, np.empty(0, np.float32)) for batch in batches])
+            for name in sorted(names)
+        }
+        self.alike = not any(has_variance(compared_rewards(batch.rewards, batch.steps)) for batch in batches)
+        self.truncated = not any(batch.finished.any() for batch in batches)
+        self.tagged = sorted(tagged & names)
+        self.texts = [decode(row.tolist()) for batch in batches for row in _rows(batch)]
+        self.asked = any(ANSWER in decode(batch.group.prompt_ids.tolist()) for batch in batches)
+        self.count = len(self.rewards)
+
+    @property
+    def example(self) -> str:
+        return f"One begins: {shorten(self.texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
+
+
+def _rows(batch: RolloutBatch) -> list[np.ndarray]:
+    return np.split(batch.group.completion_ids, np.cumsum(batch.group.completion_lengths)[:-1])
+
+
+def _unjudged(found: _Evidence) -> str | None:
+    if not np.isnan(found.rewards).all():
+        return None
+    failed = [name for name, part in found.parts.items() if np.isnan(part).all()]
+    own = [name for name in failed if ":" in name]
+    if own:
+        return f"{', '.join(own)} gave none of the {found.count} completions a number; the worker's log says why"
+    if "accuracy" in failed:
+        return (
+            f"none of the gold answers of {found.count} completions can be judged: look at the column of the answers "
+            "(--data.columns.answer), and at --data.answer-rule"
+        )
+    return f"none of the {found.count} completions has a reward: {', '.join(failed)} gave NaN; see the worker's log"
+
+
+def _never_asked(found: _Evidence) -> str | None:
+    if found.asked or not _without_answer(found):
+        return None
+    return (
+        f"the rewards {', '.join(found.tagged)} look for {ANSWER} tags, which none of the {found.count} completions "
+        f"has and no prompt asks for. Ask for them with --data.system-prompt, or in the problems. {found.example}"
+    )
+
+
+def _truncated(found: _Evidence) -> str | None:
+    if not (found.truncated and (found.alike or _without_answer(found))):
+        return None
+    return (
+        f"all {found.count} completions were cut off before their end: raise --sampling.max-completion-length. "
+        f"{found.example}"
+    )
+
+
+def _never_answered(found: _Evidence) -> str | None:
+    if not _without_answer(found):
+        return None
+    return (
+        f"the prompts ask for {ANSWER} tags, which the rewards {', '.join(found.tagged)} look for, and none of the "
+        f"{found.count} completions has them: ask more plainly (--data.system-prompt), show the form first "
+        f"(policy-trainer sft), or take a stronger model. {found.example}"
+    )
+
+
+def _alike(found: _Evidence) -> str | None:
+    if not found.alike:
+        return None
+    right = found.parts.get("accuracy", np.full(1, np.nan))
+    if (right == 1).all():
+        return f"all {found.count} completions are right: the problems are too easy, take harder ones. {found.example}"
+    if (right == 0).all():
+        return (
+            f"all {found.count} completions are wrong: take easier problems or a stronger model, or see whether "
+            f"--data.answer-rule suits the answers. {found.example}"
+        )
+    return (
+        f"within each group all completions have the same reward: raise --sampling.num-generations, take problems that "
+        f"are sometimes solved, or add a reward that differs. {found.example}"
+    )
+
+
+def _without_answer(found: _Evidence) -> bool:
+    return bool(found.tagged) and not any(ANSWER in text for text in found.texts)
+
+
+# The first that applies is told.
+_CAUSES: tuple[Callable[[_Evidence], str | None], ...] = (_unjudged, _never_asked, _truncated, _never_answered, _alike)

@@ -1,0 +1,88 @@
+"""After the first steps a run that cannot learn says so, with the cause that has to be mended first."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy_trainer.reporting.first_steps import FirstSteps
+from shared.batch import RolloutBatch
+
+TAGS = frozenset({"accuracy", "format"})
+NAN = math.nan
+RIGHT, WRONG = "<think>6*7</think><answer>42</answer>", "<answer>41</answer>"
+
+
+@pytest.fixture
+def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
+    """A group from texts."""
+
+    def make(
+        texts: Sequence[str],
+        rewards: Sequence[float],
+        *,
+        prompt: str = "6*7=?",
+        finished: bool = True,
+        parts: dict[str, float] | None = None,
+    ) -> RolloutBatch:
+        rows = [tokenizer.encode(text) for text in texts]
+        rollout = make_scored(tokenizer.encode(prompt), rows, rewards).rollout
+        each = np.ones(len(texts), np.float32)
+        return replace(
+            rollout,
+            finished=np.full(len(texts), finished),
+            reward_parts={name: each * value for name, value in (parts or {"accuracy": rewards[0]}).items()},
+        )
+
+    return make
+
+
+def said(tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS) -> list[str]:
+    first = FirstSteps(2, tokenizer.decode, tagged)
+    return [str(trouble) for number, step in enumerate(steps, 1) for trouble in first.observe(number, step)]
+
+
+def test_rewards_that_differ_are_left_alone(tokenizer: Any, make_batch: Any) -> None:
+    learns, alike = make_batch([RIGHT, WRONG], [1.0, 0.0]), make_batch([WRONG, WRONG], [0.0, 0.0])
+    assert said(tokenizer, [alike, alike], [alike, learns]) == []
+    assert said(tokenizer, [learns], [alike]) == []
+
+
+PLAIN = {"texts": ["it is 42", "41"], "rewards": [0.0, 0.0]}
+ASKING = {"prompt": "6*7=? in <answer> tags"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "tagged", "words"),
+    [
+        (PLAIN, TAGS, ["accuracy look for <answer> tags", "--data.system-prompt", "One begins: 'it is 42'"]),
+        ({**PLAIN, "finished": False}, TAGS, ["no prompt asks for", "--data.system-prompt"]),
+        ({**PLAIN, **ASKING}, TAGS, ["the prompts ask for <answer> tags", "policy-trainer sft", "it is 42"]),
+        ({**PLAIN, **ASKING, "finished": False}, TAGS, ["cut off", "--sampling.max-completion-length", "it is 42"]),
+        ({**PLAIN, "rewards": [0.5, 0.0]}, TAGS, ["look for <answer> tags"]),
+        ({**PLAIN, "finished": False}, frozenset(), ["all 4 completions were cut off"]),
+        ({"texts": [WRONG, WRONG], "rewards": [0.0, 0.0]}, TAGS, ["all 4 completions are wrong", "answer-rule"]),
+        ({"texts": [RIGHT, RIGHT], "rewards": [1.0, 1.0]}, TAGS, ["all 4 completions are right", "too easy"]),
+        ({"texts": [RIGHT, RIGHT], "rewards": [0.5, 0.5]}, TAGS, ["have the same reward", "num-generations"]),
+        ({**PLAIN, "rewards": [NAN, NAN]}, TAGS, ["none of the gold answers", "--data.answer-rule"]),
+        (
+            {**PLAIN, "rewards": [NAN, NAN], "parts": {"accuracy": 0.0, "mine:concise": NAN}},
+            TAGS,
+            ["mine:concise gave none of the 4 completions a number", "worker's log"],
+        ),
+    ],
+)
+def test_each_cause(batch: dict[str, Any], tagged: frozenset[str], words: list[str], tokenizer: Any, make_batch: Any):
+    made = make_batch(**batch)
+    (told,) = said(tokenizer, [made], [made], [made], tagged=tagged)
+    assert told.startswith("the first steps teach little or nothing: ") and len(told) < 450
+    for word in words:
+        assert word in told
+
+
+def test_a_run_that_goes_on_later_is_not_told_again(tokenizer: Any, make_batch: Any) -> None:
+    first = FirstSteps(2, tokenizer.decode, TAGS)
+    assert first.observe(7, [make_batch(**PLAIN)]) == []

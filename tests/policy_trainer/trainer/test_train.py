@@ -1,0 +1,190 @@
+"""The training loop with parts that fail or are stopped at the worst moment."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+from rich.console import Console
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from policy_trainer.config import LossConfig, TrainConfig
+from policy_trainer.learner.learner import Learner
+from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.queue_client.first_kl import choose_first_kl
+from policy_trainer.queue_client.ledger import Ledger
+from policy_trainer.reference.renewal import FixedReference
+from policy_trainer.reporting.display import LineDisplay
+from policy_trainer.reporting.first_steps import FirstSteps
+from policy_trainer.reporting.health import Health
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
+from policy_trainer.trainer.policy import Policy
+from policy_trainer.trainer.train import Trainer
+from shared.api import ModelInfo
+from shared.client import Leased
+from shared.logprobs import PackedForward
+
+
+@dataclass
+class Feed:
+    """Hands out one batch after another, and notes what is settled."""
+
+    batches: list[Any]
+    ledger: Ledger
+    settled: list[str] = field(default_factory=list)
+    settling_is_due = False
+
+    @property
+    def unsettled(self) -> int:
+        return self.ledger.unsettled
+
+    def take(self, count: int, **_: Any) -> list[Leased]:
+        batch = self.batches.pop(0)
+        lease = Leased(batch, batch.rollout.id, "token", 1)
+        self.ledger.add(lease)
+        return [lease]
+
+    def trained(self, leased: list[Leased]) -> None:
+        self.ledger.train(leased)
+
+    def settle(self, checkpoint: Path) -> None:
+        self.settled += [f"{lease.id} by {checkpoint.name}" for lease in self.ledger.settle()]
+
+    def settle_rest(self, *, check: Callable[[], None]) -> None:
+        check()
+
+
+class Metrics(list[Any]):
+    """Keeps the records."""
+
+    def write(self, record: Any) -> None:
+        self.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+class Nothing:
+    """A part that does nothing."""
+
+    depth: ClassVar[dict[str, int]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@dataclass
+class Evaluator:
+    """Answers, until the evaluation at which a stop is requested."""
+
+    stop: StopRequest
+    stops_at: int | None
+    evaluations: int = 0
+
+    def evaluate(self, *_: Any, on_progress: Callable[[int, int], None], **__: Any) -> Any:
+        if self.evaluations == self.stops_at:
+            self.stop.set()
+        self.evaluations += 1
+        on_progress(1, 2)
+        return Measured()
+
+
+class Measured:
+    """An evaluation."""
+
+    accuracy, low, high = 0.5, 0.4, 0.6
+
+    def summary(self) -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+
+@pytest.fixture
+def make_trainer(
+    tmp_path: Path, make_tiny: Any, make_scored: Any, tokenizer: PreTrainedTokenizerFast
+) -> Callable[..., tuple[Trainer, Feed, RunDirectory, Metrics]]:
+    """A trainer of two steps of one group each; its reference is itself unless kl is given."""
+
+    def make(
+        *, stops_at: int | None = None, ref_logp: float | None = None
+    ) -> tuple[Trainer, Feed, RunDirectory, Metrics]:
+        config = TrainConfig(
+            model="m", run_dir=tmp_path / "run", max_steps=2, groups_per_step=1, loss=LossConfig(beta=0.1)
+        )
+        directory = RunDirectory(config.run_dir)
+        directory.root.mkdir(exist_ok=True)
+        model = make_tiny(vocabulary=len(tokenizer))
+        learner = Learner(
+            model, PackedForward(model), loss=config.loss, optimizer=config.optimizer, steps=2,
+            micro_batch_tokens=1000, max_completion_length=9,
+        )  # fmt: skip
+        rows = [[4, 5, 6], [7, 8]]
+        unscored = make_scored([3], rows, [0.0, 1.0])
+        logps = PackedForward(model)([unscored.rollout.group], [1.0]).detach().numpy()
+        scores = logps if ref_logp is None else [ref_logp] * 5
+        batches = [make_scored([3], rows, [0.0, 1.0], ref_logps=scores, number=number) for number in range(2)]
+        stop, ledger, metrics = StopRequest(), Ledger(), Metrics()
+        feed = Feed(batches, ledger)
+        display = LineDisplay(Console(quiet=True), 2, 0)
+        policy = Policy(tokenizer, learner, cast(Any, None), cast(Any, Evaluator(stop, stops_at)), frozenset())
+        trainer = Trainer(
+            config,
+            RunFiles(directory, Checkpoints(directory.checkpoints, keep=2), None, TrainState()),
+            policy,
+            BatchSource(cast(Any, feed), ledger, cast(Any, Nothing()), cast(Any, Nothing())),
+            FixedReference(),
+            Reporters(
+                metrics,
+                Health(config.loss),
+                FirstSteps(2, tokenizer.decode, frozenset()),
+                display,
+            ),
+            choose_first_kl(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
+            stop,
+            accuracy=None,
+        )
+        return trainer, feed, directory, metrics
+
+    return make
+
+
+def test_a_stop_in_the_last_evaluation_leaves_a_checkpoint_acks_and_the_model(make_trainer: Any) -> None:
+    trainer, feed, directory, _ = make_trainer(stops_at=1)
+    with suppress(Stopped):
+        trainer.run()
+    assert [entry.split()[-1] for entry in feed.settled[-2:]] == ["step-00000002"] * 2
+    AutoModelForCausalLM.from_pretrained(directory.model)
+
+
+def test_a_run_ends_with_all_of_it(make_trainer: Any) -> None:
+    trainer, feed, directory, metrics = make_trainer()
+    assert trainer.run()
+    assert len(feed.settled) == 2
+    assert [path.name for path in directory.root.iterdir() if path.name.startswith(".")] == []
+    kl = [record["kl_at_step_0"] for record in metrics if "kl_at_step_0" in record]
+    assert len(kl) == 1 and kl[0] < 1e-9
+
+
+def test_a_model_that_cannot_be_written_leaves_the_old_one(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _, directory, _ = make_trainer()
+    directory.model.mkdir()
+    (directory.model / "old").touch()
+
+    def full(model: Any, tokenizer: Any, target: Path) -> None:
+        (target / "half").touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("policy_trainer.trainer.train.save_model", full)
+    with pytest.raises(RunFailed, match=r"model cannot be written: .*No space left.*checkpoint holds"):
+        trainer.run()
+    assert [path.name for path in directory.model.iterdir()] == ["old"]
+
+
+def test_another_reference_stops_the_run_before_its_first_update(make_trainer: Any) -> None:
+    trainer, feed, directory, _ = make_trainer(ref_logp=-9.0)
+    with pytest.raises(RunFailed, match="--expect-reference different"):
+        trainer.run()
+    assert not feed.ledger.ids() and not directory.checkpoints.exists()
