@@ -43,7 +43,7 @@ _STEP_TENSORS = ("step_rewards", "step_ends", "step_counts")
 _REWARD_PREFIX = "reward/"
 _METADATA = {
     "format", "id", "run", "epoch", "policy_version", "temperature",
-    "top_p", "top_k", "task", "sample", "reference_version",
+    "top_p", "top_k", "lineage", "task", "sample", "reference_version",
 }  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
         "top_k": rollout.top_k,
+        "lineage": rollout.lineage,
         "task": rollout.task,
         "sample": rollout.sample,
     }
@@ -172,6 +173,7 @@ def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch 
         steps=_steps(tensors),
         top_p=_number(metadata, "top_p", float) if "top_p" in metadata else None,
         top_k=_number(metadata, "top_k", int) if "top_k" in metadata else None,
+        lineage=metadata.get("lineage"),
         task=metadata.get("task"),
         sample=metadata.get("sample"),
     )

@@ -11,7 +11,7 @@ from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.gate.requests import Requests
 from ref_server.http.route_table import RouteTable
-from ref_server.http.routes import batches, documents, health, leases, metrics, reference, scoring
+from ref_server.http.routes import batches, documents, health, leases, metrics, reference, runs, scoring
 from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
@@ -38,6 +38,7 @@ def create_app(service: Service) -> FastAPI:
     scoring.add(app, service, threads)
     batches.add(app, service, threads, shedder)
     leases.add(app, service)
+    runs.add(app, service)
     reference.add(app, service)
     if not service.config.no_model:
         _add_legacy(app, service)

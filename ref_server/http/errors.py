@@ -12,10 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ref_server.access.keys import Denied
-from ref_server.http.problem import Problem, denied, no_room
+from ref_server.http.problem import Problem, denied, no_room, run_taken
 from ref_server.queue.interface import (
     ContentConflict,
     QueueFull,
+    RunTaken,
     StorageBroken,
     StorageFull,
     Superseded,
@@ -91,6 +92,7 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
     ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
     Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),
+    RunTaken: lambda error: run_taken(error),
     WrongState: lambda error: Problem(409, "wrong_state", str(error), "id"),
     QueueFull: lambda error: no_room("queue_full", error),
     TooManyInFlight: lambda error: no_room("in_flight_full", error),

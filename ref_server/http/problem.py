@@ -1,12 +1,13 @@
 """HTTP error responses."""
 
+import math
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from ref_server.access.keys import Denied, Unauthenticated
-from ref_server.queue.interface import QueueFull
+from ref_server.queue.interface import QueueFull, RunTaken
 from shared.api import Error, ErrorDetail
 
 
@@ -43,3 +44,9 @@ def denied(error: Denied) -> Problem:
 def no_room(code: str, error: QueueFull) -> Problem:
     """429 with a Retry-After header."""
     return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
+
+
+def run_taken(error: RunTaken) -> Problem:
+    """409, with the seconds after which the run is free, unless its holder is heard again."""
+    headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    return Problem(409, "run_taken", str(error), "run", headers)

@@ -26,6 +26,7 @@ class Count(StrEnum):
     REQUEUED = "requeued"
     EXPIRED_STALE = "expired_stale"
     EXPIRED_ABANDONED = "expired_abandoned"
+    EXPIRED_FINISHED = "expired_finished"
     EXPIRED_DROPPED = "expired_dropped"
     EXPIRED_DISPLACED = "expired_displaced"  # by newer batches of the same run
     DELIVERED = "delivered"  # by the legacy protocol, without a lease
@@ -98,10 +99,10 @@ class Activity:
     def _count_ends_of_batches(self) -> None:
         self._count_by(
             "expired_batches",
-            "Batches that expired: too old; abandoned by a resumed training; dropped by an operator; "
-            "or displaced by newer ones of the legacy protocol",
-            "reason", stale=Count.EXPIRED_STALE, abandoned=Count.EXPIRED_ABANDONED, dropped=Count.EXPIRED_DROPPED,
-            displaced=Count.EXPIRED_DISPLACED,
+            "Batches that expired: too old; abandoned by a resumed training or another training of the run's name; "
+            "left over by a finished run; dropped by an operator; or displaced by newer ones of the legacy protocol",
+            "reason", stale=Count.EXPIRED_STALE, abandoned=Count.EXPIRED_ABANDONED, finished=Count.EXPIRED_FINISHED,
+            dropped=Count.EXPIRED_DROPPED, displaced=Count.EXPIRED_DISPLACED,
         )  # fmt: skip
         self._count_by(
             "dead_batches",

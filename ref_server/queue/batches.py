@@ -1,7 +1,7 @@
 """SQL operations on batches: admission, scoring, expiry, and the operator's requeue and drop."""
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import leasing
+from ref_server.queue import leasing, lineages
 from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
 from ref_server.queue.transaction import Transaction
 from shared.api import State, Uploaded
@@ -21,10 +21,16 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
             raise ContentConflict(f"batch {upload.id} is known with other content")
         tx.count(Count.DUPLICATE)
         return Uploaded(id=upload.id, state=State(state), created=False)
-    _check_room(tx, upload.run, len(upload.body))
+    useless = lineages.useless(tx, upload.run, upload.lineage)
+    if not useless:
+        _check_room(tx, upload.run, len(upload.body))
     state = State.QUEUED if upload.to_score else State.READY
-    _insert(tx, upload, state)
+    seq = _insert(tx, upload, state)
     tx.count(Count.ADMITTED)
+    if useless:
+        expire(tx, seq, lineages.REASONS[useless])  # without its payload: no limit bounds how many of them come
+        tx.count(useless)
+        state = State.EXPIRED
     return Uploaded(id=upload.id, state=state, created=True)
 
 
@@ -43,6 +49,7 @@ def complete(tx: Transaction, id: str, body: bytes) -> None:
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
     tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
     tx.tally.ready_after.append(max(0.0, tx.at - admitted_at))
+    lineages.expire_if_useless(tx, seq)
 
 
 def fail(tx: Transaction, id: str, error: str) -> State:
@@ -157,16 +164,17 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
         )
 
 
-def _insert(tx: Transaction, upload: Upload, state: State) -> None:
+def _insert(tx: Transaction, upload: Upload, state: State) -> int:
     seq = tx.one(
         """
-        INSERT INTO batches (id, content_hash, run, epoch, policy_version, prompt_tokens, completion_tokens,
+        INSERT INTO batches (id, content_hash, run, lineage, epoch, policy_version, prompt_tokens, completion_tokens,
                              completions, payload_bytes, admitted_at, state, scored)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
         """,
         upload.id,
         upload.content_hash,
         upload.run,
+        upload.lineage,
         upload.epoch,
         upload.policy_version,
         upload.prompt_tokens,
@@ -179,6 +187,7 @@ def _insert(tx: Transaction, upload: Upload, state: State) -> None:
     )
     tx.execute("INSERT INTO payloads (seq, body) VALUES (?, ?)", seq, upload.body)
     tx.note(seq, state)
+    return seq
 
 
 def _oldest_queued(tx: Transaction, max_tokens: int) -> list[int]:

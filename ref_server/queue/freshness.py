@@ -8,11 +8,12 @@ from shared.api import LeaseBody, State
 
 # Must match the condition of the index `waiting_by_version`, or SQLite does not use it.
 _WAITING = "state IN ('queued', 'ready')"
+_OF_LINEAGE = "run = ? AND lineage = ?"
 _REASONS = {Count.EXPIRED_STALE: "stale", Count.EXPIRED_ABANDONED: "abandoned"}
 
 
 def expire_useless(tx: Transaction, request: LeaseBody) -> None:
-    """Expires waiting batches of the request's run that are stale or abandoned for it. Newer epochs are left alone.
+    """Expires waiting batches of the request's lineage that are stale or abandoned for it. Newer epochs are left alone.
 
     A batch in doubt is leased once more instead of becoming stale: a trainer that has its effect then acks it.
     Abandoned batches are expired even when in doubt: they are newer than the checkpoint that the run resumed from, so
@@ -21,30 +22,31 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
     if request.run is None:
         return
     _remember_epoch(tx, request)
-    for epoch in _waiting_epochs(tx, request.run, request.epoch):
+    for epoch in _waiting_epochs(tx, request):
         if (fork := _fork_version(tx, request, epoch)) is not None:
-            _expire(tx, request.run, epoch, "policy_version > ?", fork, Count.EXPIRED_ABANDONED)
+            _expire(tx, request, epoch, "policy_version > ?", fork, Count.EXPIRED_ABANDONED)
         if request.policy_version is not None and request.max_lag is not None:
             oldest = request.policy_version - request.max_lag
-            _expire(tx, request.run, epoch, "NOT in_doubt AND policy_version < ?", oldest, Count.EXPIRED_STALE)
+            _expire(tx, request, epoch, "NOT in_doubt AND policy_version < ?", oldest, Count.EXPIRED_STALE)
 
 
-def _waiting_epochs(tx: Transaction, run: str, newest: int | None) -> Iterator[int]:
-    """Epochs <= `newest` in which the run has waiting batches, newest first. One index lookup per epoch."""
-    below = tx.one(
-        f"SELECT max(epoch) FROM batches WHERE run = ? AND {_WAITING} AND epoch <= coalesce(?, epoch)", run, newest
-    )
+def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
+    """Epochs up to the request's in which its lineage has waiting batches, newest first. One index lookup per epoch."""
+    newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {_WAITING}"
+    whose = (request.run, request.lineage or "")
+    below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *whose, request.epoch)
     while below is not None:
         yield below
-        below = tx.one(f"SELECT max(epoch) FROM batches WHERE run = ? AND {_WAITING} AND epoch < ?", run, below)
+        below = tx.one(f"{newest} AND epoch < ?", *whose, below)
 
 
 def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
     """Stores the fork version of a new epoch: its first request has the policy version of the resumed checkpoint."""
     if request.epoch is not None and request.policy_version is not None:
         tx.execute(
-            "INSERT INTO epochs (run, epoch, fork_version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            "INSERT INTO epochs (run, lineage, epoch, fork_version) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             request.run,
+            request.lineage or "",
             request.epoch,
             request.policy_version,
         )
@@ -53,18 +55,20 @@ def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
 def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None:
     """The last policy version of `epoch` that the request's epoch continues from; None when no later epoch forked."""
     return tx.one(
-        "SELECT min(fork_version) FROM epochs WHERE run = ? AND epoch > ? AND epoch <= ?",
+        f"SELECT min(fork_version) FROM epochs WHERE {_OF_LINEAGE} AND epoch > ? AND epoch <= ?",
         request.run,
+        request.lineage or "",
         epoch,
         request.epoch,
     )
 
 
-def _expire(tx: Transaction, run: str, epoch: int, condition: str, version: int, why: Count) -> None:
+def _expire(tx: Transaction, request: LeaseBody, epoch: int, condition: str, version: int, why: Count) -> None:
     useless = tx.rows(
-        f"SELECT seq FROM batches WHERE run = ? AND epoch = ? AND {_WAITING} AND {condition} "
+        f"SELECT seq FROM batches WHERE {_OF_LINEAGE} AND epoch = ? AND {_WAITING} AND {condition} "
         f"ORDER BY seq {tx.db.skip_locked}",
-        run,
+        request.run,
+        request.lineage or "",
         epoch,
         version,
     )

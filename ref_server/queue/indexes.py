@@ -1,14 +1,22 @@
 """The indexes of both stores. With them, no request reads batches that it does not need."""
 
-INDEXES = """
+# Those that know of lineages; a store of an older version gets them when it is opened.
+LINEAGE_INDEXES = """
+CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
+CREATE INDEX ready_freshest_of_run ON batches (run, lineage, returned DESC, policy_version DESC, seq DESC)
+    WHERE state = 'ready';
+CREATE INDEX waiting_by_version ON batches (run, lineage, epoch, policy_version) WHERE state IN ('queued', 'ready');
+CREATE INDEX leases_of_lineage ON batches (run, lineage, lease_seconds) WHERE state = 'leased';
+"""
+INDEXES = (
+    LINEAGE_INDEXES
+    + """
 CREATE INDEX batches_in_state ON batches (state, seq);
 CREATE INDEX ready_fifo ON batches (returned DESC, seq) WHERE state = 'ready';
-CREATE INDEX ready_fifo_of_run ON batches (run, returned DESC, seq) WHERE state = 'ready';
 CREATE INDEX ready_freshest ON batches (returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
-CREATE INDEX ready_freshest_of_run ON batches (run, returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
-CREATE INDEX waiting_by_version ON batches (run, epoch, policy_version) WHERE state IN ('queued', 'ready');
 CREATE INDEX by_expiry ON batches (expires) WHERE expires IS NOT NULL;
 CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX events_of_batch ON events (seq, number);
 """
+)

@@ -44,6 +44,14 @@ class Superseded(Exception):
     """A newer incarnation of the consumer has taken over; this one gets no more leases."""
 
 
+class RunTaken(Exception):
+    """Another lineage holds the run. It is present for `retry_after` seconds more, unless it is heard again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class StorageFull(Exception):
     """The disk is full. The operation changed nothing."""
 
@@ -54,7 +62,10 @@ class StorageBroken(Exception):
 
 @dataclass(frozen=True)
 class Upload:
-    """A checked batch to admit. content_hash: 32 bytes. completions: G. to_score: False makes it ready at once."""
+    """A checked batch to admit. content_hash: 32 bytes. completions: G. to_score: False makes it ready at once.
+
+    lineage: empty for clients that name none.
+    """
 
     id: str
     content_hash: bytes
@@ -66,6 +77,7 @@ class Upload:
     completions: int
     body: bytes
     to_score: bool = True
+    lineage: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,10 @@ class Queue(Protocol):
     """Counts of its events since this process opened it."""
 
     def put(self, upload: Upload) -> Uploaded:
-        """Admits a batch durably. Raises QueueFull, ContentConflict, StorageFull, StorageBroken."""
+        """Admits a batch durably. One whose lineage is finished or has lost the run expires and loses its payload.
+
+        Raises QueueFull, ContentConflict, StorageFull, StorageBroken.
+        """
         ...
 
     def put_displacing(self, upload: Upload) -> list[str]:
@@ -119,7 +134,10 @@ class Queue(Protocol):
         ...
 
     def take(self, run: str) -> bytes | None:
-        """The payload of the freshest ready batch of a run. Marks it done, durably, first: at-most-once delivery."""
+        """The payload of the freshest ready batch of a run without lineages.
+
+        Marks it done, durably, first: at-most-once delivery.
+        """
         ...
 
     def claim(self, max_tokens: int) -> list[Claim]:
@@ -140,7 +158,8 @@ class Queue(Protocol):
     def lease(self, request: LeaseBody) -> Lease | None:
         """Leases one ready batch; None if there is none. First expires what the request makes stale or abandoned.
 
-        Raises Superseded, TooManyInFlight.
+        A request with a run makes it its lineage's: what other lineages of the run left waiting is abandoned.
+        Raises RunTaken while another lineage is present, Superseded, TooManyInFlight.
         """
         ...
 
@@ -154,6 +173,13 @@ class Queue(Protocol):
 
     def release(self, leases: Sequence[Key], error: str | None = None) -> list[Outcome]:
         """Gives batches back. It counts as a delivery only if an error is given."""
+        ...
+
+    def finish(self, run: str, lineage: str) -> int:
+        """Ends a lineage of a run, durably: what waits of it expires, and what comes later. Its next lease undoes that.
+
+        Returns how many batches expired.
+        """
         ...
 
     def requeue(self, id: str) -> State:

@@ -8,12 +8,12 @@ from shared.api import Order, State
 
 
 def any_ready(tx: Transaction, run: str) -> bool:
-    return tx.one("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? LIMIT 1", run) is not None
+    return tx.one("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' LIMIT 1", run) is not None
 
 
 def take(tx: Transaction, run: str) -> bytes | None:
     seq = tx.one(
-        f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? "
+        f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' "
         f"ORDER BY {leasing.ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
         run,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
+from ref_server.queue import lineages
 from ref_server.queue.freshness import expire_useless
 from ref_server.queue.interface import Lease, Superseded, TooManyInFlight
 from ref_server.queue.transaction import Transaction, Value
@@ -21,6 +22,8 @@ ORDERS = {
 class _Held(NamedTuple):
     seq: int
     state: str
+    run: str
+    lineage: str
     consumer: str | None
     token: str | None
     released_token: str | None
@@ -34,12 +37,20 @@ _HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
 def grant_grace(tx: Transaction) -> None:
     """Restarts the time of every lease: its holder could not extend it while the queue was down."""
     tx.execute("UPDATE batches SET expires = ? + lease_seconds WHERE expires IS NOT NULL", tx.now)
+    lineages.grant_grace(tx)
 
 
 def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
     tx.db.serialise(f"consumer {request.consumer}")  # the same request may arrive twice at once
+    lineages.enter(tx, request)
     _supersede_older(tx, request)
     expire_useless(tx, request)
+    leased = _lease(tx, request)
+    lineages.hear(tx, request.run, request.lineage or "")
+    return leased
+
+
+def _lease(tx: Transaction, request: LeaseBody) -> Lease | None:
     seq = _find_repeated(tx, request)
     repeated = seq is not None
     if seq is None:
@@ -174,7 +185,7 @@ def _first_ready(tx: Transaction, request: LeaseBody) -> int | None:
     if request.run is None:
         conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
     else:
-        conditions = {"run = ?": request.run, "epoch <= ?": request.epoch}
+        conditions = {"run = ?": request.run, "lineage = ?": request.lineage or "", "epoch <= ?": request.epoch}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     where = " AND ".join(["state = 'ready'", *given])
     order = f"ORDER BY {ORDERS[request.order]} LIMIT 1"
@@ -206,23 +217,30 @@ def _apply_to_leases(
     once_released: the outcome for a token whose lease was released before.
     """
     outcomes: dict[int, Outcome] = {}
+    heard: set[tuple[str, str]] = set()
     # Sorted by id: transactions that lock the same batches in the same order cannot deadlock.
     for place, key in sorted(enumerate(keys), key=lambda item: (item[1].id, item[0])):
-        outcomes[place] = _apply_to_key(tx, key, effect, once_released)
+        outcomes[place], held = _apply_to_key(tx, key, effect, once_released)
+        if held and outcomes[place] is Outcome.OK:
+            heard.add((held.run, held.lineage))
+    for run, lineage in sorted(heard):
+        lineages.hear(tx, run, lineage)
     return [outcomes[place] for place in range(len(keys))]
 
 
-def _apply_to_key(tx: Transaction, key: Key, effect: Callable[[_Held], None], once_released: Outcome) -> Outcome:
+def _apply_to_key(
+    tx: Transaction, key: Key, effect: Callable[[_Held], None], once_released: Outcome
+) -> tuple[Outcome, _Held | None]:
     row = tx.one(f"{_HELD} WHERE id = ? {tx.db.lock}", key.id)
     if row is None:
-        return Outcome.UNKNOWN
+        return Outcome.UNKNOWN, None
     held = _Held(*row)
     if _token_matches(held.token, key.token):
         if held.state == State.DONE:
-            return Outcome.ALREADY
+            return Outcome.ALREADY, held
         effect(held)
-        return Outcome.OK
-    return once_released if _token_matches(held.released_token, key.token) else Outcome.STALE
+        return Outcome.OK, held
+    return once_released if _token_matches(held.released_token, key.token) else Outcome.STALE, held
 
 
 def _token_matches(known: str | None, shown: str) -> bool:
@@ -242,3 +260,4 @@ def _count_failed_delivery(tx: Transaction, held: _Held, detail: str) -> None:
 
 def _return_to_ready(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
     end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=True)
+    lineages.expire_if_useless(tx, held.seq)

@@ -2,12 +2,21 @@
 
 import psycopg
 
-from ref_server.queue.indexes import INDEXES
+from ref_server.queue.indexes import INDEXES, LINEAGE_INDEXES
 from ref_server.queue.interface import StorageBroken
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
+_RUNS = """
+CREATE TABLE runs (
+    run      TEXT COLLATE "C" PRIMARY KEY,
+    lineage  TEXT COLLATE "C" NOT NULL,
+    heard    DOUBLE PRECISION NOT NULL,
+    seconds  DOUBLE PRECISION NOT NULL,
+    finished BOOLEAN NOT NULL
+);
+"""
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
 CREATE TABLE version (number INTEGER NOT NULL);
@@ -17,6 +26,7 @@ CREATE TABLE batches (
     id                TEXT COLLATE "C" NOT NULL UNIQUE,
     content_hash      BYTEA NOT NULL,
     run               TEXT COLLATE "C" NOT NULL,
+    lineage           TEXT COLLATE "C" NOT NULL DEFAULT '',
     epoch             BIGINT NOT NULL,
     policy_version    BIGINT NOT NULL,
     prompt_tokens     BIGINT NOT NULL,
@@ -60,9 +70,10 @@ CREATE TABLE events (
 
 CREATE TABLE epochs (
     run          TEXT COLLATE "C" NOT NULL,
+    lineage      TEXT COLLATE "C" NOT NULL DEFAULT '',
     epoch        BIGINT NOT NULL,
     fork_version BIGINT NOT NULL,
-    PRIMARY KEY (run, epoch)
+    PRIMARY KEY (run, lineage, epoch)
 );
 
 CREATE TABLE incarnations (
@@ -109,6 +120,18 @@ CREATE TRIGGER go AFTER DELETE ON batches
     REFERENCING OLD TABLE AS old FOR EACH STATEMENT EXECUTE FUNCTION batches_go();
 """
 
+# From each older version to the next, in the transaction that opens the store.
+_UPGRADES = {
+    1: f"""
+ALTER TABLE batches ADD COLUMN lineage TEXT COLLATE "C" NOT NULL DEFAULT '';
+ALTER TABLE epochs ADD COLUMN lineage TEXT COLLATE "C" NOT NULL DEFAULT '';
+ALTER TABLE epochs DROP CONSTRAINT epochs_pkey, ADD PRIMARY KEY (run, lineage, epoch);
+DROP INDEX ready_fifo_of_run, ready_freshest_of_run, waiting_by_version;
+{_RUNS}
+{LINEAGE_INDEXES}
+"""
+}
+
 # One statement, so nobody reads a partial sum. Does nothing for 100 rows or fewer: there is nothing to gain.
 ADD_UP = """
 WITH gone AS (DELETE FROM depths WHERE (SELECT count(*) FROM depths) > 100 RETURNING *)
@@ -118,15 +141,19 @@ GROUP BY state, run, started HAVING sum(batches) <> 0 OR sum(payload_bytes) <> 0
 
 
 def prepare(db: psycopg.Connection) -> None:
-    """Creates the schema if missing and checks its version, in one transaction. Raises StorageBroken, psycopg.Error."""
+    """Creates the schema or upgrades an older one, in one transaction. Raises StorageBroken, psycopg.Error."""
     db.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('tandem schema', 0))"
     )  # several servers may start at once
     if db.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
         db.execute(f"CREATE SCHEMA {SCHEMA}".encode())
-        db.execute((_TABLES + INDEXES).encode())
+        db.execute((_TABLES + _RUNS + INDEXES).encode())
         db.execute("INSERT INTO version VALUES (%s)", [SCHEMA_VERSION])
     row = db.execute("SELECT number FROM version").fetchone()
-    if row != (SCHEMA_VERSION,):
-        found = row[0] if row else "none"
+    found = row[0] if row else "none"
+    while found in _UPGRADES:
+        db.execute(_UPGRADES[found].encode())
+        found += 1
+        db.execute("UPDATE version SET number = %s", [found])
+    if found != SCHEMA_VERSION:
         raise StorageBroken(f"the database has schema version {found}, this program reads {SCHEMA_VERSION}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue import batches, catalog, latest, leasing
+from ref_server.queue import batches, catalog, latest, leasing, lineages
 from ref_server.queue.interface import Claim, Lease, Stats, Upload
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, Outcome, State, Uploaded
@@ -75,6 +75,9 @@ class SqlQueue(ABC):
 
     def release(self, leases: Sequence[Key], error: str | None = None) -> list[Outcome]:
         return self._run(lambda tx: leasing.release(tx, leases, error))
+
+    def finish(self, run: str, lineage: str) -> int:
+        return self._run(lambda tx: lineages.finish(tx, run, lineage), durable=True)
 
     def requeue(self, id: str) -> State:
         return self._run(lambda tx: batches.requeue(tx, id), durable=True)

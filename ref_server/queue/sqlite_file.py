@@ -7,10 +7,10 @@ from typing import IO
 import apsw
 import psutil
 
-from ref_server.queue.indexes import INDEXES
+from ref_server.queue.indexes import INDEXES, LINEAGE_INDEXES
 from ref_server.queue.interface import StorageBroken
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
 # admission and statistics cost the same at any depth. Only the triggers below write it.
@@ -20,6 +20,7 @@ CREATE TABLE batches (
     id                TEXT NOT NULL UNIQUE,
     content_hash      BLOB NOT NULL,
     run               TEXT NOT NULL,
+    lineage           TEXT NOT NULL DEFAULT '',    -- which training of the run's name sampled it
     epoch             INTEGER NOT NULL,
     policy_version    INTEGER NOT NULL,
     prompt_tokens     INTEGER NOT NULL,
@@ -60,14 +61,6 @@ CREATE TABLE events (
     detail TEXT NOT NULL
 ) STRICT;
 
--- The policy version in the first lease request of each epoch of a run.
-CREATE TABLE epochs (
-    run          TEXT NOT NULL,
-    epoch        INTEGER NOT NULL,
-    fork_version INTEGER NOT NULL,
-    PRIMARY KEY (run, epoch)
-) STRICT, WITHOUT ROWID;
-
 -- The incarnations of each consumer, newest last, so that a late request of an older one can be refused.
 CREATE TABLE incarnations (
     number      INTEGER PRIMARY KEY,
@@ -89,6 +82,41 @@ CREATE TABLE depths (
 CREATE TABLE probe (written_at REAL NOT NULL) STRICT;
 INSERT INTO probe VALUES (0);
 """
+
+_LINEAGES = """
+-- The policy version in the first lease request of each epoch of a lineage.
+CREATE TABLE epochs (
+    run          TEXT NOT NULL,
+    lineage      TEXT NOT NULL,
+    epoch        INTEGER NOT NULL,
+    fork_version INTEGER NOT NULL,
+    PRIMARY KEY (run, lineage, epoch)
+) STRICT, WITHOUT ROWID;
+
+-- Whose a run is: the lineage that leased last, when it was heard (monotonic clock), and how long that holds.
+CREATE TABLE runs (
+    run      TEXT PRIMARY KEY,
+    lineage  TEXT NOT NULL,
+    heard    REAL NOT NULL,
+    seconds  REAL NOT NULL,
+    finished INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+# From each older version to the next, in the transaction that opens the file.
+_UPGRADES = {
+    2: f"""
+ALTER TABLE batches ADD COLUMN lineage TEXT NOT NULL DEFAULT '';
+ALTER TABLE epochs RENAME TO epochs_of_runs;
+{_LINEAGES}
+INSERT INTO epochs SELECT run, '', epoch, fork_version FROM epochs_of_runs;
+DROP TABLE epochs_of_runs;
+DROP INDEX ready_fifo_of_run;
+DROP INDEX ready_freshest_of_run;
+DROP INDEX waiting_by_version;
+{LINEAGE_INDEXES}
+"""
+}
 
 # Network file systems: WAL mode's shared memory and locks do not work on them, or not reliably.
 _NETWORK = {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
@@ -156,13 +184,16 @@ def _refuse_old_sqlite() -> None:
 
 
 def prepare(db: apsw.Connection, path: Path) -> None:
-    """Checks the file, creates the schema in a new one, sets the pragmas of `db`. Raises StorageBroken, apsw.Error."""
+    """Checks the file, creates its schema or upgrades an older one, sets the pragmas of `db`.
+
+    Raises StorageBroken, apsw.Error.
+    """
     _refuse_old_sqlite()
     verdict = db.pragma("quick_check", 1)
     if verdict != "ok":
         raise StorageBroken(f"{path} is damaged: {verdict}")
     version = db.pragma("user_version")
-    if version not in (0, SCHEMA_VERSION):
+    if version not in (0, *_UPGRADES, SCHEMA_VERSION):
         raise StorageBroken(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}")
     db.set_busy_timeout(5000)  # in case someone reads the file with the sqlite3 shell
     db.pragma("journal_mode", "WAL")
@@ -171,5 +202,9 @@ def prepare(db: apsw.Connection, path: Path) -> None:
     db.pragma("journal_size_limit", 64 * 2**20)  # truncates a WAL that grew during a burst
     if version == 0:
         with db:
-            db.execute(_TABLES + INDEXES + _TRIGGERS)
+            db.execute(_TABLES + _LINEAGES + INDEXES + _TRIGGERS)
             db.pragma("user_version", SCHEMA_VERSION)
+    while (version := db.pragma("user_version")) in _UPGRADES:
+        with db:
+            db.execute(_UPGRADES[version])
+            db.pragma("user_version", version + 1)

@@ -121,6 +121,7 @@ class Service:
             id=batch.id,
             content_hash=parsed.content_hash(),
             run=batch.run,
+            lineage=batch.lineage or "",
             epoch=batch.epoch,
             policy_version=batch.policy_version,
             prompt_tokens=len(batch.group.prompt_ids),
@@ -132,6 +133,12 @@ class Service:
         uploaded = self.queue.put(upload)
         self.scoring.ring()
         return uploaded
+
+    def finish(self, run: str, lineage: str | None) -> int:
+        """Ends a lineage of a run; returns how many batches expired. Raises BatchError for the legacy run."""
+        if run == LEGACY_RUN:
+            raise BatchError("run", f"must be another one: {LEGACY_RUN!r} has no trainer that leases")
+        return self.queue.finish(run, lineage or "")
 
     def read_rollout(self, body: bytes) -> RolloutBatch:
         """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""

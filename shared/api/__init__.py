@@ -20,6 +20,7 @@ from shared.api.batches import (
 from shared.api.errors import Error, ErrorDetail
 from shared.api.leases import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, ReleaseBody, Result, Results
 from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
+from shared.api.runs import FinishBody, Finished
 from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
 from shared.api.states import LEGACY_RUN, Order, Outcome, State
 
@@ -36,6 +37,8 @@ __all__ = [
     "ErrorDetail",
     "Event",
     "ExtendBody",
+    "FinishBody",
+    "Finished",
     "Key",
     "LeaseBody",
     "LeasesBody",

@@ -4,6 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.batch import LINEAGE
+
+Lineage = Annotated[str, Field(pattern=f"^{LINEAGE}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 # strict: otherwise pydantic accepts false for 0, and 0 for false.
 Seconds = Annotated[float, Field(gt=0, le=86_400, strict=True)]

@@ -19,6 +19,8 @@ class BatchSummary(Answer):
 
     id: str
     run: str
+    lineage: str = ""
+    """Which training of the run's name sampled it; empty for clients that name none."""
     epoch: int
     policy_version: int
     state: State

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from shared.api.base import Answer, Name, Request, Seconds, Version, example
+from shared.api.base import Answer, Lineage, Name, Request, Seconds, Version, example
 from shared.api.states import LEGACY_RUN, Order, Outcome
 
 _ID = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -21,6 +21,9 @@ class LeaseBody(Request):
     """A request that repeats it gets the same batch and token, so a lost response strands no batch."""
     run: Name | None = None
     """Only batches of this run. Not `legacy`, the run of the Simple-GRPO protocol."""
+    lineage: Lineage | None = None
+    """Which training of that name leases. It gets its own batches only; those of other lineages of the run expire.
+    Absent: the lineage of all clients that name none."""
     epoch: Version | None = None
     policy_version: Version | None = None
     max_lag: Version | None = None
@@ -31,8 +34,8 @@ class LeaseBody(Request):
 
     @model_validator(mode="after")
     def _versions_belong_to_a_run(self) -> "LeaseBody":
-        if self.run is None and (self.epoch is not None or self.max_lag is not None):
-            raise ValueError("epoch and max_lag need run: versions are compared within one run")
+        if self.run is None and any(given is not None for given in (self.lineage, self.epoch, self.max_lag)):
+            raise ValueError("lineage, epoch and max_lag need run: versions are compared within one run")
         if self.max_lag is not None and self.policy_version is None:
             raise ValueError("max_lag needs policy_version, the version that the lag is counted from")
         return self

@@ -12,6 +12,7 @@ from shared.api import (
     BatchDetails,
     BatchPage,
     BatchSummary,
+    Finished,
     LeaseBody,
     Logprobs,
     ModelInfo,
@@ -101,6 +102,9 @@ class AsyncRefServerClient(Connection):
 
     async def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
         return await self._send_all(requests.release(leases, error))
+
+    async def finish_run(self, run: str, lineage: str | None = None) -> Finished:
+        return await self._send(requests.finish_run(run, lineage))
 
     async def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
         return await self._send(requests.logprobs(prompt, completions, temperature))

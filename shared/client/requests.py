@@ -16,6 +16,8 @@ from shared.api import (
     BatchDetails,
     BatchPage,
     ExtendBody,
+    FinishBody,
+    Finished,
     Key,
     LeaseBody,
     LeasesBody,
@@ -163,6 +165,10 @@ def check_train_role() -> Request[Outcomes]:
 
 def release(leases: Sequence[Leased], error: str | None) -> list[Request[Outcomes]]:
     return [_settle("release", ReleaseBody(leases=keys, error=error)) for keys in _keys(leases)]
+
+
+def finish_run(run: str, lineage: str | None) -> Request[Finished]:
+    return _post(f"/v1/runs/{quote(run, safe='')}/finish", FinishBody(lineage=lineage), _as(Finished))
 
 
 def page(state: State | str | None, run: str | None, limit: int, cursor: str | None) -> Request[BatchPage]:

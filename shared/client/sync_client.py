@@ -12,6 +12,7 @@ from shared.api import (
     BatchDetails,
     BatchPage,
     BatchSummary,
+    Finished,
     LeaseBody,
     Logprobs,
     ModelInfo,
@@ -118,6 +119,10 @@ class RefServerClient(Connection):
     def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
         """Gives batches back unused. An error counts as a failed delivery; too many end a batch. Outcomes by id."""
         return self._send_all(requests.release(leases, error))
+
+    def finish_run(self, run: str, lineage: str | None = None) -> Finished:
+        """Tells the server that a run is over: what waits of it expires, and what is still uploaded."""
+        return self._send(requests.finish_run(run, lineage))
 
     def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
         """Scores texts now. Each is tokenised alone, without special tokens. The server stores nothing."""

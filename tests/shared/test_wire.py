@@ -136,6 +136,7 @@ def rollouts(draw: Any) -> RolloutBatch:
         steps=draw(st.none() | step_rewards(group)),
         top_p=draw(st.none() | st.floats(0, 1, exclude_min=True)),
         top_k=draw(st.none() | versions),
+        lineage=draw(st.none() | st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z")),
         task=draw(st.none() | names),
         sample=draw(st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3).map(json.dumps)),
     )
@@ -404,6 +405,8 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     ("run", pair("run", "")),
     ("run", pair("run", "a\0b")),
     ("task", pair("task", "")),
+    ("lineage", pair("lineage", "")),
+    ("lineage", pair("lineage", "a b")),
     ("sample", pair("sample", "{")),
     ("sample", pair("sample", '"' + "x" * 16384 + '"')),
     ("top_p", pair("top_p", "1.5")),

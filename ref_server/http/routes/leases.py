@@ -16,7 +16,7 @@ from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.interface import Lease, TooManyInFlight
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, Outcome, ReleaseBody, Result, Results
+from shared.api import AckBody, Error, ExtendBody, Key, LeaseBody, LeasesBody, Outcome, ReleaseBody, Result, Results
 
 # A poll tries again after this many seconds: the bell does not ring for expired leases or other servers.
 POLL_SECONDS = 0.5
@@ -32,6 +32,14 @@ _LEASED = {
     },
 }
 
+_REFUSED = {
+    409: {
+        "model": Error,
+        "description": "`run_taken`: another lineage trains the run; it is gone after `Retry-After` seconds of "
+        "silence. `superseded`: a newer incarnation of the consumer has taken over",
+    }
+}
+
 
 def add(app: FastAPI, service: Service) -> None:
     _add_lease(app, service)
@@ -41,7 +49,7 @@ def add(app: FastAPI, service: Service) -> None:
 def _add_lease(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/batches/lease", response_class=Response,
-        responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(409, 503, 507)},
+        responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(503, 507), **_REFUSED},
     )  # fmt: skip
     @requires(Role.TRAIN, JSON)
     async def lease(body: LeaseBody, request: Request) -> Response:

@@ -36,6 +36,7 @@ ROLES = [
     ("POST", "/v1/leases/ack", Role.TRAIN),
     ("POST", "/v1/leases/extend", Role.TRAIN),
     ("POST", "/v1/leases/release", Role.TRAIN),
+    ("POST", "/v1/runs/mine/finish", Role.TRAIN),
     ("POST", "/v1/batches/3f/requeue", Role.ADMIN),
     ("DELETE", "/v1/batches/3f", Role.ADMIN),
     ("PUT", "/v1/reference", Role.ADMIN),

@@ -6,11 +6,20 @@ It says what a `Queue` must do, so that a test can put both through the same ope
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ref_server.queue.interface import ContentConflict, QueueFull, Superseded, TooManyInFlight, Upload, WrongState
+from ref_server.queue.interface import (
+    ContentConflict,
+    QueueFull,
+    RunTaken,
+    Superseded,
+    TooManyInFlight,
+    Upload,
+    WrongState,
+)
 from shared.api import Depth, Key, LeaseBody, LimitsView, Order, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock
 
 HOUSEKEEPING = 60.0
+PRESENCE = 10.0
 SETTLED = (State.DONE, State.EXPIRED, State.DEAD)
 
 
@@ -33,6 +42,16 @@ class Hold:
 
     def is_outlived_by(self, request: LeaseBody) -> bool:
         return self.consumer == request.consumer and self.incarnation != request.incarnation
+
+
+@dataclass
+class Holder:
+    """Whose a run is: its lineage, when it was heard and for how many seconds that counts."""
+
+    lineage: str
+    heard: float
+    seconds: float = PRESENCE
+    finished: bool = False
 
 
 @dataclass
@@ -77,7 +96,8 @@ class ModelQueue:
         self.limits, self.clock, self.claim_seconds = limits, clock, claim_seconds
         self.entries: list[Entry] = []
         self.lives: list[tuple[str, str, float]] = []  # consumer, incarnation, first seen; the newest last
-        self.forks: dict[tuple[str, int], int] = {}
+        self.forks: dict[tuple[str, str, int], int] = {}
+        self.holders: dict[str, Holder] = {}
         self.scorer = 0
         self.due = float("-inf")
 
@@ -110,6 +130,8 @@ class ModelQueue:
         self.due = float("-inf")
         if self.claim_seconds is not None:
             return  # the claims and leases go on
+        for holder in self.holders.values():
+            holder.heard = self.clock.now
         for entry in self.entries:
             if entry.state is State.SCORING:
                 self._interrupt(entry)
@@ -124,10 +146,15 @@ class ModelQueue:
             if known.upload.content_hash != upload.content_hash:
                 raise ContentConflict
             return known.state, False
-        self._check_room(upload.run, len(upload.body))
         state = State.QUEUED if upload.to_score else State.READY
-        self.entries.append(Entry(upload, self.clock.wall(), state, upload.body, scored=not upload.to_score))
-        return state, True
+        entry = Entry(upload, self.clock.wall(), state, upload.body, scored=not upload.to_score)
+        if reason := self._useless_from_now(upload):
+            entry.body = None
+            self._settle(entry, State.EXPIRED, reason)
+        else:
+            self._check_room(upload.run, len(upload.body))
+        self.entries.append(entry)
+        return entry.state, True
 
     def claim(self, max_tokens: int) -> list[tuple[str, bytes | None, int, int]]:
         chosen: list[Entry] = []
@@ -146,6 +173,7 @@ class ModelQueue:
     def complete(self, id: str, body: bytes) -> None:
         entry = self._claimed(id)
         entry.state, entry.body, entry.scored, entry.hold = State.READY, body, True, None
+        self._expire_if_useless(entry)
 
     def fail(self, id: str, error: str) -> State:
         entry = self._claimed(id)
@@ -162,7 +190,8 @@ class ModelQueue:
         waiting = [e for e in self.entries if e.upload.run == upload.run and e.state in (State.QUEUED, State.READY)]
         for count in range(len(waiting) + 1):
             displaced = waiting[:count]
-            if self._known(upload.id) or self._has_room(upload.run, len(upload.body), displaced):
+            welcome = self._known(upload.id) or self._useless_from_now(upload)
+            if welcome or self._has_room(upload.run, len(upload.body), displaced):
                 for entry in displaced:
                     entry.body = None
                     self._settle(entry, State.EXPIRED, "displaced")
@@ -171,7 +200,7 @@ class ModelQueue:
         raise QueueFull("full")
 
     def take(self, run: str) -> bytes | None:
-        ready = [entry for entry in self.entries if entry.state is State.READY and entry.upload.run == run]
+        ready = [e for e in self.entries if e.state is State.READY and (e.upload.run, e.upload.lineage) == (run, "")]
         if not ready:
             return None
         taken = max(ready, key=lambda e: (e.returned, e.upload.policy_version, self.entries.index(e)))
@@ -182,13 +211,22 @@ class ModelQueue:
     # --- leases
 
     def lease(self, request: LeaseBody) -> Entry | None:
+        self._check_presence(request)
         self._supersede_older(request)
         if request.run is not None:
+            self._enter(request.run, request.lineage or "")
             if request.epoch is not None and request.policy_version is not None:
-                self.forks.setdefault((request.run, request.epoch), request.policy_version)
+                place = request.run, request.lineage or "", request.epoch
+                self.forks.setdefault(place, request.policy_version)
             for entry in self.entries:
                 if reason := self._useless(entry, request):
                     self._settle(entry, State.EXPIRED, reason)
+        entry = self._lease(request)
+        if request.run is not None:
+            self._hear(request.run, request.lineage or "")
+        return entry
+
+    def _lease(self, request: LeaseBody) -> Entry | None:
         for entry in self.entries:
             if entry.state is State.LEASED and entry.lease.repeats(request):
                 return entry
@@ -234,6 +272,15 @@ class ModelQueue:
             self._return(entry, counts=error is not None)
 
         return self._apply_to_leases(keys, give_back, once_released=Outcome.ALREADY)
+
+    def finish(self, run: str, lineage: str) -> int:
+        if not self._is_anothers(run, lineage):
+            self.holders[run] = Holder(lineage, self.clock.now, seconds=0.0, finished=True)
+        left = [e for e in self.entries if (e.upload.run, e.upload.lineage) == (run, lineage)]
+        left = [e for e in left if e.state in (State.QUEUED, State.READY)]
+        for entry in left:
+            self._settle(entry, State.EXPIRED, "finished")
+        return len(left)
 
     # --- what an operator does
 
@@ -312,13 +359,52 @@ class ModelQueue:
             if entry.state is State.LEASED and entry.lease.is_outlived_by(request):
                 self._lose(entry)
 
+    def _is_anothers(self, run: str, lineage: str) -> bool:
+        """Whether another lineage holds the run and is present."""
+        holder = self.holders.get(run)
+        if holder is None or holder.lineage == lineage:
+            return False
+        return holder.heard + holder.seconds > self.clock.now
+
+    def _check_presence(self, request: LeaseBody) -> None:
+        if request.run is not None and self._is_anothers(request.run, request.lineage or ""):
+            raise RunTaken("taken", 0.0)
+
+    def _enter(self, run: str, lineage: str) -> None:
+        holder = self.holders.get(run)
+        if holder is None or holder.lineage != lineage or holder.finished:
+            self.holders[run] = Holder(lineage, self.clock.now)
+        self.forks = {place: fork for place, fork in self.forks.items() if place[0] != run or place[1] == lineage}
+
+    def _hear(self, run: str, lineage: str) -> None:
+        holder = self.holders.get(run)
+        if holder is None or holder.lineage != lineage or holder.finished:
+            return
+        held = [e for e in self.entries if (e.upload.run, e.upload.lineage) == (run, lineage)]
+        longest = max((e.lease.seconds for e in held if e.state is State.LEASED), default=0.0)
+        holder.heard, holder.seconds = self.clock.now, max(PRESENCE, longest / 2)
+
+    def _useless_from_now(self, upload: Upload) -> str | None:
+        if self._is_anothers(upload.run, upload.lineage):
+            return "abandoned"
+        holder = self.holders.get(upload.run)
+        return "finished" if holder and holder.lineage == upload.lineage and holder.finished else None
+
+    def _expire_if_useless(self, entry: Entry) -> None:
+        if reason := self._useless_from_now(entry.upload):
+            self._settle(entry, State.EXPIRED, reason)
+
     def _useless(self, entry: Entry, request: LeaseBody) -> str | None:
         upload = entry.upload
-        if entry.state not in (State.QUEUED, State.READY) or not self._suits(entry, request):
+        if entry.state not in (State.QUEUED, State.READY) or request.run != upload.run:
             return None
-        for (run, epoch), version in self.forks.items():
+        if (request.lineage or "") != upload.lineage:
+            return "abandoned"
+        if not self._suits(entry, request):
+            return None
+        for (run, lineage, epoch), version in self.forks.items():
             left = request.epoch is not None and upload.epoch < epoch <= request.epoch
-            if run == upload.run and left and upload.policy_version > version:
+            if (run, lineage) == (upload.run, upload.lineage) and left and upload.policy_version > version:
                 return "abandoned"
         if request.policy_version is None or request.max_lag is None or entry.in_doubt:
             return None
@@ -328,12 +414,18 @@ class ModelQueue:
     def _suits(entry: Entry, request: LeaseBody) -> bool:
         if request.run is None:
             return True
-        return entry.upload.run == request.run and (request.epoch is None or entry.upload.epoch <= request.epoch)
+        whose = (entry.upload.run, entry.upload.lineage) == (request.run, request.lineage or "")
+        return whose and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
     def _apply_to_leases(
         self, keys: Sequence[Key], effect: Callable[[Entry], None], once_released: Outcome = Outcome.STALE
     ) -> list[Outcome]:
-        return [self._apply_to_key(key, effect, once_released) for key in keys]
+        outcomes = [self._apply_to_key(key, effect, once_released) for key in keys]
+        for key, outcome in zip(keys, outcomes, strict=True):
+            if outcome is Outcome.OK:
+                upload = self._find(key.id).upload
+                self._hear(upload.run, upload.lineage)
+        return outcomes
 
     def _apply_to_key(self, key: Key, effect: Callable[[Entry], None], once_released: Outcome) -> Outcome:
         entry = self._known(key.id)
@@ -363,6 +455,7 @@ class ModelQueue:
             self._settle(entry, State.DEAD, "deliveries failed")
         else:
             entry.returned = True
+            self._expire_if_useless(entry)
 
     def _settle(self, entry: Entry, state: State, reason: str | None) -> None:
         entry.state, entry.reason, entry.settled_at, entry.hold = state, reason, self.clock.now, None

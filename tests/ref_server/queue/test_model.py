@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ref_server.queue.interface import ContentConflict, NoRoom, QueueFull, Superseded, Upload, WrongState
+from ref_server.queue.interface import ContentConflict, NoRoom, QueueFull, RunTaken, Superseded, Upload, WrongState
 from shared.api import BatchSummary, Key, LeaseBody, Order, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue
@@ -35,17 +35,19 @@ LIMITS = make_limits(
     max_deliveries=2,
     max_scoring_attempts=2,
 )
-REFUSALS = (QueueFull, ContentConflict, Superseded, WrongState, KeyError)
-MADE_UP_REASONS = ("stale", "abandoned", "dropped", "displaced")
+REFUSALS = (QueueFull, ContentConflict, RunTaken, Superseded, WrongState, KeyError)
+MADE_UP_REASONS = ("stale", "abandoned", "finished", "dropped", "displaced")
 
 runs = st.sampled_from(["x", "y"])
+lineages = st.sampled_from(["", "", "l", "m"])
 small = st.integers(0, 4)
 ids = st.integers(0, 24).map(str)
 uploads = st.builds(
-    lambda id, run, epoch, version, size, to_score: Upload(
-        id, f"{run}{epoch}{version}{size}".ljust(32).encode(), run, epoch, version, 4, size, 2, b"u" * size, to_score
+    lambda id, run, lineage, epoch, version, size, to_score: Upload(
+        id, f"{run}{lineage}{epoch}{version}{size}".ljust(32).encode(), run, epoch, version, 4, size, 2, b"u" * size,
+        to_score, lineage,
     ),
-    ids, runs, st.integers(0, 2), small, st.integers(1, 20), st.booleans(),
+    ids, runs, lineages, st.integers(0, 2), small, st.integers(1, 20), st.booleans(),
 )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ def requests(draw: st.DrawFn) -> LeaseBody:
         incarnation=draw(st.sampled_from([None, "1", "1", "2"])),
         request_id=draw(st.sampled_from([None, None, "a", "b"])),
         run=run,
+        lineage=(draw(lineages) or None) if run else None,
         epoch=draw(st.sampled_from([None, None, 0, 1, 2])) if run else None,
         policy_version=policy_version,
         max_lag=draw(st.none() | st.integers(0, 2)) if run and policy_version is not None else None,
@@ -174,6 +177,10 @@ class Machine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, error: str | None) -> None:
         keys = self.some_keys(data)
         self.same(lambda: self.queue.release(keys, error), lambda: self.model.release(keys, error))
+
+    @rule(run=runs, lineage=lineages)
+    def finish(self, run: str, lineage: str) -> None:
+        self.same(lambda: self.queue.finish(run, lineage), lambda: self.model.finish(run, lineage))
 
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:

@@ -56,12 +56,20 @@ def queue(open_queue: Open) -> Queue:
 
 
 def upload(
-    id: str, *, run: str = "run", epoch: int = 0, version: int = 0, tokens: int = 10, body: bytes = b"raw"
+    id: str,
+    *,
+    run: str = "run",
+    lineage: str = "",
+    epoch: int = 0,
+    version: int = 0,
+    tokens: int = 10,
+    body: bytes = b"raw",
 ) -> Upload:
     return Upload(
         id=id,
         content_hash=body.ljust(32, b"."),
         run=run,
+        lineage=lineage,
         epoch=epoch,
         policy_version=version,
         prompt_tokens=4,

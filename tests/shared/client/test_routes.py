@@ -102,6 +102,15 @@ def test_a_lease_that_is_given_back(client: Any, rollout: Rollout, run: str) -> 
     assert client.lease(terms(run)).deliveries == 2
 
 
+def test_a_run_that_is_finished(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run, lineage="one")
+    client.upload(batch)
+    leased = client.lease(terms(run).model_copy(update={"lineage": "one"}))  # scored by now
+    client.release([leased])
+    assert client.finish_run(run, "one").expired == 1
+    assert (client.batch(batch.id).lineage, client.batch(batch.id).reason) == ("one", "finished")
+
+
 def test_a_lease_that_is_asked_for_twice(client: Any, rollout: Rollout, run: str) -> None:
     for _ in range(2):
         client.upload(rollout(run=run))

@@ -356,3 +356,37 @@ def test_a_lease_beyond_the_bound_waits_and_is_then_refused(
             time.sleep(0.2)
             assert settle(http, "ack", [held]) == ["ok"]
             assert key(waiting.result())["id"] != held["id"]
+
+
+# Lineages
+
+
+def test_a_lease_has_its_own_lineage_s_batches_only(
+    upload: Callable[..., str], lease: Lease, http: httpx.Client
+) -> None:
+    left, mine = upload(lineage="old"), upload(lineage="new")
+    leased = lease(lineage="new")
+    assert leased.headers["Batch-Id"] == mine
+    assert wire.decode(leased.content).rollout.lineage == "new"
+    listed = http.get(f"/v1/batches/{left}").json()
+    assert (listed["lineage"], listed["state"], listed["reason"]) == ("old", "expired", "abandoned")
+
+
+def test_a_run_of_another_lineage_is_refused_with_the_time_to_wait(lease: Lease, run: str) -> None:
+    assert lease(lineage="one", wait_seconds=0).status_code == 204
+    refused = lease(lineage="two", wait_seconds=10)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["field"]) == (409, "run_taken", "run")
+    assert run in error["message"]
+    assert "choose another run" in error["message"]
+    assert 1 <= int(refused.headers["Retry-After"]) <= 10
+
+
+@pytest.mark.parametrize("lineage", ["", "a/b", "a b", "ü", "x" * 201, 3])
+def test_a_lineage_is_a_plain_name(lease: Lease, lineage: object) -> None:
+    refused = lease(lineage=lineage)
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "lineage")
+
+
+def test_a_lineage_needs_its_run(lease: Lease) -> None:
+    assert "need run" in lease(run=None, lineage="one").json()["error"]["message"]
