@@ -5,11 +5,14 @@ import re
 from ref_server.queue.batches import WAITING
 from ref_server.queue.interface import CURSOR, Stats
 from ref_server.queue.transaction import Transaction
-from shared.api import BatchDetails, BatchPage, BatchSummary, Depth, Event, State
+from shared.api import BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
 
 # The columns are named like the record's fields.
 _FIELDS = tuple(BatchSummary.model_fields)
 _SUMMARIES = f"SELECT {', '.join(_FIELDS)}, seq FROM batches"
+# By order: which seqs come after a cursor's, and how they are sorted; where the first page begins.
+_DIRECTIONS = {ListOrder.OLDEST: (">", "ASC"), ListOrder.NEWEST: ("<", "DESC")}
+_BEGINNINGS = {ListOrder.OLDEST: 0, ListOrder.NEWEST: 2**63 - 1}
 
 
 def get(tx: Transaction, id: str) -> BatchDetails | None:
@@ -26,10 +29,15 @@ def payload(tx: Transaction, id: str) -> bytes | None:
     return tx.one("SELECT body FROM payloads JOIN batches USING (seq) WHERE id = ?", id)
 
 
-def page(tx: Transaction, state: State | None, run: str | None, limit: int, cursor: str | None) -> BatchPage:
-    conditions = {"seq > ?": _parse_cursor(cursor), "state = ?": state, "run = ?": run}
+def page(
+    tx: Transaction, state: State | None, run: str | None, limit: int, cursor: str | None, order: ListOrder
+) -> BatchPage:
+    beyond, direction = _DIRECTIONS[order]
+    conditions = {f"seq {beyond} ?": _parse_cursor(cursor, order), "state = ?": state, "run = ?": run}
     given = {condition: value for condition, value in conditions.items() if value is not None}
-    rows = tx.rows(f"{_SUMMARIES} WHERE {' AND '.join(given)} ORDER BY seq LIMIT ?", *given.values(), limit + 1)
+    rows = tx.rows(
+        f"{_SUMMARIES} WHERE {' AND '.join(given)} ORDER BY seq {direction} LIMIT ?", *given.values(), limit + 1
+    )
     return BatchPage(
         batches=[BatchSummary(**dict(zip(_FIELDS, values, strict=True))) for *values, _ in rows[:limit]],
         next_cursor=f"{rows[limit - 1][-1]:x}" if len(rows) > limit else None,
@@ -61,9 +69,9 @@ def _oldest_admission(tx: Transaction, state: State) -> float | None:
     return tx.one("SELECT admitted_at FROM batches WHERE state = ? ORDER BY seq LIMIT 1", state)
 
 
-def _parse_cursor(cursor: str | None) -> int:
+def _parse_cursor(cursor: str | None, order: ListOrder) -> int:
     if cursor is None:
-        return 0
+        return _BEGINNINGS[order]
     if not re.fullmatch(CURSOR, cursor):
         raise ValueError(f"cursor must be a next_cursor that this queue gave, got {cursor[:40]!r}")
     return int(cursor, 16)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ref_server.metrics.activity import Activity
-from shared.api import BatchDetails, BatchPage, Depth, Key, LeaseBody, Outcome, State, Uploaded
+from shared.api import BatchDetails, BatchPage, Depth, Key, LeaseBody, ListOrder, Outcome, State, Uploaded
 
 # Regular expression of a page cursor: the seq of the last batch, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"
@@ -204,8 +204,18 @@ class Queue(Protocol):
         """The current body of a batch, scored once ready. None if the batch is unknown or its payload deleted."""
         ...
 
-    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> BatchPage:
-        """Batches in order of admission, without their histories. Raises ValueError for a malformed cursor."""
+    def list(
+        self,
+        state: State | None,
+        run: str | None,
+        limit: int,
+        cursor: str | None,
+        order: ListOrder = ListOrder.OLDEST,
+    ) -> BatchPage:
+        """Batches by admission, without their histories. Raises ValueError for a malformed cursor.
+
+        cursor: the page goes on in this order, after the last batch of the page that gave it.
+        """
         ...
 
     def stats(self) -> Stats: ...

@@ -14,7 +14,7 @@ from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, latest, leasing, lineages
 from ref_server.queue.interface import Claim, Lease, Stats, Upload
 from ref_server.queue.transaction import Database, Transaction
-from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, Outcome, State, Uploaded
+from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
 
 T = TypeVar("T")
 
@@ -91,8 +91,15 @@ class SqlQueue(ABC):
     def payload(self, id: str) -> bytes | None:
         return self._run(lambda tx: catalog.payload(tx, id))
 
-    def list(self, state: State | None, run: str | None, limit: int, cursor: str | None) -> BatchPage:
-        return self._run(lambda tx: catalog.page(tx, state, run, limit, cursor))
+    def list(
+        self,
+        state: State | None,
+        run: str | None,
+        limit: int,
+        cursor: str | None,
+        order: ListOrder = ListOrder.OLDEST,
+    ) -> BatchPage:
+        return self._run(lambda tx: catalog.page(tx, state, run, limit, cursor, order))
 
     def stats(self) -> Stats:
         return self._run(catalog.stats)

@@ -22,7 +22,7 @@ from shared.api.leases import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, R
 from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
 from shared.api.runs import FinishBody, Finished
 from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
-from shared.api.states import LEGACY_RUN, Order, Outcome, State
+from shared.api.states import LEGACY_RUN, ListOrder, Order, Outcome, State
 
 __all__ = [
     "LEGACY_RUN",
@@ -43,6 +43,7 @@ __all__ = [
     "LeaseBody",
     "LeasesBody",
     "LimitsView",
+    "ListOrder",
     "Logprobs",
     "LogprobsRequest",
     "ModelInfo",

@@ -1,4 +1,4 @@
-"""The states of a batch, the outcomes of a lease, and the orders in which batches are leased."""
+"""The states of a batch, the outcomes of a lease, and the orders in which batches are leased and listed."""
 
 from enum import StrEnum
 
@@ -26,5 +26,14 @@ class Outcome(StrEnum):
 
 
 class Order(StrEnum):
+    """Which batch is leased first."""
+
     FIFO = "fifo"
     FRESHEST = "freshest"
+
+
+class ListOrder(StrEnum):
+    """Which batch is listed first, by admission."""
+
+    OLDEST = "oldest"
+    NEWEST = "newest"

@@ -14,6 +14,7 @@ from shared.api import (
     BatchSummary,
     Finished,
     LeaseBody,
+    ListOrder,
     Logprobs,
     ModelInfo,
     QueueView,
@@ -134,8 +135,9 @@ class AsyncRefServerClient(Connection):
         *,
         limit: int = requests.PAGE,
         cursor: str | None = None,
+        order: ListOrder = ListOrder.OLDEST,
     ) -> BatchPage:
-        return await self._send(requests.page(state, run, limit, cursor))
+        return await self._send(requests.page(state, run, limit, cursor, order))
 
     async def batch(self, id: str) -> BatchDetails:
         return await self._send(requests.batch(id))

@@ -21,6 +21,7 @@ from shared.api import (
     Key,
     LeaseBody,
     LeasesBody,
+    ListOrder,
     Logprobs,
     LogprobsRequest,
     ModelInfo,
@@ -171,8 +172,11 @@ def finish_run(run: str, lineage: str | None) -> Request[Finished]:
     return _post(f"/v1/runs/{quote(run, safe='')}/finish", FinishBody(lineage=lineage), _as(Finished))
 
 
-def page(state: State | str | None, run: str | None, limit: int, cursor: str | None) -> Request[BatchPage]:
-    asked = {"state": state, "run": run, "limit": limit, "cursor": cursor}
+def page(
+    state: State | str | None, run: str | None, limit: int, cursor: str | None, order: ListOrder
+) -> Request[BatchPage]:
+    other_order = None if order is ListOrder.OLDEST else order  # the default is not sent: older servers do not know it
+    asked = {"state": state, "run": run, "limit": limit, "cursor": cursor, "order": other_order}
     return Request(
         "GET", "/v1/batches", _as(BatchPage), params={name: value for name, value in asked.items() if value is not None}
     )

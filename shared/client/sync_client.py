@@ -14,6 +14,7 @@ from shared.api import (
     BatchSummary,
     Finished,
     LeaseBody,
+    ListOrder,
     Logprobs,
     ModelInfo,
     QueueView,
@@ -155,9 +156,13 @@ class RefServerClient(Connection):
         *,
         limit: int = requests.PAGE,
         cursor: str | None = None,
+        order: ListOrder = ListOrder.OLDEST,
     ) -> BatchPage:
-        """At most `limit` batches (1 to 1000), starting at `cursor`, the `next_cursor` of the previous page."""
-        return self._send(requests.page(state, run, limit, cursor))
+        """At most `limit` batches (1 to 1000), starting at `cursor`, the `next_cursor` of the previous page.
+
+        The order must be that of the previous page.
+        """
+        return self._send(requests.page(state, run, limit, cursor, order))
 
     def batch(self, id: str) -> BatchDetails:
         """State, history and shape of one batch."""

@@ -20,7 +20,7 @@ was not understood, and 130 after Ctrl-C.
 """
 COMMANDS = {
     "stats": "batches and MiB by run and state, limits and their use, throughput",
-    "ls": "batches, oldest first; --state dead finds those that need attention",
+    "ls": "batches, newest first; --state dead finds those that need attention",
     "show": "one batch with its history; --tokens adds its texts and rewards",
     "requeue": "restore dead or expired batches",
     "purge": "drop batches for good",

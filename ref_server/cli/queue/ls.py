@@ -7,13 +7,13 @@ from pydantic import Field
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.tables import batch_table
 from ref_server.cli.terminal import print_error, print_json, show
-from shared.api import BatchPage, BatchSummary
+from shared.api import BatchPage, BatchSummary, ListOrder
 from shared.client import RefServerClient
 from shared.client.requests import PAGE
 
 
 class Ls(ClientOptions):
-    """Lists batches in the order of their admission, the oldest first.
+    """Lists batches in the order of their admission, the newest first.
 
     version is the policy's; tokens are those of the prompt and all completions; age is the time since admission.
     """
@@ -29,7 +29,7 @@ class Ls(ClientOptions):
 def run(arguments: list[str]) -> int:
     options = load_options(Ls, arguments, "queue ls")
     with options.connect() as client:
-        page = list_batches(client, options.state, options.run, options.limit or None)
+        page = list_batches(client, options.state, options.run, options.limit or None, ListOrder.NEWEST)
     if options.as_json:
         print_json(page)
         return 0
@@ -38,16 +38,19 @@ def run(arguments: list[str]) -> int:
     else:
         print_error("no such batch" if options.state or options.run else "no batches")
     if page.next_cursor:
-        print_error(f"these are the {options.limit} oldest; there are more: --limit 0 lists all")
+        print_error(f"these are the {options.limit} newest; there are more: --limit 0 lists all")
     return 0
 
 
-def list_batches(client: RefServerClient, state: str | None, run: str | None, limit: int | None) -> BatchPage:
-    """The oldest `limit` batches, or all, as one long page, with a cursor when there are more."""
+def list_batches(
+    client: RefServerClient, state: str | None, run: str | None, limit: int | None, order: ListOrder
+) -> BatchPage:
+    """The first `limit` batches in this order, or all, as one long page, with a cursor when there are more."""
     batches: list[BatchSummary] = []
     cursor: str | None = None
     while True:
-        page = client.page(state, run, limit=PAGE if limit is None else min(limit - len(batches), PAGE), cursor=cursor)
+        most = PAGE if limit is None else min(limit - len(batches), PAGE)
+        page = client.page(state, run, limit=most, cursor=cursor, order=order)
         batches += page.batches
         cursor = page.next_cursor
         if cursor is None or len(batches) == limit:

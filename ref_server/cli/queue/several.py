@@ -13,7 +13,7 @@ from rich.progress import track
 from ref_server.cli.connection import ClientOptions
 from ref_server.cli.queue.ls import list_batches
 from ref_server.cli.terminal import print_error
-from shared.api import BatchSummary
+from shared.api import BatchSummary, ListOrder
 from shared.client import ClientError, RefServerClient, RefServerError
 
 # At most this many refusals are printed one by one.
@@ -59,7 +59,7 @@ class Outcomes:
 def batches_of_state(client: RefServerClient, options: SeveralOptions, min_age_days: float = 0) -> list[BatchSummary]:
     """Batches of the state that still have a payload: a dropped batch cannot be brought back or dropped again."""
     latest = time.time() - 86_400 * min_age_days
-    batches = list_batches(client, options.state, options.run, None).batches
+    batches = list_batches(client, options.state, options.run, None, ListOrder.OLDEST).batches
     return [batch for batch in batches if batch.payload_bytes and batch.admitted_at <= latest]
 
 

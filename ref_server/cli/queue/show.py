@@ -5,7 +5,8 @@ from pydantic_settings import CliPositionalArg, CliToggleFlag
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.several import Id
 from ref_server.cli.queue.tables import batch_sheet, token_sheet
-from ref_server.cli.terminal import print_error, print_json, show
+from ref_server.cli.terminal import print_error, print_json, printable, show
+from shared.api import BatchDetails
 
 
 class Show(ClientOptions):
@@ -26,6 +27,13 @@ def run(arguments: list[str]) -> int:
         print_json(batch, **({"tokens": tokens and tokens.model_dump(mode="json")} if options.tokens else {}))
         return 0
     show(batch_sheet(batch), *([token_sheet(tokens)] if tokens else []))
-    if options.tokens and not tokens:
-        print_error("its payload is gone, and the texts with it")
+    if not batch.payload_bytes:
+        print_error(_where_texts_are(batch))
     return 0
+
+
+def _where_texts_are(batch: BatchDetails) -> str:
+    return (
+        "its payload is gone, and the texts with it. The trainer keeps texts of some batches in RUN_DIR/samples.jsonl "
+        f"of run {printable(batch.run)}; look there with: policy-trainer samples RUN_DIR --batch {printable(batch.id)}"
+    )

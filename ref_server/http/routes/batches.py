@@ -16,7 +16,7 @@ from ref_server.http.threads import BodyThreads
 from ref_server.queue.interface import CURSOR, NoRoom
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import Admitted, BatchDetails, BatchPage, QueueView, State, TokensView
+from shared.api import Admitted, BatchDetails, BatchPage, ListOrder, QueueView, State, TokensView
 
 T = TypeVar("T")
 
@@ -74,14 +74,17 @@ def _add_views(app: FastAPI, service: Service) -> None:
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         cursor: Annotated[str | None, Query(pattern=CURSOR, description="`next_cursor` of the previous page.")] = None,
+        order: Annotated[
+            ListOrder, Query(description="Which batches come first; the same for every page of a list.")
+        ] = ListOrder.OLDEST,
     ) -> BatchPage:
-        """Batches in order of admission.
+        """Batches in order of admission, the oldest first unless `order=newest`.
 
         ```
         curl 'localhost:8400/v1/batches?state=ready&limit=5'
         ```
         """
-        return service.queue.list(state, run, limit, cursor)
+        return service.queue.list(state, run, limit, cursor, order)
 
     @app.get("/v1/batches/{id}", responses=errors(404, 503, 507))
     @requires(Role.TRAIN)

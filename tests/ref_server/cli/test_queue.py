@@ -141,10 +141,10 @@ def test_ls(command: Command, http: httpx.Client, rollout: Rollout, run: str) ->
     headers, *lines = squeezed(out)
     assert headers.split("  ")[:6] == ["id", "run", "epoch", "version", "state", "age"]
     assert headers.split("  ")[6:] == ["tokens", "deliveries", "consumer", "reason"]
-    assert [line.split()[0] for line in lines] == [first, second]
-    assert lines[0].startswith(f"{first}  {run}  0  7  dead  ")
-    assert "  15  1  given back by " in lines[0]
-    assert lines[0].endswith("a long story " * 19 + "a long story"), "a pipe gets whole lines"
+    assert [line.split()[0] for line in lines] == [second, first], "the newest first"
+    assert lines[1].startswith(f"{first}  {run}  0  7  dead  ")
+    assert "  15  1  given back by " in lines[1]
+    assert lines[1].endswith("a long story " * 19 + "a long story"), "a pipe gets whole lines"
     assert command("ls", "--run", run, "--state", "ready")[1].splitlines()[1].startswith(second)
     status, out, _ = command("ls", "--run", run, "--state", "dead", "--json")
     assert (status, [batch["id"] for batch in json.loads(out)["batches"]]) == (0, [first])
@@ -154,7 +154,7 @@ def test_ls(command: Command, http: httpx.Client, rollout: Rollout, run: str) ->
 def test_ls_over_many_pages(
     command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [ready(http, rollout(run=run)) for _ in range(5)]
+    ids = [ready(http, rollout(run=run)) for _ in range(5)][::-1]
     monkeypatch.setattr(ls, "PAGE", 2)
 
     def listed(*arguments: str) -> tuple[list[str], str, Any]:
@@ -168,8 +168,8 @@ def test_ls_over_many_pages(
     assert listed("--limit", "5") == (ids, "", None)
     some, err, cursor = listed("--limit", "3")
     assert some == ids[:3]
-    assert "the 3 oldest; there are more" in err
-    rest = http.get("/v1/batches", params={"run": run, "cursor": cursor}).json()["batches"]
+    assert "the 3 newest; there are more" in err
+    rest = http.get("/v1/batches", params={"run": run, "cursor": cursor, "order": "newest"}).json()["batches"]
     assert [batch["id"] for batch in rest] == ids[3:]
 
 
@@ -197,7 +197,7 @@ def test_a_payload_that_is_gone(command: Command, http: httpx.Client, rollout: R
     status, out, err = command("show", id, "--tokens")
     assert status == 0
     assert "payload          gone" in out
-    assert "its payload is gone" in err
+    assert "its payload is gone" in err and f"policy-trainer samples RUN_DIR --batch {id}" in err
     assert json.loads(command("show", id, "--tokens", "--json")[1])["tokens"] is None
 
 

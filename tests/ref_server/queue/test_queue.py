@@ -22,7 +22,7 @@ from ref_server.queue.interface import (
     Upload,
     WrongState,
 )
-from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, Order, Outcome, State, Uploaded
+from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock, make_limits
 
 LEASE_SECONDS = 10.0
@@ -968,16 +968,32 @@ def test_an_unknown_batch_is_none(queue: Queue) -> None:
     assert queue.payload("nobody") is None
 
 
-def test_the_list_goes_page_by_page_in_order_of_admission(queue: Queue) -> None:
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (ListOrder.OLDEST, [["0", "1", "2"], ["3", "4", "5"], ["6"]]),
+        (ListOrder.NEWEST, [["6", "5", "4"], ["3", "2", "1"], ["0"]]),
+    ],
+)
+def test_the_list_goes_page_by_page_in_either_order(queue: Queue, order: ListOrder, expected: list[list[str]]) -> None:
     for number in range(7):
         queue.put(upload(str(number)))
     pages, cursor = [], None
     while True:
-        page = queue.list(None, None, 3, cursor)
+        page = queue.list(None, None, 3, cursor, order)
         pages.append([info.id for info in page.batches])
         if (cursor := page.next_cursor) is None:
             break
-    assert pages == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+    assert pages == expected
+
+
+def test_the_newest_first_begins_at_the_newest_and_misses_later_ones(queue: Queue) -> None:
+    for id in "ab":
+        queue.put(upload(id))
+    page = queue.list(None, None, 1, None, ListOrder.NEWEST)
+    queue.put(upload("c"))
+    rest = queue.list(None, None, 9, page.next_cursor, ListOrder.NEWEST)
+    assert ([info.id for info in page.batches], [info.id for info in rest.batches]) == (["b"], ["a"])
 
 
 def test_a_last_page_that_is_full_has_no_next(queue: Queue) -> None:
