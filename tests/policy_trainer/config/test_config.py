@@ -169,6 +169,7 @@ FULL: list[BaseSettings] = [
         **RUN,
         max_waiting=13,
         rollout="external",
+        expect_reference="different",
         resume=True,
         max_steps=9,
         groups_per_step=4,
