@@ -3,16 +3,17 @@
 from collections.abc import Callable, Mapping
 
 from policy_trainer.config import CommonConfig, SourceConfig
-from policy_trainer.data.imports import import_named
 from policy_trainer.data.problem import Task
 from policy_trainer.data.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.asking import asking
 from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.dataset import dataset
 from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
 from policy_trainer.tasks.mixture import Mixture, StepMixture
+from policy_trainer.tasks.user_task import user_task
 from shared.errors import UserError
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
@@ -23,8 +24,6 @@ TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "jsonl": jsonl,
     "math": math,
 }
-# The members that every Task must have.
-_MEMBERS = ("name", "correct", "default_rewards", "problem", "eval_problems")
 
 
 def make_task(config: CommonConfig) -> Task:
@@ -42,24 +41,14 @@ def make_task(config: CommonConfig) -> Task:
 
 def _make(config: CommonConfig) -> Task:
     if config.task != "mixture":
-        return _make_one(config.task, config.data, config.seed)
+        return _make_one(config.task, config.data, config)
     sources = config.data.mixture
-    tasks = [_make_one(source.task, source, config.seed) for source in sources]
+    tasks = [_make_one(source.task, source, config) for source in sources]
     kind = StepMixture if all(isinstance(task, JudgesSteps) for task in tasks) else Mixture
     return kind(tasks, [source.weight for source in sources], config.seed)
 
 
-def _make_one(name: str, source: SourceConfig, seed: int) -> Task:
-    return _user_task(name, source, seed) if ":" in name else TASKS[name](source, seed)
-
-
-def _user_task(name: str, source: SourceConfig, seed: int) -> Task:
-    make = import_named(name, "task")
-    try:
-        task = make(source, seed)
-    except TypeError as error:  # most likely it takes other parameters
-        raise UserError(f"task: {name} cannot be called with (data settings, seed): {error}") from error
-    missing = [member for member in _MEMBERS if not hasattr(task, member)]
-    if missing:
-        raise UserError(f"task: the result of {name} has no {', '.join(missing)}; docs/tasks.md says what a task needs")
-    return task
+def _make_one(name: str, source: SourceConfig, config: CommonConfig) -> Task:
+    if ":" in name:
+        return user_task(name, source, config.seed)
+    return asking(name, TASKS[name](source, config.seed), config)

@@ -64,6 +64,7 @@ def test_the_words_of_tasks() -> None:
     for command in COMMANDS:
         task = make_task(load_settings(EvalConfig, shlex.split(command)[2:], prog="policy-trainer", schema=FileSchema))
         words = {"gsm8k": (THINK_THEN_ANSWER, ""), "math": (THINK_THEN_ANSWER, "")}
+        words["dataset"] = (THINK_THEN_ANSWER, "")
         words["countdown"] = (SYSTEM_PROMPT, ASSISTANT_PREFILL)
         problem = task.problem(0)
         assert (problem.system_prompt, problem.assistant_prefill) == words.get(task.name, ("", ""))

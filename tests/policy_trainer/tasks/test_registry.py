@@ -1,5 +1,8 @@
 """Tasks by name, as the configuration gives them."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -10,7 +13,7 @@ from policy_trainer.data.steps import JudgesSteps
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.registry import TASKS, make_task
 from shared.errors import UserError
-from tests.policy_trainer.tasks.formats import DATA
+from tests.policy_trainer.tasks.formats import DATA, write
 
 FILES = {
     "countdown": "countdown",
@@ -59,6 +62,43 @@ def test_a_mixture_judges_steps_where_all_of_its_tasks_do() -> None:
         mixture("arithmetic", "countdown")
 
 
+ASKED = ({"messages": [{"role": "user", "content": "1+1"}], "answer": "2"}, {"prompt": "1+1=", "answer": "2"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [
+        ({}, True),
+        ({"rewards": ["accuracy"]}, True),
+        ({"rewards": ["length"]}, False),
+        ({"rewards": ["my_rewards:concise", "length"]}, False),
+        ({"rewards": ["lm_book/tags"]}, False),  # a form of its own
+    ],
+)
+def test_problems_of_ones_own_ask_for_the_tags_that_rewards_look_for(
+    settings: dict[str, Any], asks: bool, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "p.jsonl", *ASKED)
+    data = DataConfig(path=file, eval_path=file)
+    spoken, plain = make_task(TrainConfig(model="m", task="jsonl", data=data, **settings)).eval_problems()
+    assert ("<answer>" in spoken.system_prompt) is asks
+    assert plain.system_prompt == "", "a plain prompt is used as it is"
+
+
+OWN_TASK = """
+def fail(where):
+    return where
+
+class Own:
+    name = "own"
+    default_rewards = ("accuracy",)
+    def __init__(self, data, seed): fail("make")
+    def correct(self, problem, completion): return fail("correct")
+    def problem(self, index): return fail("problem")
+    def eval_problems(self): return fail("eval_problems")
+"""
+
+
 class TestOnesOwn:
     def test_what_is_no_task_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         config = TrainConfig(model="m", task="types:SimpleNamespace")
@@ -69,6 +109,22 @@ class TestOnesOwn:
             UserError, match=r"task: the result of types:SimpleNamespace has no correct, .*eval_problems"
         ):
             make_task(config)
+
+    @pytest.mark.parametrize("name", ["make", "problem", "correct", "eval_problems"])
+    def test_what_it_raises_is_told_with_its_own_lines(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A TypeError too, which is no wrong signature."""
+        (tmp_path / f"own_{name}.py").write_text(OWN_TASK.replace(f'"{name}"', '"it" + 1'))
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(UserError) as refused:
+            task = make_task(TrainConfig(model="m", task=f"own_{name}:Own"))
+            task.correct(task.problem(3), "42")
+            task.eval_problems()
+        lines = str(refused.value).splitlines()
+        assert lines[0].startswith(f"task: own_{name}:Own") and "raised TypeError: can only concatenate" in lines[0]
+        assert f"own_{name}.py, line " in lines[-2] and '"it" + 1' in lines[-1]
+        assert len(lines) <= 5 and not any("policy_trainer" in line for line in lines)
 
     def test_what_is_not_there_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"task: nowhere:Task cannot be imported from .*: ModuleNotFoundError"):

@@ -1,0 +1,50 @@
+"""Errors in a user's own module, told with the user's lines and without ours."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+
+_PACKAGES = Path(__file__).parents[2]
+_OURS = tuple(str(_PACKAGES / name) for name in ("policy_trainer", "ref_server", "shared"))
+# With two lines each, and the error's own line, five in all.
+_FRAMES = 2
+
+
+@contextmanager
+def told_as_theirs(setting: str, what: str) -> Iterator[None]:
+    """Turns what the user's code raises into UserError. setting, what: as in `task`, `my_tasks:Reversal.problem(3)`."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError("\n".join([f"{setting}: {what} raised {words}", *_frames(error)])) from error
+
+
+def accepts(function: Callable[..., Any], *arguments: Any) -> str | None:
+    """Why the function cannot be called with these arguments; None if it can, or if its signature is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _frames(error: Exception) -> list[str]:
+    """The last lines of a traceback that are the user's: file, line and code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    return [
+        line
+        for frame in frames[-_FRAMES:]
+        for line in (f"  {frame.filename}, line {frame.lineno}, in {frame.name}", f"    {frame.line}")
+    ]
