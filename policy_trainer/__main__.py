@@ -6,8 +6,9 @@ from shared.commands import choose_command
 
 DESCRIPTION = """GRPO training of language models on the scored batches of a reference server.
 
-`policy-trainer COMMAND --help` explains every option. Options also come from the environment
-(POLICY_TRAINER_MAX_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and from a TOML file (--config FILE).
+`policy-trainer COMMAND --help` explains the options that matter most, `--help-all` all. They also come from the
+environment (POLICY_TRAINER_MAX_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and from a TOML file
+(--config FILE).
 """
 COMMANDS = {
     "sft": "teach a model the completions of a JSONL file, before GRPO",

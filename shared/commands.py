@@ -7,6 +7,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 
 def choose_command(
@@ -14,16 +15,27 @@ def choose_command(
 ) -> tuple[str, Callable[[], int]]:
     """The command that the first argument names, and a function that runs it and returns the exit status.
 
-    Exits with status 0 after --help, and with 2 when there is no such command.
+    Exits with status 0 after --help or --version (also `COMMAND --version`), and with 2 when there is no such command.
     commands: name -> a line for --help. Command `a-b` is `run(arguments)` in the module `package.a_b`. The module is
     imported when the command is chosen: --help and health checks must not wait for PyTorch.
     """
     parser = ArgumentParser(
         prog=prog, description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    if "--version" in arguments[:2]:
+        print(prog.split()[0], _version())
+        parser.exit()
     listed = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, summary in commands.items():
         listed.add_parser(name, help=summary)
     name = parser.parse_args(arguments[:1]).command
     module = import_module(f"{package}.{name.replace('-', '_')}")
     return name, partial(module.run, arguments[1:])
+
+
+def _version() -> str:
+    try:
+        return version("tandem-grpo")
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"

@@ -1,15 +1,83 @@
 """Reads the settings of a command."""
 
-from policy_trainer.config import RolloutConfig, SftConfig, TrainConfig
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from policy_trainer.cli.spellings import ABSENT, RENAMED
+from policy_trainer.config import DemoConfig, DemoSetupConfig, EvalConfig, RolloutConfig, SftConfig, TrainConfig
 from policy_trainer.presets import SETTINGS
-from shared.settings import Settings, load_settings
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.settings import Hints, Settings, load_settings
+
+COMMANDS: Mapping[str, type[BaseModel]] = {
+    "train": TrainConfig,
+    "rollout": RolloutConfig,
+    "eval": EvalConfig,
+    "sft": SftConfig,
+    "demo": DemoConfig,
+    "demo-setup": DemoSetupConfig,
+}
+HINTS = Hints(COMMANDS, RENAMED, ABSENT)
+# What --help lists.
+ESSENTIAL: Mapping[str, Sequence[str]] = {
+    "train": (
+        "model", "task", "data.path", "rewards", "run_dir", "resume", "max_steps", "sampling.num_generations",
+        "sampling.max_completion_length", "optimizer.learning_rate", "loss.beta", "server", "device", "config",
+    ),
+    "rollout": ("config", "run_dir", "server", "device", "dtype", "worker", "workers"),
+    "eval": (
+        "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",
+        "sampling.temperature", "sampling.max_completion_length", "device", "dtype", "config",
+    ),
+    "sft": (
+        "model", "data.path", "data.eval_path", "run_dir", "resume", "num_train_epochs", "batch_size", "max_length",
+        "optimizer.learning_rate", "device", "dtype", "config",
+    ),
+}  # fmt: skip
 
 
 class FileSchema(TrainConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
-    """The schema of a TOML file: the settings of every command. If sections share a name, the first base class wins."""
+    """The schema of the environment: the settings of every command. If sections share a name, the first base class wins."""
+
+
+class RolloutFile(TrainConfig, RolloutConfig):  # type: ignore[misc]
+    """The schema of a file for `rollout`: its own settings, and those of a run's config.toml."""
+
+
+class EvalFile(TrainConfig, EvalConfig):  # type: ignore[misc]
+    """The schema of a file for `eval`: its own settings, and those of a run's config.toml."""
+
+
+FILES: Mapping[str, type[BaseModel]] = {**COMMANDS, "rollout": RolloutFile, "eval": EvalFile}
 
 
 def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Settings:
     """Reads the settings. Exits with status 2 and a reason when an argument or value is invalid."""
-    prog = f"policy-trainer {command}"
-    return load_settings(cls, arguments, prog=prog, schema=FileSchema, presets=SETTINGS)
+    return load_settings(
+        cls,
+        arguments,
+        prog=f"policy-trainer {command}",
+        schema=FileSchema,
+        file_schema=FILES[command],
+        presets=SETTINGS,
+        earlier_life=partial(_earlier_life, cls) if cls in (TrainConfig, SftConfig) else _none,
+        essential=ESSENTIAL.get(command, ()),
+        hints=HINTS,
+    )
+
+
+def _earlier_life(cls: type[BaseModel], said: Mapping[str, Any]) -> Path | None:
+    """The settings of the run that --resume continues, if it has left any."""
+    run_dir = said.get("run_dir") or cls.model_fields["run_dir"].default
+    if not TypeAdapter(bool).validate_python(said.get("resume", False)):
+        return None
+    config = RunDirectory(Path(run_dir)).config
+    return config if config.exists() else None
+
+
+def _none(said: Mapping[str, Any]) -> None:
+    return None

@@ -24,9 +24,22 @@ from shared.settings import load_settings
 
 log = structlog.get_logger()
 
+# What --help lists.
+ESSENTIAL = (
+    "model", "no_model", "device", "dtype", "host", "port", "token_file", "data_dir", "store", "max_batch_tokens",
+    "snapshot_root", "config",
+)  # fmt: skip
+
 
 def run(arguments: list[str]) -> int:
-    config = load_settings(ServeConfig, arguments, prog="ref-server serve", schema=Environment)
+    config = load_settings(
+        ServeConfig,
+        arguments,
+        prog="ref-server serve",
+        schema=Environment,
+        file_schema=ServeConfig,
+        essential=ESSENTIAL,
+    )
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()
     end_with_parent()

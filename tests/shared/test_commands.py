@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from types import ModuleType
 
 import pytest
@@ -35,6 +36,11 @@ def test_a_command_that_does_not_exist(arguments: list[str], message: str, capsy
     status, out, err = refused(capsys, *arguments)
     assert (status, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["ping", "--version"]])
+def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *arguments) == (0, f"prog {version('tandem-grpo')}\n", "")
 
 
 @pytest.mark.parametrize(

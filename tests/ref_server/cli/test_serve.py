@@ -239,4 +239,4 @@ def test_the_command_itself(
         main()
     assert exited.value.code == status
     told = "".join(capsys.readouterr())
-    assert "usage: ref-server [-h] COMMAND" in told and "serve" in told
+    assert "usage: ref-server [-h] [--version] COMMAND" in told and "serve" in told

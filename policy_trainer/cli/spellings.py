@@ -1,0 +1,85 @@
+"""TRL's names of settings, for whoever types them from habit. Names that TRL shares with Tandem are not listed.
+
+docs/coming-from-trl.md has the names of GRPOConfig as a table; a test holds the two together.
+"""
+
+from collections.abc import Mapping
+
+# TRL's and vLLM's name -> ours. A name that is ours in a group (`learning_rate`, `temperature`) is found without this.
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    "model_name_or_path": ("model",),
+    "model_revision": ("revision",),
+    "torch_dtype": ("dtype",),
+    "model_init_kwargs": ("model", "revision", "dtype"),
+    "output_dir": ("run_dir",),
+    "run_name": ("run",),
+    "resume_from_checkpoint": ("resume",),
+    "dataset_name": ("data.dataset",),
+    "dataset_config": ("data.subset",),
+    "dataset_train_split": ("data.split",),
+    "dataset_test_split": ("data.eval_split",),
+    "reward_funcs": ("rewards",),
+    "reward_model_name_or_path": ("judging.model.path",),
+    "steps_per_generation": ("minibatches",),
+    "gradient_accumulation_steps": ("micro_batch_tokens",),
+    "generation_batch_size": ("groups_per_step",),
+    "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens", "batch_size"),
+    "per_device_eval_batch_size": ("evaluation.batch_size",),
+    "num_train_epochs": ("max_steps",),
+    "lr": ("optimizer.learning_rate",),
+    "lr_scheduler_kwargs": ("optimizer.min_lr_rate",),
+    "adam_beta1": ("optimizer.betas",),
+    "adam_beta2": ("optimizer.betas",),
+    "kl_coef": ("loss.beta",),
+    "kl_beta": ("loss.beta",),
+    "loss_type": ("loss.surrogate", "loss.aggregation", "loss.advantage"),
+    "mask_truncated_completions": ("loss.truncated",),
+    "use_bias_correction_kl": ("loss.kl_weight",),
+    "max_new_tokens": ("sampling.max_completion_length",),
+    "max_tokens": ("sampling.max_completion_length", "max_length"),
+    "group_size": ("sampling.num_generations",),
+    "vllm_importance_sampling_correction": ("loss.importance_sampling_correction",),
+    "vllm_importance_sampling_mode": ("loss.importance_sampling_correction", "loss.correction_level"),
+    "vllm_importance_sampling_cap": ("loss.correction_max", "loss.correction_high"),
+    "vllm_importance_sampling_clip_max": ("loss.correction_max", "loss.correction_high"),
+    "vllm_importance_sampling_clip_min": ("loss.correction_low",),
+    "sync_ref_model": ("reference.sync_steps",),
+    "ref_model_sync_steps": ("reference.sync_steps",),
+    "ref_model_mixup_alpha": ("reference.decay",),
+    "vllm_server_base_url": ("server",),
+    "use_cpu": ("device",),
+    "bf16": ("dtype",),
+    "optim": ("optimizer.learning_rate", "optimizer.betas", "optimizer.master_weights"),
+}
+
+_VLLM = "completions are sampled with transformers, by `policy-trainer rollout`; there is no vLLM in the loop"
+_DEVICES = "a policy trains on one device, --device; more workers and servers may have devices of their own"
+_HUB = "nothing is uploaded; RUN_DIR/model is a Hugging Face model, which `hf upload` takes"
+_LOGGED = "every step is in RUN_DIR/metrics.jsonl; --report-to names trackers besides"
+
+# TRL's names of what there is nothing of here, and what to do instead.
+ABSENT: Mapping[str, str] = {
+    "use_vllm": _VLLM,
+    "vllm_mode": _VLLM,
+    "vllm_server_host": _VLLM,
+    "vllm_server_port": _VLLM,
+    "vllm_gpu_memory_utilization": _VLLM,
+    "vllm_tensor_parallel_size": _VLLM,
+    "deepspeed": _DEVICES,
+    "fsdp": _DEVICES,
+    "fsdp_config": _DEVICES,
+    "use_peft": "there is no LoRA: all weights are trained",
+    "lora_r": "there is no LoRA: all weights are trained",
+    "load_in_4bit": "weights are not quantised: --dtype bfloat16 is the smallest",
+    "fp16": "float16 would need loss scaling: use --dtype bfloat16",
+    "trust_remote_code": "code from the Hub is never run",
+    "use_liger_kernel": "log-probs are fused already; there is no Liger kernel",
+    "push_to_hub": _HUB,
+    "hub_model_id": _HUB,
+    "logging_steps": _LOGGED,
+    "logging_strategy": _LOGGED,
+    "logging_first_step": _LOGGED,
+    "save_strategy": "checkpoints come every --checkpoint.save-steps steps",
+    "eval_strategy": "evaluations come every --evaluation.eval-steps steps; 0 keeps the first and the last",
+    "remove_unused_columns": "columns that nothing uses are left alone",
+}

@@ -1,0 +1,10 @@
+"""Settings of a command, from a preset, the run's config.toml, one TOML file, the environment and the command line.
+
+Later ones override. One pydantic model describes them all. Unknown names and invalid values are refused with the
+setting's name and, where there is one, the name that was probably meant.
+"""
+
+from shared.settings.load import Dtype, PresetSettings, Settings, from_values, load_settings, settings_config
+from shared.settings.suggestions import Hints
+
+__all__ = ["Dtype", "Hints", "PresetSettings", "Settings", "from_values", "load_settings", "settings_config"]

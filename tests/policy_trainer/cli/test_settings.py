@@ -1,0 +1,141 @@
+"""Each command takes its own settings, from its own files, and says whose a setting is that it does not take."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.cli.settings import COMMANDS, ESSENTIAL, read_settings
+from policy_trainer.config import SftConfig, TrainConfig
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.settings import from_values
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read(command: str, *arguments: str) -> Any:
+    cls: Any = COMMANDS[command]
+    return read_settings(cls, list(arguments), command)
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        read(command, *arguments)
+    assert stopped.value.code == 2
+    words = capsys.readouterr().err
+    assert len(words.splitlines()) <= 3
+    return words
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("command", "text", "name", "owners"),
+        [
+            ("train", "batch_size = 3", "batch_size", "`sft`"),
+            ("train", "max_length = 3", "max_length", "`sft`"),
+            ("train", "worker = 3", "worker", "`rollout`"),
+            ("rollout", "batch_size = 3", "batch_size", "`sft`"),
+            ("eval", "worker = 3", "worker", "`rollout`"),
+            ("sft", "max_steps = 3", "max_steps", "`train`, `demo`, `demo-setup`"),
+            ("sft", "[loss]\nbeta = 3", "loss", "`train`"),
+            ("demo", "model = 'm'", "model", "`train`, `rollout`, `eval`, `sft`"),
+        ],
+    )
+    def test_of_another_command_are_refused(
+        self, capsys: pytest.CaptureFixture[str], command: str, text: str, name: str, owners: str
+    ) -> None:
+        Path("mine.toml").write_text(text)
+        told = f"policy-trainer {command}: mine.toml: {name} is not a setting here; it belongs to {owners}"
+        assert refused(capsys, command, "--config", "mine.toml").startswith(told)
+
+    def test_a_runs_own_serves_its_workers_and_its_evaluation(self) -> None:
+        run = RunDirectory(Path("run"))
+        run.write_config(from_values(TrainConfig, model="m", max_steps=7, sampling={"top_k": 3}))
+        assert read("rollout", "--config", str(run.config)).sampling.top_k == 3
+        assert read("eval", "--config", str(run.config)).sampling.top_k == 3
+
+    def test_inside_of_a_list_are_named_by_their_place(self, capsys: pytest.CaptureFixture[str]) -> None:
+        meant = "data.mixture.0.wieght is not a setting"
+        Path("mine.toml").write_text('[[data.mixture]]\ntask = "gsm8k"\nwieght = 2\n')
+        words = refused(capsys, "train", "--config", "mine.toml")
+        assert f"mine.toml: {meant}" in words and "did you mean data.mixture.0.weight?" in words
+        mixture = ["--task", "mixture", "--data.mixture", '[{"task": "gsm8k", "wieght": 2}]']
+        words = refused(capsys, "train", "--model", "m", *mixture)
+        assert meant in words and "did you mean data.mixture.0.weight?" in words
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", ESSENTIAL)
+    def test_of_many_options_is_one_screen(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "100")
+        with pytest.raises(SystemExit):
+            read(command, "--help")
+        words = capsys.readouterr().out
+        assert len(words.splitlines()) <= 45 and f"policy-trainer {command} --help-all" in words
+        with pytest.raises(SystemExit):
+            read(command, "--help-all")
+        everything = capsys.readouterr().out
+        assert "--seed" in everything and "--seed" not in words
+        assert not [jargon for jargon in ("list[", "tuple[", " Path ", " str ", "None") if jargon in everything]
+
+
+RUN = ["--resume", "--run-dir", "runs/a"]
+
+
+class TestResume:
+    @pytest.fixture(autouse=True)
+    def run(self) -> RunDirectory:
+        run = RunDirectory(Path("runs/a"))
+        run.write_config(
+            from_values(
+                TrainConfig,
+                model="some/model",
+                run="named",
+                run_dir=run.root,
+                max_steps=7,
+                loss={"beta": 0.1, "kl": "k2"},
+            )
+        )
+        return run
+
+    def test_needs_only_the_directory(self) -> None:
+        config = read("train", *RUN)
+        assert (config.model, config.run, config.max_steps, config.loss.beta) == ("some/model", "named", 7, 0.1)
+        assert config.resume
+
+    def test_what_is_said_is_stronger(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("mine.toml").write_text("max_steps = 8\n[loss]\nbeta = 0.2\n")
+        monkeypatch.setenv("POLICY_TRAINER_GROUPS_PER_STEP", "3")
+        config = read("train", *RUN, "--config", "mine.toml", "--loss.beta", "0.3")
+        assert (config.max_steps, config.groups_per_step, config.loss.beta, config.loss.kl) == (8, 3, 0.3, "k2")
+
+    @pytest.mark.parametrize("arguments", [["--run-dir", "runs/a"], ["--resume", "--run-dir", "runs/b"], ["--resume"]])
+    def test_of_this_run_alone(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+        assert refused(capsys, "train", *arguments).startswith("policy-trainer train: model: ")
+
+    def test_may_be_asked_for_by_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("POLICY_TRAINER_RESUME", "true")
+        monkeypatch.setenv("POLICY_TRAINER_RUN_DIR", "runs/a")
+        assert read("train").run == "named"
+
+    def test_settings_of_an_older_version_are_told_and_left_out(
+        self, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        values = run.config.read_text()
+        run.config.write_text("gone = 1\n" + values.replace("[loss]", "[loss]\nalso_gone = 2", 1))
+        assert tomllib.loads(run.config.read_text())["loss"]["also_gone"] == 2
+        assert read("train", *RUN).loss.beta == 0.1
+        told = "policy-trainer train: runs/a/config.toml: {} is not a setting of this version: it is left out"
+        assert capsys.readouterr().err.splitlines() == [told.format("gone"), told.format("loss.also_gone")]
+
+    def test_of_sft(self) -> None:
+        run = RunDirectory(Path("runs/sft"))
+        run.write_config(from_values(SftConfig, model="m", data={"path": "d.jsonl"}, batch_size=3))
+        config = read("sft", "--resume")
+        assert (config.model, config.batch_size, config.data.path) == ("m", 3, Path("d.jsonl"))
