@@ -41,7 +41,10 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
 
 
 class FileSchema(TrainConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
-    """The schema of the environment: the settings of every command. If sections share a name, the first base class wins."""
+    """The schema of the environment: the settings of every command.
+
+    If sections share a name, the first base class wins.
+    """
 
 
 class RolloutFile(TrainConfig, RolloutConfig):  # type: ignore[misc]

@@ -11,6 +11,7 @@ _TYPES: Mapping[str, str] = {
     "float": "X",
     "Path": "PATH",
     "JSON": "JSON",
+    "dict[str,Any]": "JSON",
     "tuple[float,float]": "X,X",
 }
 # What the text of a setting is, where it is not a name.
