@@ -4,10 +4,12 @@ import ctypes
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -55,9 +57,11 @@ def _join_logs() -> None:
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
     """Turns errors of loading the model `name` into UserError."""
-    # For a missing directory, transformers' message would be about hub repositories.
-    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
-        raise UserError(f"model: there is no directory {name}")
+    if not Path(name).is_dir() and _looks_like_a_path(name):  # else the hub would be asked for it, for a minute
+        raise UserError(
+            f"model: there is no directory {name}; give the path of a Hugging Face model's directory, or a hub id such "
+            "as Qwen/Qwen2.5-0.5B-Instruct"
+        )
     try:
         yield
     except _LOADING_ERRORS as error:
@@ -66,7 +70,25 @@ def _explained(name: str) -> Iterator[None]:
                 f"model: {name} brings code of its own, which is never run; choose a model whose architecture is "
                 "in transformers"
             ) from None
-        raise UserError(f"model: {name} cannot be loaded: {error}") from error
+        raise UserError(f"model: {name} cannot be loaded: {_reason(name, error)}") from error
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Whether `name` can only be meant as a path: a hub id is `model` or `owner/model`, of letters, digits and -._"""
+    parent = Path(name).parent
+    is_hub_id = re.fullmatch(r"[\w.-]+(?:/[\w.-]+)?", name) is not None and not name.startswith((".", "/", "~"))
+    return not is_hub_id or Path(name).is_file() or (str(parent) != "." and parent.is_dir())
+
+
+def _reason(name: str, error: Exception) -> str:
+    """What transformers says, in a line; of a hub id that no local directory has, how to work without the hub."""
+    words = " ".join(str(error).split("\n\n")[0].split())
+    if Path(name).is_dir():
+        return words
+    return (
+        f"{shorten(words, 300, placeholder=' …')}\nThere is no such directory either. Without the internet: copy the "
+        "model's directory here and give its path, or set HF_HUB_OFFLINE=1 if it was downloaded before"
+    )
 
 
 def save_model(

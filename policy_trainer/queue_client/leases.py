@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import missing_input
 from policy_trainer.queue_client.ledger import Fate, Ledger
+from policy_trainer.queue_client.old_ids import drop_done
 from policy_trainer.queue_client.server import LeaseTerms
 from shared.api import Outcome
 from shared.client import Leased, RefServerClient
@@ -53,7 +55,11 @@ class LeaseFeed:
         self._failure: Exception | None = None
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-            for name, work in (("leases", self._fetch), ("heartbeat", self._send_heartbeats))
+            for name, work in (
+                ("leases", self._fetch),
+                ("heartbeat", self._send_heartbeats),
+                ("old ids", partial(drop_done, client, ledger, ledger.ids(), self._stop.is_set)),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -129,7 +135,10 @@ class LeaseFeed:
         self._release(self._ledger.untrained())
 
     def _ack(self, leases: Sequence[Leased], checkpoint: str) -> None:
-        self._ledger.acked(leases, self._client.ack(leases, checkpoint))
+        outcomes = self._client.ack(leases, checkpoint)
+        self._ledger.acked(leases, outcomes)
+        refused = [id for id, outcome in outcomes.items() if outcome in (Outcome.STALE, Outcome.UNKNOWN)]
+        drop_done(self._client, self._ledger, refused, self._stop.is_set)
 
     def _next(self) -> Leased | None:
         if self._failure:

@@ -91,6 +91,11 @@ class Ledger:
             self._ids -= {id for id, outcome in outcomes.items() if outcome in (Outcome.OK, Outcome.ALREADY)}
             self._forget(leases)
 
+    def drop(self, ids: Iterable[str]) -> None:
+        """Removes ids that the server has as done: their batches never come again."""
+        with self._lock:
+            self._ids -= set(ids) - self._unsettled
+
     def _forget(self, leases: Iterable[Leased]) -> None:
         for lease in leases:
             if self._live.get(lease.id) is lease:

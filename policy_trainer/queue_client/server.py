@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from policy_trainer.config import RunConfig
@@ -11,14 +12,29 @@ from shared.client.connection import OnWait
 from shared.client.credentials import choose_token
 from shared.errors import UserError
 
+# Of ref-server serve.
+_DEFAULT_PORT = 8400
+
 
 def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:
     """A client that waits for the server until on_wait raises. Raises UserError for an unusable token or CA."""
     try:
         token = choose_token(config.token, config.token_file)
-        return RefServerClient(config.server, token=token, ca=config.tls_ca, patience=None, on_wait=on_wait)
+        return RefServerClient(
+            config.server,
+            token=token,
+            ca=config.tls_ca,
+            patience=None,
+            on_wait=on_wait,
+            hint=f"; start one with: {_start_command(config)}",
+        )
     except ValueError as error:
         raise UserError(f"token_file or tls_ca: {error}") from None
+
+
+def _start_command(config: RunConfig) -> str:
+    port = urlsplit(config.server).port
+    return f"ref-server serve --model {config.model}" + (f" --port {port}" if port not in (None, _DEFAULT_PORT) else "")
 
 
 @dataclass(frozen=True)

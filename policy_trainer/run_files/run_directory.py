@@ -1,6 +1,8 @@
 """The directory of a run: the names of its files, and its configuration."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +57,10 @@ class RunDirectory:
     def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
         """Writes the configuration. Returns whether an earlier run is continued.
 
-        Raises UserError if the directory holds a run and resume is off.
+        Raises UserError if the directory holds a run and resume is off, or cannot be written.
         """
-        known = self.holds_a_run()
+        with self._refusals():
+            known = self.holds_a_run()
         if known and not resume:
             raise UserError(
                 f"run_dir: {self.root} holds a run already; add --resume to continue it, or choose another --run-dir"
@@ -70,10 +73,23 @@ class RunDirectory:
     def write_config(self, config: BaseSettings) -> None:
         """Writes the effective configuration, a file that every command takes with --config.
 
-        The file is replaced in one rename, because a worker may read it at the same time.
+        The file is replaced in one rename, because a worker may read it at the same time. Raises UserError if the
+        directory cannot be written.
         """
         values = json.loads(config.model_dump_json(exclude={"config", "resume"}, exclude_none=True))
-        self.root.mkdir(parents=True, exist_ok=True)
         temporary = self.config.with_name(f".{self.config.name}.tmp")
-        temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
-        temporary.replace(self.config)
+        with self._refusals():
+            self.root.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
+            temporary.replace(self.config)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turns errors of the file system into UserError."""
+        try:
+            yield
+        except OSError as error:
+            reason = "it is a file" if self.root.is_file() else error.strerror or str(error)
+            raise UserError(
+                f"run_dir: {self.root} cannot be written: {reason}; choose another --run-dir, or mend this one"
+            ) from error

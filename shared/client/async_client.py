@@ -52,8 +52,9 @@ class AsyncRefServerClient(Connection):
         ca: str | Path | None = None,
         patience: float | None = 30.0,
         on_wait: OnWait = wait_silently,
+        hint: str = "",
     ) -> None:
-        super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait)
+        super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait, hint=hint)
         with self.translating():
             self._http = httpx.AsyncClient(**self._options)
 

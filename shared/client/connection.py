@@ -30,12 +30,13 @@ class Connection:
     """Base class of the clients. Subclasses send the requests."""
 
     def __init__(
-        self, url: str, *, token: str | None, ca: str | Path | None, patience: float | None, on_wait: OnWait
+        self, url: str, *, token: str | None, ca: str | Path | None, patience: float | None, on_wait: OnWait, hint: str
     ) -> None:
         stamina.instrumentation.set_on_retry_hooks(())  # on_wait reports retries instead
         self.url = url
         self._patience = patience
         self._on_wait = on_wait
+        self._hint = hint
         self._options: dict[str, Any] = {
             "base_url": url,
             "headers": _authorization(token),
@@ -48,7 +49,7 @@ class Connection:
 
     def attempts(self, request: Request[Any]) -> Any:
         """An iterator of attempts, synchronous or asynchronous: retries while waiting may help and patience lasts."""
-        retry_policy = _RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait)
+        retry_policy = _RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait, self._hint)
         return stamina.retry_context(on=retry_policy, attempts=None, timeout=None, wait_max=_MAX_BACKOFF_SECONDS)
 
     def arguments(self, request: Request[Any]) -> dict[str, Any]:
@@ -75,21 +76,23 @@ class Connection:
     def read(self, request: Request[T], response: httpx.Response) -> T:
         """Parses a response. Raises RefServerError, NotRefServer."""
         if not response.is_success:
-            raise refusal(response)
+            raise refusal(response, self.url)
         try:
             return request.read(response)
         except (ValueError, LookupError) as error:
-            raise NotRefServer(f"the server at {self.url} is not a reference server of this version: {error}") from None
+            words = f"the server at {self.url} is not a reference server of this version: {_first_line(error)}"
+            raise NotRefServer(words) from None
 
 
 class _RetryPolicy:
     """Decides whether one request is retried, and after how many seconds. For stamina's `on`."""
 
-    def __init__(self, url: str, repeatable: bool, patience: float | None, on_wait: OnWait) -> None:
+    def __init__(self, url: str, repeatable: bool, patience: float | None, on_wait: OnWait, hint: str) -> None:
         self._url = url
         self._repeatable = repeatable
         self._patience = patience
         self._on_wait = on_wait
+        self._hint = hint
         self._began = time.monotonic()
 
     def __call__(self, error: Exception) -> bool | float:
@@ -113,7 +116,7 @@ class _RetryPolicy:
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, Unreachable):
-            return f"the reference server at {self._url} does not answer ({error.reason})"
+            return f"the reference server at {self._url} does not answer ({error.reason}){self._hint}"
         return f"the reference server at {self._url} says: {error}"
 
 
@@ -124,6 +127,11 @@ def unready_reason(error: ClientError) -> str:
     if isinstance(error, Unreachable) and error.passes:
         return str(error)
     raise error
+
+
+def _first_line(error: Exception) -> str:
+    """pydantic writes several lines for each field of an answer that is of another API."""
+    return str(error).splitlines()[0]
 
 
 def wait_silently(reason: str, seconds: float) -> None:

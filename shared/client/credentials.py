@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from shared.client.errors import ClientError, RefServerError, Untrusted
+from shared.client.errors import ClientError, NotRefServer, RefServerError, Untrusted
 
 
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
@@ -44,6 +44,8 @@ def remedy(error: ClientError, prefix: str) -> str:
         return f"; give a token of the server with --token-file, or {prefix}TOKEN in the environment"
     if isinstance(error, RefServerError) and "a token of role" in error.message:
         return f"; --token-file, or {prefix}TOKEN in the environment, must give a token of that role"
+    if isinstance(error, NotRefServer):
+        return "; give the URL that `ref-server serve` prints"
     return ""
 
 

@@ -1,6 +1,8 @@
 """The errors of the clients, and how they are made from httpx's errors and responses."""
 
 import ssl
+from http import HTTPStatus
+from textwrap import shorten
 
 import httpx
 
@@ -57,8 +59,12 @@ class RefServerError(ClientError):
         self.retry_after = retry_after
 
 
-def refusal(response: httpx.Response) -> RefServerError:
-    """The error of a response that is not a success."""
+# Without our JSON these are another server's. Others may be of a proxy or a gateway in between.
+_NOT_OURS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+
+
+def refusal(response: httpx.Response, url: str) -> RefServerError | NotRefServer:
+    """The error of a response that is not a success. url: where the server should be."""
     about: dict[str, str | None] = {"request_id": response.headers.get("X-Request-Id")}
     try:
         error = response.json()["error"]
@@ -66,10 +72,19 @@ def refusal(response: httpx.Response) -> RefServerError:
         about |= {name: error.get(name) for name in ("code", "field")}
         about["request_id"] = error.get("request_id") or about["request_id"]
     except (ValueError, LookupError, TypeError, AttributeError):
-        message = f"{response.status_code} {response.reason_phrase}: {response.text[:200]}".rstrip(": ")
+        message = f"{response.status_code} {response.reason_phrase}{_excerpt(response)}"
+        if response.is_redirect or response.status_code in _NOT_OURS:
+            return NotRefServer(f"the server at {url} is not a reference server: it says {message}")
     header = response.headers.get("Retry-After", "")
     retry_after = float(header) if header.isdecimal() else None
     return RefServerError(response.status_code, message, retry_after=retry_after, **about)
+
+
+def _excerpt(response: httpx.Response) -> str:
+    """The beginning of a text. The pages of other servers are left out."""
+    html = "html" in response.headers.get("Content-Type", "") or response.text.lstrip().startswith("<")
+    text = "" if html else shorten(response.text, 200, placeholder=" …")
+    return f": {text}" if text else ""
 
 
 def unreachable(error: httpx.TransportError | httpx.InvalidURL, url: str) -> Unreachable:

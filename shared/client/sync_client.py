@@ -37,8 +37,9 @@ class RefServerClient(Connection):
 
     token: sent with each request. ca: a PEM file with the certificates of a private CA, for https. patience: seconds to
     keep retrying while the server is down, starting, full or failing; 0 tries once, None never gives up. on_wait:
-    called before each retry with the reason and the seconds so far; an exception from it ends the wait. Errors of the
-    caller are raised at once. Every method raises RefServerError, Unreachable, NotRefServer, which are all ClientError.
+    called before each retry with the reason and the seconds so far; an exception from it ends the wait. hint: ends
+    the reason where no server answers, such as how to start one. Errors of the caller are raised at once. Every method
+    raises RefServerError, Unreachable, NotRefServer, which are all ClientError.
 
     ```
     with RefServerClient("https://gpu1:8400", token=os.environ["TOKEN"], ca="ca.pem") as client:
@@ -54,8 +55,9 @@ class RefServerClient(Connection):
         ca: str | Path | None = None,
         patience: float | None = 30.0,
         on_wait: OnWait = wait_silently,
+        hint: str = "",
     ) -> None:
-        super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait)
+        super().__init__(url, token=token, ca=ca, patience=patience, on_wait=on_wait, hint=hint)
         with self.translating():
             self._http = httpx.Client(**self._options)
 

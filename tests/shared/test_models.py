@@ -17,6 +17,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from shared.errors import UserError
 from shared.models import context_length, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
 
 SIZES: dict[str, Any] = {
@@ -144,6 +145,34 @@ def test_loads_in_the_dtype_asked_for(tmp_path: Path) -> None:
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
     }
+
+
+@pytest.mark.parametrize("name", ["./models/qwne", "/nowhere/model", "a/b/c", "here/qwne", "here/file"])
+def test_a_path_that_is_no_directory_is_refused_before_the_hub_is_asked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "qwen").mkdir(parents=True)
+    (tmp_path / "here" / "file").touch()
+
+    def ask(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("shared.models.AutoTokenizer.from_pretrained", ask)
+    with pytest.raises(UserError, match=f"model: there is no directory {name}; give the path"):
+        load_tokenizer(name)
+
+
+def test_a_hub_id_that_cannot_be_reached_says_how_to_work_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nto load this file.\n\nSee the page.\n" * 3)
+
+    monkeypatch.setattr("shared.models.AutoTokenizer.from_pretrained", offline)
+    with pytest.raises(UserError) as refused:
+        load_tokenizer("owner/model")
+    said = str(refused.value)
+    assert "owner/model cannot be loaded: We couldn't connect" in said and "HF_HUB_OFFLINE=1" in said
+    assert len(said.splitlines()) <= 5
 
 
 def test_no_such_model(tmp_path: Path) -> None:

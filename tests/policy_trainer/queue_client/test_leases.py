@@ -36,6 +36,7 @@ class RefServer:
         self.done: list[str] = []
         self.calls: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.forced: dict[str, str] = {}
+        self.states: dict[str, str] = {}
         self.leases = 0
         self.max_in_flight = 100
         self.refuses = False
@@ -55,6 +56,8 @@ class RefServer:
                 self.ready.append(id)
 
     def respond(self, request: Any) -> Any:
+        if request.method == "GET":
+            return self.describe(request.path.rpartition("/")[2])
         body = json.loads(request.body)
         verb = request.path.rpartition("/")[2]
         with self.lock:
@@ -76,6 +79,17 @@ class RefServer:
                 return self.site.answer(200, self.bodies[id], headers)
         time.sleep(0.02)
         return self.site.answer(204)
+
+    def describe(self, id: str) -> Any:
+        with self.lock:
+            state = "done" if id in self.done else self.states.get(id, "ready" if id in self.bodies else None)
+        if state is None:
+            error = {"error": {"code": "not_found", "message": "no such batch"}}
+            return self.site.answer(404, json.dumps(error).encode())
+        numbers = ("epoch", "policy_version", "prompt_tokens", "completion_tokens", "completions", "payload_bytes")
+        counts = dict.fromkeys((*numbers, "deliveries", "scoring_attempts", "admitted_at"), 0)
+        words = {"id": id, "run": "test", "state": state, "reason": None, "consumer": None, "history": []}
+        return self.site.answer(200, json.dumps({**counts, **words}).encode())
 
     def settle(self, verb: str, id: str, token: str) -> str:
         if id in self.forced:
@@ -408,6 +422,32 @@ class TestLedger:
         assert ids(taken(feed, 2)) == [known[1], known[3]]
         assert server.done == [known[0], known[2]]
         assert ledger.ids() == ["gone"]
+
+    def test_ids_that_the_server_has_as_done_leave_and_others_are_told(
+        self, server: RefServer, open_feed: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """An earlier process acked them after the checkpoint that names them."""
+        server.done = ["acked"]
+        server.states = {"old": "expired"}
+        ledger = Ledger(["acked", "lost", "old"])
+        open_feed(ledger)
+        eventually(lambda: ledger.ids() == ["lost", "old"])
+        told = ""
+        deadline = time.monotonic() + 60
+        while "never acknowledged" not in told and time.monotonic() < deadline:
+            told += capsys.readouterr().out
+            time.sleep(0.01)
+        assert "unknown=1" in told and "expired=1" in told
+
+    def test_a_stale_ack_of_a_batch_that_is_done_leaves_the_ledger(
+        self, server: RefServer, open_feed: Any, batches: Any
+    ) -> None:
+        known = server.put(*batches(1))
+        ledger = Ledger(known)
+        server.forced[known[0]] = "stale"
+        server.states[known[0]] = "done"
+        open_feed(ledger)
+        eventually(lambda: not ledger.ids())
 
     def test_a_stale_ack_leaves_the_batch_in_the_ledger(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         known = server.put(*batches(1))

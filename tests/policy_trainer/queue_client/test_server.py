@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from policy_trainer.config import RolloutConfig
@@ -14,6 +15,8 @@ from policy_trainer.queue_client.server import (
     leases_are_full,
 )
 from shared.api import Order, State
+from shared.client import NotRefServer
+from shared.client.credentials import remedy
 from shared.errors import UserError
 from shared.settings import from_values
 from tests.policy_trainer.queues import queue_of
@@ -80,3 +83,47 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
     file.write_text("# nothing yet\n")
     with pytest.raises(UserError, match="holds no token"):
         connect(from_values(RolloutConfig, model="m", token_file=file), lambda reason, seconds: None)
+
+
+@pytest.mark.parametrize(("server", "port"), [("http://127.0.0.1:1", " --port 1"), ("http://localhost:8400", "")])
+def test_a_server_that_does_not_answer_is_told_with_the_command_that_starts_one(
+    server: str, port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Enough(Exception):
+        pass
+
+    told: list[str] = []
+
+    def hear(reason: str, seconds: float) -> None:
+        told.append(reason)
+        raise Enough
+
+    def nobody(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(httpx.Client, "request", nobody)
+    with connect(from_values(RolloutConfig, model="m", server=server), hear) as client, pytest.raises(Enough):
+        client.model()
+    assert told == [
+        f"the reference server at {server} does not answer (refused); start one with: ref-server serve --model m{port}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (404, b"<!DOCTYPE html><html><h1>Not Found</h1></html>", "text/html"),
+        (301, b"", "text/html"),
+        (200, b"<html>It works!</html>", "text/html"),
+        (200, b'{"object": "list", "data": []}', "application/json"),
+        (404, b'{"detail": "Not Found"}', "application/json"),
+    ],
+)
+def test_the_url_of_another_server_is_told_in_a_line(status: int, body: bytes, kind: str, open_site: Any) -> None:
+    site = open_site(lambda _: site.answer(status, body, {"Content-Type": kind}))
+    config = from_values(RolloutConfig, model="m", server=site.url)
+    with connect(config, lambda reason, seconds: None) as client, pytest.raises(NotRefServer) as refused:
+        client.model()
+    said = str(refused.value) + remedy(refused.value, "POLICY_TRAINER_")
+    assert said.startswith(f"the server at {site.url} is not a reference server") and "`ref-server serve`" in said
+    assert "<" not in said and "\n" not in said and len(said) < 300

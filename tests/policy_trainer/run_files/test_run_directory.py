@@ -4,8 +4,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console
+
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.errors import UserError
 
 
 class TestRunDirectory:
@@ -30,3 +34,17 @@ class TestRunDirectory:
             model = tomllib.loads(directory.config.read_text())["model"]
             assert model == "new" if survived else model in ("old", "new")
         assert operations > 2
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    console, config = Console(quiet=True), TrainConfig(model="m")
+    with pytest.raises(UserError, match=r"run_dir: .*file cannot be written: it is a file; choose another --run-dir"):
+        RunDirectory(tmp_path / "file").open(config, console, resume=False)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match=r"run_dir: .*new cannot be written: No space left on device; choose"):
+        RunDirectory(tmp_path / "new").open(config, console, resume=False)
