@@ -1,7 +1,7 @@
 """The directory of a run: the names of its files, and its configuration."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,12 @@ import tomli_w
 from pydantic_settings import BaseSettings
 from rich.console import Console
 
+from policy_trainer.config.resuming import Change, changes
 from shared.errors import UserError
+from shared.settings.files import read_known
+
+# A refusal names so many settings.
+_LISTED = 2
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class RunDirectory:
     def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
         """Writes the configuration. Returns whether an earlier run is continued.
 
-        Raises UserError if the directory holds a run and resume is off, or cannot be written.
+        What a resumed run changes is printed. Raises UserError if the directory holds a run and resume is off, or if
+        batches that wait would be wrong under the new settings, or if the directory cannot be written.
         """
         with self._refusals():
             known = self.holds_a_run()
@@ -67,8 +73,34 @@ class RunDirectory:
             )
         if resume and not known:
             console.print(f"{self.root} holds no run to resume: training begins at step 0", highlight=False)
+        if known:
+            self._compare(config, console)
         self.write_config(config)
         return known
+
+    def _compare(self, config: BaseSettings, console: Console) -> None:
+        """Prints what differs from the run's config.toml. Raises UserError for what must not differ."""
+        if not self.config.exists():
+            return
+        before, _ = read_known(self.config, type(config))
+        found = changes(before, config)
+        if fixed := [change for change in found if not change.allowed]:
+            raise UserError(self._refusal(fixed))
+        for change in found:
+            console.print(f"since the run was last started: {change}", highlight=False, markup=False, soft_wrap=True)
+
+    def _refusal(self, fixed: Sequence[Change]) -> str:
+        newest = max(self.checkpoints.glob("step-*"), default=None)
+        start = f"from it: --model {newest} --run-dir OTHER" if newest else "with another --run-dir"
+        more = [f"and {len(fixed) - _LISTED} more"] if len(fixed) > _LISTED else []
+        return "\n".join(
+            [
+                f"{fixed[0].name}: --resume cannot change it, because batches of {self.root} may wait in the queue",
+                *(f"  {change}" for change in fixed[:_LISTED]),
+                *more,
+                f"leave it as it was, or start a new run {start}",
+            ]
+        )
 
     def write_config(self, config: BaseSettings) -> None:
         """Writes the effective configuration, a file that every command takes with --config.

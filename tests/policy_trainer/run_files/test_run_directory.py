@@ -1,5 +1,6 @@
 """A run's directory: when it holds a run, and what a crash leaves of its configuration."""
 
+import io
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import LossConfig, TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.errors import UserError
 
@@ -22,6 +23,37 @@ class TestRunDirectory:
         assert not directory.holds_a_run(), "nor is a file that a refused command has opened"
         directory.metrics.write_text("{}\n")
         assert directory.holds_a_run()
+
+    @pytest.fixture
+    def begun(self, tmp_path: Path) -> RunDirectory:
+        directory = RunDirectory(tmp_path / "run")
+        directory.write_config(TrainConfig(model="m"))
+        (directory.checkpoints / "step-00000020").mkdir(parents=True)
+        return directory
+
+    def test_says_what_a_resumed_run_changes(self, begun: RunDirectory) -> None:
+        console = Console(file=io.StringIO(), width=60)
+        config = TrainConfig(model="m", max_steps=7, loss=LossConfig(beta=0.1), run_dir=begun.root, run="default")
+        assert begun.open(config, console, resume=True)
+        began = "since the run was last started: "
+        assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+            f"{began}max_steps: 100 -> 7", f"{began}loss.beta: 0.04 -> 0.1",
+        ]  # fmt: skip
+        assert tomllib.loads(begun.config.read_text())["max_steps"] == 7
+
+    def test_refuses_what_would_make_waiting_batches_wrong(self, begun: RunDirectory) -> None:
+        written = begun.config.read_text()
+        config = TrainConfig(model="n", seed=3, rewards=["format"], max_steps=7)
+        with pytest.raises(UserError) as refused:
+            begun.open(config, Console(file=io.StringIO()), resume=True)
+        first, *listed, remedy = str(refused.value).splitlines()
+        assert first.startswith("model: ") and listed == ["  model: m -> n", "  seed: 0 -> 3", "and 1 more"]
+        assert f"--model {begun.checkpoints}/step-00000020 --run-dir OTHER" in remedy
+        assert begun.config.read_text() == written
+
+    def test_a_configuration_of_an_older_version_is_compared(self, begun: RunDirectory) -> None:
+        begun.config.write_text("gone = 1\n" + begun.config.read_text())
+        assert begun.open(TrainConfig(model="m"), Console(file=io.StringIO()), resume=True)
 
     def test_a_crash_leaves_a_whole_configuration(self, tmp_path: Path, fuse: Any) -> None:
         """The old one or the new one, whatever file operation was the last."""
