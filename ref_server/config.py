@@ -69,8 +69,8 @@ class ServeConfig(BaseSettings):
     """Serve the queue alone: batches are leased as they were uploaded."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    device: str = "cpu"
-    """Where the model runs: cpu, cuda:0, …"""
+    device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
     dtype: Dtype = "auto"
     """Precision of the weights; auto: the one that the model was saved in."""
     threads: int | None = Field(default=None, ge=1)

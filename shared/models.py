@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from shared.devices import choose_device
 from shared.errors import UserError
 from shared.settings import Dtype
 
@@ -33,10 +34,11 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
     """
     transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
     _join_logs()
+    where = choose_device(device)
     with _explained(name):
         # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
         model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
-        return model.to(torch.device(device)).eval()  # type: ignore[arg-type]
+        return model.to(where).eval()  # type: ignore[arg-type]
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from policy_trainer.cli.settings import read_settings
-from policy_trainer.cli.status import training_status
+from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import SftConfig
 
 
@@ -12,4 +12,5 @@ def run(arguments: list[str]) -> int:
     from policy_trainer.sft.sft import sft  # late, so that wrong options fail before PyTorch loads
 
     console = Console(stderr=True)
+    tell_device(config.device, console)
     return training_status(sft(config, console), config.run_dir, console)

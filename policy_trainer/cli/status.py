@@ -45,6 +45,13 @@ def exit_status(command: str, run: Callable[[], int]) -> int:
         return _fail(command, str(error), 1)
 
 
+def tell_device(name: str, console: Console) -> None:
+    """Prints which device a setting `device` means. Raises UserError when there is no such device."""
+    from shared.devices import describe_device  # late, since it loads PyTorch
+
+    console.print(f"device: {describe_device(name)}", highlight=False)
+
+
 def training_status(result: Result, run_dir: Path, console: Console) -> int:
     """Reports a training run on the console. Returns the exit status."""
     if result.finished:

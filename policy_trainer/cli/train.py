@@ -5,7 +5,7 @@ import signal
 from rich.console import Console
 
 from policy_trainer.cli.settings import read_settings
-from policy_trainer.cli.status import training_status
+from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import TrainConfig
 
 
@@ -14,6 +14,7 @@ def run(arguments: list[str]) -> int:
     from policy_trainer.trainer.run import train  # late, so that wrong options fail before PyTorch loads
 
     console = Console(stderr=True)
+    tell_device(config.device, console)
     result = train(config, console)
     if result.finished:
         # The run is complete: stopping its containers after a worker has exited must not make it fail.

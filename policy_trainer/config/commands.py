@@ -4,8 +4,9 @@ One TOML file serves every command: each command reads its own fields from it.
 """
 
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
@@ -15,6 +16,16 @@ from policy_trainer.config.sections import EvalEvaluationConfig
 from shared.settings import Dtype, settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
+
+
+def _refuse_float16(dtype: object) -> object:
+    if dtype == "float16":
+        raise ValueError("gradients vanish in float16, which would need loss scaling: train in bfloat16")
+    return dtype
+
+
+# Precisions that a model can be trained in.
+TrainingDtype = Annotated[Literal["float32", "bfloat16", "auto"], BeforeValidator(_refuse_float16)]
 
 
 class ModelConfig(BaseSettings):
@@ -28,8 +39,8 @@ class ModelConfig(BaseSettings):
     """Directory or Hub id of a Hugging Face causal LM."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model."""
-    device: str = "cpu"
-    """Where the model runs: cpu, cuda:0, …"""
+    device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
     dtype: Dtype = "float32"
     """Precision of the weights."""
     threads: int | None = Field(default=None, ge=1)

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from policy_trainer.config.sections import Section
+from shared.settings import Dtype
 
 
 class RewardModelConfig(Section):
@@ -12,9 +13,9 @@ class RewardModelConfig(Section):
     """Directory or Hub id of the reward model; required when `rewards` names `model`."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model."""
-    device: str = "cpu"
-    """Where the reward model runs: cpu, cuda:0, …"""
-    dtype: str = Field(default="float32", pattern="^(float32|bfloat16|float16|auto)$")
+    device: str = "auto"
+    """Where the reward model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
+    dtype: Dtype = "float32"
     """Precision of the reward model's weights."""
     batch_size: int = Field(default=16, ge=1)
     """Completions scored in one forward."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from policy_trainer.config.commands import ModelConfig
+from policy_trainer.config.commands import ModelConfig, TrainingDtype
 from policy_trainer.config.data import PromptConfig
 from policy_trainer.config.sections import CheckpointConfig, OptimizerConfig
 
@@ -33,6 +33,8 @@ class SftOptimizerConfig(OptimizerConfig):
 class SftConfig(ModelConfig):
     """Fine-tune a model on the completions of a file (supervised fine-tuning)."""
 
+    dtype: TrainingDtype = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Precision of the weights."""
     seed: int = Field(default=0, ge=0)
     """Random seed for the order of the demonstrations."""
     run_dir: Path = Path("runs/sft")

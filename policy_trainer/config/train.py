@@ -6,13 +6,16 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.commands import RunConfig
+from policy_trainer.config.commands import RunConfig, TrainingDtype
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.sections import CheckpointConfig, EvaluationConfig, OptimizerConfig, ReferenceConfig
 
 
 class TrainConfig(RunConfig):
     """Train a policy with GRPO on the scored batches of a reference server."""
+
+    dtype: TrainingDtype = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Precision of the weights."""
 
     rollout: Literal["inline", "external"] = "inline"
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
@@ -56,8 +59,6 @@ class TrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":
-        if self.dtype == "float16":
-            raise ValueError("dtype: gradients vanish in float16, which would need loss scaling: train in bfloat16")
         if self.sampling.num_generations == 1 and (reason := _single_completion_error(self)):
             raise ValueError(f"sampling.num_generations: {reason}")
         if self.loss.advantage == "process" and not self.judging.steps:

@@ -105,7 +105,7 @@ def _reference_server(base: Path, directory: RunDirectory, console: Console) -> 
         "ref_server",
         [
             "serve", "--model", str(base), "--port", str(port), "--data-dir", str(directory.root / "server"),
-            "--threads", "1",
+            "--threads", "1", "--device", "cpu",
         ],
         directory.logs / "ref_server.log",
     )  # fmt: skip
@@ -139,6 +139,7 @@ def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
         model=str(base),
         seed=config.seed,
         threads=1,
+        device="cpu",  # so small a model is no faster on a GPU
         task="arithmetic",
         run_dir=config.run_dir,
         server=url,
@@ -159,6 +160,7 @@ def _eval_config(model: Path, config: DemoConfig) -> EvalConfig:
         model=str(model),
         seed=config.seed,
         threads=1,
+        device="cpu",  # so small a model is no faster on a GPU
         sampling=SAMPLING,
         evaluation=EvalEvaluationConfig(problems=EVAL_PROBLEMS, batch_size=128),
     )

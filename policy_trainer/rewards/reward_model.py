@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.sample import Sample
+from shared.devices import choose_device
 from shared.errors import UserError
 from shared.models import context_length, load_tokenizer
 
@@ -96,4 +97,4 @@ def _load(config: RewardModelConfig, path: str) -> PreTrainedModel:
         raise UserError(f"it has no {', '.join(sorted(info['missing_keys']))}: use a model trained to score texts")
     if model.config.num_labels != 1:
         raise UserError(f"it has {model.config.num_labels} labels: use a reward model, which has one")
-    return model.to(torch.device(config.device)).eval()
+    return model.to(choose_device(config.device)).eval()

@@ -28,6 +28,7 @@ from shared import wire
 from shared.api import State
 from shared.batch import RolloutBatch
 from shared.client import RefServerClient
+from shared.devices import describe_device
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, use_threads
 
@@ -168,6 +169,7 @@ class RolloutWorker:
 def run_worker(config: RolloutConfig) -> None:
     """Loads the model, checks that the server's reference matches it, and works until the run is finished."""
     use_threads(config.threads)
+    log.info("device", device=describe_device(config.device))
     weights = config.run_dir / "weights"
     wait = Waiting(weights)
     task = make_task(config)

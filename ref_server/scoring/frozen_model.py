@@ -13,6 +13,7 @@ from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
+from shared.devices import describe_device
 from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
 from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
@@ -24,7 +25,8 @@ def load(config: ServeConfig) -> "FrozenModel":
     """The model that the settings name. Raises UserError."""
     assert config.model is not None
     use_threads(config.threads)
-    log.info("loading the reference model", model=config.model, device=config.device, dtype=config.dtype)
+    device = describe_device(config.device)
+    log.info("loading the reference model", model=config.model, device=device, dtype=config.dtype)
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     return FrozenModel(model, load_tokenizer(config.model, revision=config.revision), config)
 

@@ -195,8 +195,8 @@ def not_a_number(model_dir: Path, directory: Path) -> Path:
         ("--model /nowhere/at/all", "there is no directory /nowhere/at/all"),
         ("--model {damaged}", "cannot be loaded: "),
         ("--model {not_a_number}", "the model cannot be served"),
-        ("--model {model_dir} --device cuda:99", "cannot be loaded: "),
-        ("--model {model_dir} --device gpu", "cannot be loaded: "),
+        ("--model {model_dir} --device cuda:99", "device: there is no cuda:99 here"),
+        ("--model {model_dir} --device gpu", "device: 'gpu' is no device"),
         ("--model {model_dir} --data-dir {model_dir}/config.json", "the queue cannot be opened"),
     ],
 )

@@ -1,0 +1,32 @@
+"""Which device a model runs on: `auto` is the GPU where there is one."""
+
+import torch
+
+from shared.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a setting `device`: auto, cpu, cuda, cuda:1, …
+
+    Raises UserError for a name that PyTorch does not know, and for a GPU that this machine does not have.
+    """
+    if name == "auto":  # CUDA alone, which is also ROCm's name: nothing of ours was tried on Apple's or Intel's GPUs
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: {name!r} is no device of PyTorch's: use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: there is no {name} here: {_gpus()}; use auto or cpu, or another number")
+    return device
+
+
+def describe_device(name: str) -> str:
+    """The device of a setting for people: `cuda:0 (NVIDIA H200)`. Raises UserError as choose_device does."""
+    device = choose_device(name)
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _gpus() -> str:
+    count = torch.cuda.device_count()
+    return f"the last GPU is cuda:{count - 1}" if count else "PyTorch finds no GPU"
