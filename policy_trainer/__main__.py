@@ -14,6 +14,7 @@ COMMANDS = {
     "sft": "teach a model the completions of a JSONL file, before GRPO",
     "train": "train a policy; starts a rollout worker of its own unless told --rollout external",
     "rollout": "sample completions with a run's published weights and upload them",
+    "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",
     "presets": "settings of published recipes, for --preset: the list, and every number of one",
     "demo": "a tiny model learns arithmetic on this machine in a few minutes",

@@ -27,6 +27,7 @@ from policy_trainer.config.sections import (
     EvaluationConfig,
     OptimizerConfig,
     ReferenceConfig,
+    SamplesConfig,
 )
 from policy_trainer.config.sft import SftConfig
 from policy_trainer.config.train import TrainConfig
@@ -54,6 +55,7 @@ __all__ = [
     "RewardModelConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplesConfig",
     "SamplingConfig",
     "SftConfig",
     "SourceConfig",

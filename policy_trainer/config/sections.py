@@ -51,6 +51,15 @@ class ReferenceConfig(Section):
     """The directory of ref-server's --snapshot-root, by its path in this process."""
 
 
+class SamplesConfig(Section):
+    """What the model writes, for people to read: RUN_DIR/samples.jsonl, and the trackers of report_to."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between samples; the first step and every evaluation give some too. 0 turns all of them off."""
+    prompts: int = Field(default=4, ge=1)
+    """Prompts of a step or evaluation whose completions are kept, all of each."""
+
+
 class CheckpointConfig(Section):
     """When checkpoints are written, and how many are kept."""
 

@@ -8,7 +8,13 @@ from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.commands import RunConfig, TrainingDtype
 from policy_trainer.config.loss import LossConfig
-from policy_trainer.config.sections import CheckpointConfig, EvaluationConfig, OptimizerConfig, ReferenceConfig
+from policy_trainer.config.sections import (
+    CheckpointConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    SamplesConfig,
+)
 
 
 class TrainConfig(RunConfig):
@@ -50,7 +56,10 @@ class TrainConfig(RunConfig):
     max_bad_steps: int = Field(default=3, ge=1)
     """Stop after this many steps in a row whose loss or gradient is not finite."""
     report_to: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = Field(default=[])
-    """Trackers that receive the metrics, besides metrics.jsonl."""
+    """Trackers that receive the metrics and samples, besides metrics.jsonl and samples.jsonl."""
+    show_samples: bool = False
+    """Print the best and the worst completion of one prompt whenever samples are kept."""
+    samples: SamplesConfig = SamplesConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     reference: ReferenceConfig = ReferenceConfig()

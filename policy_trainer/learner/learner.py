@@ -1,7 +1,7 @@
 """The learner: trains a model with its optimizer, one step at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -59,10 +59,17 @@ class Learner:
         self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
         self.weights = make_weights(model, optimizer)
 
-    def step(self, batches: Sequence[Batch], *, step: int) -> StepStats:
+    def step(
+        self,
+        batches: Sequence[Batch],
+        *,
+        step: int,
+        on_groups: Callable[[Sequence[Group]], None] = lambda groups: None,
+    ) -> StepStats:
         """Trains on whole groups. No update is made if no group trains, or if the loss or gradient is not finite.
 
         step: number of earlier steps. The learning rate depends on nothing else, so that resuming needs no state.
+        on_groups: called with the group of each batch; those that train have their advantages.
         Raises ValueError for a batch that lacks what the loss needs.
         """
         groups = [make_group(batch, self._loss) for batch in batches]
@@ -70,6 +77,8 @@ class Learner:
         training = with_old_logps(training, self._loss, self._old_logps, self._recompute)
         values = advantages(training, self._loss)
         training = [replace(group, advantages=own) for group, own in zip(training, values, strict=True)]
+        trained = iter(training)
+        on_groups([next(trained) if trains(group, self._loss) else group for group in groups])
         lr = self._schedule.learning_rate * lr_factor(step, self._schedule, self._steps)
         parts = split_evenly(len(training), self._minibatches)
         updates = [self._update(training[part], lr) for _ in range(self._num_iterations) for part in parts]

@@ -143,7 +143,4 @@ def _advantage_std(groups: Sequence[Group]) -> float:
     """Population standard deviation over the completions that train, each with the mean advantage of its tokens."""
     if not groups:
         return math.nan
-    lengths = np.concatenate([group.lengths for group in groups])
-    values = np.concatenate([group.advantages for group in groups]).astype(np.float64)
-    means = np.add.reduceat(values, np.cumsum(lengths) - lengths) / lengths
-    return float(means[np.concatenate([group.sequence_mask for group in groups])].std())
+    return float(np.nanstd(np.concatenate([group.completion_advantages for group in groups])))

@@ -43,6 +43,14 @@ class Group:
         return sequences if self.loss_mask is None else sequences & self.loss_mask
 
     @property
+    def completion_advantages(self) -> Array:
+        """float64 (G,), mean advantage of each completion's tokens; NaN where it does not train."""
+        if not len(self.advantages):
+            return np.full(len(self.lengths), np.nan)
+        sums = np.add.reduceat(self.advantages.astype(np.float64), np.cumsum(self.lengths) - self.lengths)
+        return np.where(self.sequence_mask, sums / self.lengths, np.nan)
+
+    @property
     def compared_rewards(self) -> Array:
         """The rewards that advantages compare: (G,) of completions, or (S,) of their steps; NaN takes no part."""
         return compared_rewards(self.rewards, self.steps)

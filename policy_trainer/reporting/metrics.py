@@ -35,7 +35,7 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_without_nan(record)) + "\n")
+        self._file.write(json.dumps(without_nan(record)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -157,8 +157,10 @@ def _count_nan(values: np.ndarray) -> int:
     return int(np.isnan(values).sum())
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Replaces NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, Mapping):
-        return {name: _without_nan(item) for name, item in value.items()}
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.reporting.sample_views import columns_and_rows, markdown
+from policy_trainer.reporting.samples import SampledGroup, SampleWriter
 from shared.errors import UserError
 
 # The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
@@ -19,12 +21,16 @@ _PRIVATE = {"config", "resume", "server", "token_file", "tls_ca"}
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
 
-class Tracker(Protocol):
+class Recorder(Protocol):
     def write(self, record: Mapping[str, Any]) -> None:
         """Takes a record of metrics.jsonl; docs/metrics.md explains every name."""
         ...
 
     def close(self) -> None: ...
+
+
+class Tracker(Recorder, SampleWriter, Protocol):
+    """Takes metrics, and samples as a text or a table."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class TensorBoard:
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record["step"])
 
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        self._writer.add_text(_samples_name(groups), markdown(groups), groups[0].step)
+
     def close(self) -> None:
         self._writer.close()
 
@@ -70,6 +79,7 @@ class Wandb:
             config=dict(run.settings),
             settings=wandb.Settings(console="off"),  # W&B would capture the panel's output
         )
+        self._table: Any = wandb.Table
         id_file.write_text(self._run.id)
         # W&B's own step only grows, but a resumed run writes some steps again.
         self._run.define_metric("*", step_metric="step")
@@ -77,6 +87,10 @@ class Wandb:
     def write(self, record: Mapping[str, Any]) -> None:
         if values := scalars(record):
             self._run.log({**values, "step": record["step"]})
+
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        columns, data = columns_and_rows(groups)
+        self._run.log({_samples_name(groups): self._table(columns=columns, data=data), "step": groups[0].step})
 
     def close(self) -> None:
         self._run.finish()
@@ -94,10 +108,16 @@ class Trackio:
             resume="allow" if run.first_step else "never",
             embed=False,
         )
+        self._table: Any = trackio.Table
 
     def write(self, record: Mapping[str, Any]) -> None:
         if values := scalars(record):
             self._run.log(values, step=record["step"])
+
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        columns, data = columns_and_rows(groups)
+        frame = import_module("pandas").DataFrame(data, columns=columns)  # trackio itself needs pandas
+        self._run.log({_samples_name(groups): self._table(dataframe=frame)}, step=groups[0].step)
 
     def close(self) -> None:
         self._run.finish()
@@ -123,13 +143,16 @@ class SafeTracker:
     def write(self, record: Mapping[str, Any]) -> None:
         self._try(lambda: self._tracker.write(record))
 
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        self._try(lambda: self._tracker.write_samples(groups))
+
     def close(self) -> None:
         self._try(self._tracker.close)
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # a library or network failed; metrics.jsonl has every record
+        except Exception as error:  # a library or network failed; RUN_DIR has every record
             if not self._failed:
                 self._note(f"{self._name} failed; the run continues without it: {error}")
             self._failed = True
@@ -138,7 +161,7 @@ class SafeTracker:
 class Trackers:
     """Forwards each record to several trackers."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, trackers: Sequence[Recorder]) -> None:
         self._trackers = trackers
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -181,6 +204,10 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step or an evaluation, by names such as `train/kl` and `evaluation/rewards/tags`."""
     group = _GROUPS.get(record["kind"])
     return {} if group is None else _flat(group, {name: v for name, v in record.items() if name != "step"})
+
+
+def _samples_name(groups: Sequence[SampledGroup]) -> str:
+    return f"samples/{groups[0].kind}"
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:

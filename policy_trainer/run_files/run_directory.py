@@ -33,6 +33,10 @@ class RunDirectory:
         return self.root / "metrics.jsonl"
 
     @property
+    def samples(self) -> Path:
+        return self.root / "samples.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

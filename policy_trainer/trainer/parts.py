@@ -11,7 +11,8 @@ from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
-from policy_trainer.reporting.tracking import Tracker
+from policy_trainer.reporting.samples import Samples
+from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.workers import Workers
@@ -44,9 +45,10 @@ class BatchSource:
 
 @dataclass(frozen=True)
 class Reporters:
-    """Reports a run to trackers and the terminal, with health warnings."""
+    """Reports a run to files, trackers and the terminal, with health warnings."""
 
-    metrics: Tracker
+    metrics: Recorder
+    samples: Samples
     health: Health
     first_steps: FirstSteps
     display: Display

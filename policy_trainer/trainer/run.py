@@ -1,6 +1,6 @@
 """Builds a trainer from its configuration, and runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,9 @@ from policy_trainer.reporting.display import Display, make_display
 from policy_trainer.reporting.first_steps import STEPS, FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics, truncate_metrics
-from policy_trainer.reporting.tracking import Trackers, refuse_missing, start_trackers
+from policy_trainer.reporting.sample_views import TerminalSamples
+from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
+from policy_trainer.reporting.tracking import Tracker, Trackers, refuse_missing, start_trackers
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.run_files.publish import latest
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -31,7 +33,7 @@ from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
 from shared.api import ModelInfo, Order, QueueView, State
 from shared.client import ClientError, RefServerClient
-from shared.models import use_threads
+from shared.models import eos_token_ids, use_threads
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     if resumed:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
+        truncate_metrics(directory.samples, state.step)
     return RunFiles(directory, checkpoints, checkpoint, state)
 
 
@@ -122,7 +125,8 @@ def build_trainer(
     )
     source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
     first_steps = FirstSteps(min(STEPS, config.max_steps), policy.tokenizer.decode, policy.tagged_rewards)
-    reporters = Reporters(metrics, Health(config.loss, past), first_steps, display)
+    samples = _make_samples(config, files.directory, trackers, policy, console)
+    reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     accuracy = next((record["accuracy"] for record in reversed(past) if record["kind"] == "evaluation"), None)
     return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, accuracy=accuracy)
@@ -155,6 +159,16 @@ def _note_waiting_batches(queue: QueueView, config: TrainConfig, files: RunFiles
     waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, State.LEASED))
     if waiting and files.resumed_from is None:
         display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")
+
+
+def _make_samples(
+    config: TrainConfig, directory: RunDirectory, trackers: Sequence[Tracker], policy: Policy, console: Console
+) -> Samples:
+    writers: list[SampleWriter] = [SamplesFile(directory.samples), *trackers]
+    if config.show_samples:
+        writers.append(TerminalSamples(console))
+    tokenizer, eos = policy.tokenizer, set(eos_token_ids(policy.learner.model, policy.tokenizer))
+    return Samples(config.samples, writers, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), eos)
 
 
 def _make_source(

@@ -11,6 +11,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import batch_metrics, next_index
@@ -74,10 +75,12 @@ class Trainer:
                 taken = time.monotonic()
                 batches = [lease.batch for lease in leased]
                 kl_at_step_0 = self._compare_with_reference(batches)
-                stats = learner.step(batches, step=state.step)
+                groups: list[Group] = []
+                stats = learner.step(batches, step=state.step, on_groups=groups.extend)
                 feed.trained(leased)
                 self._count(leased, stats)
                 self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
+                self._reporters.samples.of_step(state.step, [lease.rollout for lease in leased], groups)
                 self._stop_if_broken(leased, stats)
                 self._publish_evaluate_checkpoint()
                 state.training_seconds += time.monotonic() - began

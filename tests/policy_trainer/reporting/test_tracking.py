@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
 from policy_trainer.reporting.tracking import (
     TRACKERS,
     SafeTracker,
@@ -44,6 +45,9 @@ EVALUATION: dict[str, Any] = {
     "accuracy": 0.25,
     "rewards": {"tags": 1.0},
 }
+SAMPLED = SampledGroup(
+    3, "train", "b", "t", 7, "6*7=?", "42", (SampledCompletion("41", math.nan, {"accuracy": 0.0}, -0.5, 2, True),)
+)
 HEALTH = {"kind": "health", "step": 4, "name": "kl", "seen": 2.0, "band": "", "remedy": ""}
 
 
@@ -83,6 +87,17 @@ class TestTensorBoard:
             board.close()
         assert series(tmp_path, "train/kl") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0)]
 
+    def test_shows_samples_as_text(self, tmp_path: Path) -> None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        board = TRACKERS["tensorboard"](tracked(tmp_path))
+        board.write_samples([SAMPLED])
+        board.close()
+        events = EventAccumulator(str(tmp_path / "tensorboard"))
+        events.Reload()
+        (event,) = events.Tensors("samples/train/text_summary")
+        assert event.step == 3 and "6\\*7" not in str(event) and b"6*7=?" in event.tensor_proto.string_val[0]
+
 
 class FakeRun:
     """A run of W&B or trackio that keeps what it is given."""
@@ -115,7 +130,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
     for name in ("wandb", "trackio"):
         module: Any = ModuleType(name)
         module.init = init
-        module.Settings = SimpleNamespace
+        module.Settings = module.Table = SimpleNamespace
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("WANDB_PROJECT", "TRACKIO_PROJECT"):
         monkeypatch.delenv(name, raising=False)
@@ -132,6 +147,14 @@ class TestWandb:
         assert (run.options["project"], run.options["name"], run.options["dir"]) == ("tandem", "a run", tmp_path)
         assert run.options["config"] == {"loss": {"beta": 0.04}, "steps": 9}
         assert run.logged == [({**scalars(STEP), "step": 3}, None)] and run.finished
+
+    def test_gets_samples_as_a_table(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
+        Wandb(tracked(tmp_path)).write_samples([SAMPLED])
+        (logged, _) = fakes[0].logged[0]
+        table: Any = logged["samples/train"]
+        assert logged["step"] == 3
+        row = dict(zip(table.columns, table.data[0], strict=True))
+        assert (row["prompt"], row["completion"], row["reward"], row["advantage"]) == ("6*7=?", "41", None, -0.5)
 
     def test_a_resumed_run_is_the_same_run_and_a_new_run_is_another(self, tmp_path: Path, fakes: list[FakeRun]) -> None:
         for first in (0, 5, 0):

@@ -19,6 +19,7 @@ from policy_trainer.reference.renewal import FixedReference
 from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
+from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
@@ -138,6 +139,7 @@ def make_trainer(
             FixedReference(),
             Reporters(
                 metrics,
+                Samples(config.samples, [SamplesFile(directory.samples)], tokenizer.decode, set()),
                 Health(config.loss),
                 FirstSteps(2, tokenizer.decode, frozenset()),
                 display,
@@ -149,6 +151,15 @@ def make_trainer(
         return trainer, feed, directory, metrics
 
     return make
+
+
+def test_the_samples_of_a_step_have_its_advantages(make_trainer: Any) -> None:
+    trainer, _, directory, _ = make_trainer()
+    trainer.run()
+    (group,) = [group for group in read_samples(directory.samples) if group.kind == "train"]
+    assert (group.step, len(group.completions)) == (1, 2)
+    low, high = (item.advantage for item in group.completions)
+    assert low == -high < 0
 
 
 def test_a_stop_in_the_last_evaluation_leaves_a_checkpoint_acks_and_the_model(make_trainer: Any) -> None:

@@ -1,0 +1,113 @@
+"""Samples as people read them: on a terminal, and as the tables and texts of trackers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from policy_trainer.reporting.metrics import without_nan
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
+
+_INDENT = (0, 0, 0, 4)
+# Characters of a text while a run prints its samples.
+_SHORT = 400
+_UNJUDGED = "not judged"
+
+
+class TerminalSamples:
+    """Prints one group of a step or evaluation: the best and the worst completion, long texts cut."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        ranked = by_reward(groups[0].completions)
+        ends = (ranked[0],) if len(ranked) == 1 else (ranked[-1], ranked[0])
+        self._console.print(view(replace(groups[0], completions=ends), most=_SHORT))
+
+
+def by_reward(completions: Sequence[SampledCompletion]) -> list[SampledCompletion]:
+    """The lowest reward first; completions that could not be judged before all."""
+    return sorted(completions, key=lambda item: -math.inf if math.isnan(item.reward) else item.reward)
+
+
+def view(group: SampledGroup, *, most: int | None = None) -> RenderableType:
+    """A group for the terminal. most: characters of a text that are shown; None for all."""
+    parts: list[RenderableType] = [Text(_title(group), "bold"), Text("prompt", "dim"), _text(group.prompt, most)]
+    for item in group.completions:
+        parts += [Text(_about(item), _colour(item)), _text(item.text, most)]
+    return Group(*parts, Text())
+
+
+def columns_and_rows(groups: Sequence[SampledGroup]) -> tuple[list[str], list[list[Any]]]:
+    """A table: a row for each completion. Numbers that do not exist are None."""
+    parts = sorted({name for group in groups for item in group.completions for name in item.parts})
+    own = ("text", "reward", "advantage", "tokens", "finished")
+    columns = ["step", "problem", "prompt", "answer", "completion", *own[1:], *(f"reward/{name}" for name in parts)]
+    data = [
+        [
+            *(getattr(group, name) for name in ("step", "problem", "prompt", "answer")),
+            *(getattr(item, name) for name in own),
+            *(item.parts.get(name) for name in parts),
+        ]
+        for group in groups
+        for item in group.completions
+    ]
+    return columns, without_nan(data)
+
+
+def markdown(groups: Sequence[SampledGroup]) -> str:
+    """The groups as Markdown; texts are verbatim blocks."""
+    lines = []
+    for group in groups:
+        lines += [f"### {_title(group)}", *_verbatim(group.prompt)]
+        for item in group.completions:
+            lines += [_about(item), *_verbatim(item.text)]
+    return "\n\n".join(lines)
+
+
+def _title(group: SampledGroup) -> str:
+    kind = {"train": "training", "eval": "held-out"}.get(group.kind, group.kind)
+    where = f"{kind} problem" + ("" if group.problem is None else f" {group.problem}")
+    task = f" of {group.task}" if group.task else ""
+    answer = f", answer {group.answer}" if group.answer else ""
+    return f"step {group.step} · {where}{task}{answer}"
+
+
+def _about(item: SampledCompletion) -> str:
+    parts = ", ".join(f"{name} {_number(score)}" for name, score in item.parts.items())
+    advantage = "" if item.advantage is None else f", advantage {item.advantage:+.2f}"
+    ending = "" if item.finished else ", cut off"
+    return (
+        f"reward {_number(item.reward)}"
+        + (f" ({parts})" if parts else "")
+        + f"{advantage}, {item.tokens} tokens{ending}"
+    )
+
+
+def _number(value: float) -> str:
+    return _UNJUDGED if math.isnan(value) else f"{value:.3g}"
+
+
+def _colour(item: SampledCompletion) -> str:
+    if item.advantage is None:
+        return "cyan"
+    return "green" if item.advantage > 0 else "red" if item.advantage < 0 else "cyan"
+
+
+def _text(text: str, most: int | None) -> Padding:
+    cut = text if most is None or len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
+    return Padding(Text(printable(cut) or "(empty)"), _INDENT, expand=False)
+
+
+def _verbatim(text: str) -> list[str]:
+    return ["\n".join(f"    {line}" for line in text.split("\n"))]
+
+
+def printable(text: str) -> str:
+    """Escapes control characters but line ends: a model may write any, and must not control the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

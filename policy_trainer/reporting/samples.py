@@ -1,0 +1,172 @@
+"""samples.jsonl: what the model wrote, with rewards and advantages, for people to read.
+
+The first step, every samples.every-th one and every evaluation give a few groups. Files, trackers and the terminal take
+the same groups.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from policy_trainer.config import SamplesConfig
+from policy_trainer.objective.group import Group
+from policy_trainer.reporting.metrics import without_nan
+from shared.batch import RolloutBatch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SampledCompletion:
+    """One completion. reward: the total, NaN where it could not be judged. parts: of each reward, before its weight.
+
+    advantage: mean over the completion's tokens; None where it took no part in training. tokens: with the EOS.
+    finished: False if it was cut off at the length limit.
+    """
+
+    text: str
+    reward: float
+    parts: Mapping[str, float]
+    advantage: float | None
+    tokens: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class SampledGroup:
+    """A prompt with its completions: a line of samples.jsonl.
+
+    step: training steps done. kind: train or eval. batch: id of the batch, None for eval. problem: index of the
+    training problem, or place among the held-out ones; None if unknown, as the answer is.
+    """
+
+    step: int
+    kind: str
+    batch: str | None
+    task: str | None
+    problem: int | None
+    prompt: str
+    answer: str | None
+    completions: tuple[SampledCompletion, ...]
+
+
+class SampleWriter(Protocol):
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        """Takes the groups of one step or evaluation; at least one."""
+        ...
+
+
+class SamplesFile:
+    """Appends lines to samples.jsonl, and flushes them at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(as_json(group), ensure_ascii=False) + "\n" for group in groups)
+
+
+class Samples:
+    """Chooses the groups to show, and hands them to the writers."""
+
+    def __init__(
+        self,
+        config: SamplesConfig,
+        writers: Sequence[SampleWriter],
+        decode: Callable[[list[int]], str],
+        eos: Set[int],
+    ) -> None:
+        """decode: token ids -> text. eos: ids that end a completion and are not part of its text."""
+        self._config = config
+        self._writers = writers
+        self._decode = decode
+        self._eos = eos
+
+    def of_step(self, step: int, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
+        """Writes the first groups of a step, if it is due. groups: of these batches, with their advantages."""
+        if self._config.every and (step == 1 or step % self._config.every == 0):
+            pairs = list(zip(batches, groups, strict=True))[: self._config.prompts]
+            self._write([self._group(step, batch, group) for batch, group in pairs])
+
+    def of_evaluation(self, groups: Sequence[SampledGroup]) -> None:
+        """Writes the first groups of an evaluation."""
+        if self._config.every:
+            self._write(groups[: self._config.prompts])
+
+    def _write(self, groups: Sequence[SampledGroup]) -> None:
+        for writer in self._writers if groups else ():
+            writer.write_samples(groups)
+
+    def _completion_text(self, ids: list[int]) -> str:
+        """The text that rewards see."""
+        return self._decode(ids[:-1] if ids[-1] in self._eos else ids)
+
+    def _group(self, step: int, batch: RolloutBatch, group: Group) -> SampledGroup:
+        about = _about(batch)
+        return SampledGroup(
+            step=step,
+            kind="train",
+            batch=batch.id,
+            task=batch.task,
+            problem=_if(int, about.get("index")),
+            prompt=self._decode(batch.group.prompt_ids.tolist()),
+            answer=_if(str, about.get("answer")),
+            completions=tuple(
+                SampledCompletion(
+                    text=self._completion_text(ids.tolist()),
+                    reward=_rounded(batch.rewards[i]),
+                    parts={name: _rounded(part[i]) for name, part in sorted(batch.reward_parts.items())},
+                    advantage=None if math.isnan(advantage) else _rounded(advantage),
+                    tokens=len(ids),
+                    finished=bool(batch.finished[i]),
+                )
+                for i, (ids, advantage) in enumerate(
+                    zip(batch.group.completions(), group.completion_advantages.tolist(), strict=True)
+                )
+            ),
+        )
+
+
+def as_json(group: SampledGroup) -> dict[str, Any]:
+    """The group as a line of samples.jsonl; None for NaN."""
+    return without_nan(asdict(group))
+
+
+def read_samples(path: Path) -> list[SampledGroup]:
+    """All groups of a samples.jsonl; none without a file. Lines that are cut short are skipped."""
+    groups = []
+    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
+        try:
+            groups.append(_from_json(json.loads(line)))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return groups
+
+
+def _from_json(values: dict[str, Any]) -> SampledGroup:
+    completions = tuple(SampledCompletion(**_with_nan(item)) for item in values.pop("completions"))
+    return SampledGroup(**values, completions=completions)
+
+
+def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
+    parts = {name: math.nan if score is None else score for name, score in values["parts"].items()}
+    return {**values, "reward": math.nan if values["reward"] is None else values["reward"], "parts": parts}
+
+
+def _rounded(value: float) -> float:
+    """A float32 without the digits that only its float64 has."""
+    return round(float(value), 6)
+
+
+def _if(kind: type[T], value: Any) -> T | None:
+    return value if isinstance(value, kind) else None
+
+
+def _about(batch: RolloutBatch) -> dict[str, Any]:
+    """What the worker says of the problem. An outside client may have put any JSON there."""
+    value = json.loads(batch.sample or "{}")
+    return value if isinstance(value, dict) else {}

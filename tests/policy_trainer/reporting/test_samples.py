@@ -1,0 +1,147 @@
+"""samples.jsonl has what rewards saw, and what the learner made of it."""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import LossConfig, SamplesConfig
+from policy_trainer.learner.groups import make_group
+from policy_trainer.objective.advantages import advantages
+from policy_trainer.objective.group import Group
+from policy_trainer.reporting.metrics import truncate_metrics
+from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_rows, markdown
+from policy_trainer.reporting.samples import SampledGroup, Samples, SamplesFile, read_samples
+from shared.batch import RolloutBatch
+
+
+class Kept(list[list[SampledGroup]]):
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        self.append(list(groups))
+
+
+@pytest.fixture
+def batch(make_scored: Any, tokenizer: PreTrainedTokenizerFast) -> RolloutBatch:
+    """Three completions of `6*7=?`: right with an EOS, wrong, and one that nobody could judge."""
+    eos = [tokenizer.eos_token_id]
+    rows = [[*tokenizer.encode("42"), *eos], tokenizer.encode("41,"), tokenizer.encode("40")]
+    rollout = make_scored(tokenizer.encode("6*7=?"), rows, [1.5, 0.5, math.nan]).rollout
+    return replace(
+        rollout,
+        finished=np.array([True, False, True]),
+        reward_parts={
+            "tags": np.array([0.5, 0.5, math.nan], np.float32),
+            "accuracy": np.array([1, 0, 1], np.float32),
+        },
+        task="arithmetic",
+        sample=json.dumps({"index": 17, "answer": "42", "worker": 0}),
+    )
+
+
+def trained(batch: RolloutBatch) -> Group:
+    loss = LossConfig(beta=0)
+    group = make_group(batch, loss)
+    return replace(group, advantages=advantages([group], loss)[0])
+
+
+def make_samples(tokenizer: PreTrainedTokenizerFast, *writers: Any, every: int = 10, prompts: int = 4) -> Samples:
+    config = SamplesConfig(every=every, prompts=prompts)
+    return Samples(
+        config, writers, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), {tokenizer.eos_token_id}
+    )
+
+
+def test_a_line_has_the_texts_rewards_and_advantages(
+    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    make_samples(tokenizer, SamplesFile(path)).of_step(1, [batch], [trained(batch)])
+    (line,) = [json.loads(line) for line in path.read_text().splitlines()]
+    completions = line.pop("completions")
+    assert line == {
+        "step": 1, "kind": "train", "batch": batch.id, "task": "arithmetic", "problem": 17, "prompt": "6*7=?",
+        "answer": "42",
+    }  # fmt: skip
+    assert [item["text"] for item in completions] == ["42", "41,", "40"], "the EOS is no text"
+    assert [item["tokens"] for item in completions] == [3, 3, 2]
+    assert [item["finished"] for item in completions] == [True, False, True]
+    assert [item["reward"] for item in completions] == [1.5, 0.5, None]
+    assert completions[2]["parts"] == {"accuracy": 1.0, "tags": None} and sorted(completions[0]["parts"]) == list(
+        completions[0]["parts"]
+    )
+    right, wrong, unjudged = (item["advantage"] for item in completions)
+    assert right == -wrong > 0.5 and unjudged is None
+    assert [item.reward for item in read_samples(path)[0].completions][:2] == [1.5, 0.5]
+
+
+def test_a_group_that_did_not_train_has_no_advantages(batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast) -> None:
+    kept = Kept()
+    make_samples(tokenizer, kept).of_step(1, [batch], [make_group(batch, LossConfig(beta=0))])
+    assert [item.advantage for item in kept[0][0].completions] == [None] * 3
+
+
+@pytest.mark.parametrize(("every", "expected"), [(3, [1, 3, 6]), (1, [1, 2, 3, 4, 5, 6]), (0, [])])
+def test_the_first_step_and_every_nth(
+    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, every: int, expected: list[int]
+) -> None:
+    kept = Kept()
+    samples = make_samples(tokenizer, kept, every=every, prompts=2)
+    for step in range(1, 7):
+        samples.of_step(step, [batch] * 3, [trained(batch)] * 3)
+    assert [groups[0].step for groups in kept] == expected
+    assert all(len(groups) == 2 for groups in kept)
+
+
+@pytest.mark.parametrize("sample", [None, "[1]", '{"index": "x", "answer": 3}'])
+def test_an_outside_clients_sample_may_say_nothing(
+    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, sample: str | None
+) -> None:
+    kept = Kept()
+    make_samples(tokenizer, kept).of_step(1, [replace(batch, sample=sample)], [trained(batch)])
+    assert (kept[0][0].problem, kept[0][0].answer) == (None, None)
+
+
+def test_a_resumed_run_drops_later_samples(
+    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    samples = make_samples(tokenizer, SamplesFile(path), every=1)
+    for step in (1, 2, 3):
+        samples.of_step(step, [batch], [trained(batch)])
+    path.write_text(path.read_text() + '{"step": 4, "ki')  # killed while it wrote
+    truncate_metrics(path, 2)
+    assert [group.step for group in read_samples(path)] == [1, 2]
+
+
+def test_the_terminal_gets_the_best_and_the_worst_of_one_group(
+    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    output = io.StringIO()
+    terminal = TerminalSamples(Console(file=output, width=100))
+    judged = replace(batch, rewards=np.array([1.5, 0.5, 0.75], np.float32))
+    make_samples(tokenizer, terminal).of_step(1, [judged, judged], [trained(judged)] * 2)
+    shown = output.getvalue()
+    assert shown.count("6*7=?") == 1
+    assert "    42\n" in shown and "    41,\n" in shown and "    40\n" not in shown
+
+
+def test_tables_and_markdown_have_a_row_for_each_completion(
+    batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    kept = Kept()
+    make_samples(tokenizer, kept).of_step(1, [batch], [trained(batch)])
+    columns, rows = columns_and_rows(kept[0])
+    table = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [(row["prompt"], row["completion"], row["reward/accuracy"]) for row in table] == [
+        ("6*7=?", "42", 1.0), ("6*7=?", "41,", 0.0), ("6*7=?", "40", 1.0)
+    ]  # fmt: skip
+    assert table[2]["reward"] is None
+    assert "\n    42\n" in markdown(kept[0])
