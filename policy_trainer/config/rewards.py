@@ -42,9 +42,13 @@ class JudgingConfig(Section):
 
     seconds: float = Field(default=5.0, gt=0, le=86_400)
     """Time limit in seconds for one completion and one sandboxed reward: your own functions and those that use
-    math-verify. The process is killed when it takes longer. One day at most."""
+    math-verify. The process is killed when it takes longer. A call with many completions has this for each of them.
+    One day at most."""
     memory_gib: float = Field(default=4.0, ge=0)
     """Memory limit of the sandbox process, in GiB. 0: no limit, which CUDA in a reward of your own needs."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that judge side by side in a sandbox, each with memory_gib. Rewards that take many completions in one
+    call use one of them."""
     steps: bool = False
     """Have the task judge the steps of each completion too, as loss.advantage = process needs."""
     model: RewardModelConfig = RewardModelConfig()

@@ -14,6 +14,8 @@ from shared.models import context_length
 
 _SYSTEM = "system"
 _TAG = re.compile(r"<\w+>")
+# What a template may open an answer with: a tag for the reasoning, or an empty block of it where thinking is off.
+_OPENED = re.compile(r"<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?\Z")
 
 
 class PromptTooLong(UserError):
@@ -54,7 +56,21 @@ class PromptEncoder:
         given = self._prompts.assistant_prefill
         return problem.assistant_prefill if given is None else given
 
+    def answer_start(self, problem: Problem) -> str:
+        """The beginning of the answer that stands in the prompt: the tag that the chat template opens it with, and the
+        prefill. Rewards judge it together with the completion."""
+        if not (problem.messages and self._prompts.prompt_style == "chat"):
+            return self.prefill(problem)
+        _, opening, continuation = self._chat_parts(problem)
+        opened = _OPENED.search(opening)
+        return (opened[0] if opened else "") + continuation
+
     def _chat_text(self, problem: Problem) -> str:
+        asked, opening, continuation = self._chat_parts(problem)
+        return asked + opening + continuation
+
+    def _chat_parts(self, problem: Problem) -> tuple[str, str, str]:
+        """The messages, the template's opening of the answer, and the prefill as it follows that."""
         if self._tokenizer.chat_template is None:
             raise UserError(
                 "the model has no chat template: use problems with a plain prompt, or --data.prompt-style plain"
@@ -62,7 +78,7 @@ class PromptEncoder:
         messages = self._messages(problem)
         text = self._rendered(messages, add_generation_prompt=True)
         opening = text.removeprefix(self._rendered(messages, add_generation_prompt=False))
-        return text + _continuation(opening, self.prefill(problem))
+        return text.removesuffix(opening), opening, _continuation(opening, self.prefill(problem))
 
     def _rendered(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         try:

@@ -28,7 +28,7 @@ class Step:
 
 @runtime_checkable
 class JudgesSteps(Protocol):
-    """A task that also judges the steps of a completion."""
+    """A task that also judges the steps of a completion. The text is that which rewards judge: a prefill is in it."""
 
     def steps(self, problem: Problem, completion: str) -> Sequence[Step]:
         """The steps in the order of their ends. A pure function, and quick for any text."""
@@ -36,14 +36,23 @@ class JudgesSteps(Protocol):
 
 
 def step_rewards(
-    rows: Sequence[Sequence[Step]], ids: Sequence[np.ndarray], text: Callable[[list[int]], str]
+    rows: Sequence[Sequence[Step]],
+    ids: Sequence[np.ndarray],
+    text: Callable[[list[int]], str],
+    *,
+    start: str = "",
 ) -> StepRewards:
     """The step rewards of a group. rows: the steps of each completion. ids: its (T,) token ids. text: decodes ids.
+    start: the beginning of the answers that stood in the prompt; a step that ends in it ends at the first token.
 
     A step ends at the token that completes its last character. Steps that end at the same token become one step, whose
     reward is their sum.
     """
-    merged = [_by_token(steps, own.tolist(), text) for steps, own in zip(rows, ids, strict=True)]
+
+    def answer(read: list[int]) -> str:
+        return start + text(read)
+
+    merged = [_by_token(steps, own.tolist(), answer) for steps, own in zip(rows, ids, strict=True)]
     return StepRewards(
         rewards=np.array([reward for row in merged for reward in row.values()], dtype=np.float32),
         ends=np.array([end for row in merged for end in row], dtype=np.int64),

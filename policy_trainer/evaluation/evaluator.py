@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems, with a confidence interval."""
+"""Accuracy and rewards on held-out problems, with a confidence interval of the accuracy."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
 
@@ -32,9 +32,10 @@ class Evaluation:
     """The result of an evaluation.
 
     decoding: greedy, or sampled at a temperature. problems: problems that were answered and judged. accuracy: share of
-    right answers. low, high: its 95% Wilson interval. rewards: mean of each reward part over the answers that it could
-    judge, NaN where there are none. finished: share of answers that ended by themselves. mean_tokens: mean length of
-    the answers. left_out: problems whose prompt was too long or whose gold answer cannot be judged.
+    right answers among those to problems with a gold answer, NaN where no problem has one. low, high: its 95% Wilson
+    interval. reward: mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that
+    could be judged, and NaN where there are none. finished: share of answers that ended by themselves. mean_tokens:
+    mean length of the answers. left_out: problems whose prompt was too long or whose gold answer cannot be judged.
     """
 
     decoding: str
@@ -42,6 +43,7 @@ class Evaluation:
     accuracy: float
     low: float
     high: float
+    reward: float
     rewards: dict[str, float]
     finished: float
     mean_tokens: float
@@ -85,18 +87,18 @@ class Evaluator:
         for start in range(0, len(encoded), self._batch_size):
             chunk = encoded[start : start + self._batch_size]
             completions = sampler.sample([ids for _, ids in chunk], params, seed + start)
-            samples = [self._judge.sample(problem, *own) for (problem, _), own in zip(chunk, completions, strict=True)]
-            answered.extend(self._judged(samples))
+            groups = [(problem, own) for (problem, _), own in zip(chunk, completions, strict=True)]
+            answered.extend(self._judged(groups))
             on_progress(len(answered), len(encoded))
         return _summarise(answered, params, too_long=min(problems, len(self._task.eval_problems())) - len(encoded))
 
-    def _judged(self, samples: Sequence[Sample]) -> "list[_Answered]":
-        parts = self._judge.score(samples).parts
-        right = self._judge.right(samples) if "accuracy" not in parts else parts["accuracy"]
-        return [
-            _Answered(sample, float(right[i]), {name: float(part[i]) for name, part in parts.items()})
-            for i, sample in enumerate(samples)
-        ]
+    def _judged(self, groups: Groups) -> "list[_Answered]":
+        judged = self._judge.judge(groups)
+        if "accuracy" in judged[0].parts:
+            right = [one.parts["accuracy"][0] for one in judged]
+        else:
+            right = self._judge.right([one.samples[0] for one in judged])
+        return [_Answered(float(own), one) for own, one in zip(right, judged, strict=True)]
 
     def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
         encoded = []
@@ -126,13 +128,20 @@ def make_evaluator(
 
 @dataclass(frozen=True)
 class _Answered:
-    sample: Sample
+    """An answer. judged: of this answer alone."""
+
     right: float
-    parts: dict[str, float]
+    judged: Judgement
+
+    @property
+    def sample(self) -> Sample:
+        return self.judged.samples[0]
 
 
 def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_long: int) -> Evaluation:
-    judged = [item for item in answered if not math.isnan(item.right)]
+    graded = [item for item in answered if not math.isnan(item.right)]
+    # A problem without a gold answer has rewards alone. One whose gold answer cannot be judged is left out.
+    judged = [item for item in answered if not (math.isnan(item.right) and item.sample.problem.answer)]
     count = len(judged)
     if not count:
         raise UserError(
@@ -140,15 +149,18 @@ def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_lon
             f"{too_long} prompts are too long (data.max_prompt_length, or the model's context less sampling."
             f"max_completion_length), {len(answered)} gold answers cannot be judged (by the task, or data.answer_rule)"
         )
-    right = sum(item.right for item in judged)
-    low, high = wilson_interval(right, count)
+    right = sum(item.right for item in graded)
+    low, high = wilson_interval(right, len(graded)) if graded else (math.nan, math.nan)
     return Evaluation(
         decoding="greedy" if params.temperature == 0 else f"sampled at {params.temperature:g}",
         problems=count,
-        accuracy=right / count,
+        accuracy=right / len(graded) if graded else math.nan,
         low=low,
         high=high,
-        rewards={name: _mean([item.parts[name] for item in judged]) for name in judged[0].parts},
+        reward=_mean([float(item.judged.rewards[0]) for item in judged]),
+        rewards={
+            name: _mean([float(item.judged.parts[name][0]) for item in judged]) for name in judged[0].judged.parts
+        },
         finished=sum(item.sample.finished for item in judged) / count,
         mean_tokens=sum(item.sample.tokens for item in judged) / count,
         left_out=too_long + len(answered) - count,
@@ -165,6 +177,10 @@ def _transcript(item: _Answered) -> Transcript:
     problem = item.sample.problem
     prompt = problem.prompt or "\n".join(message["content"] for message in problem.messages)
     return Transcript(prompt, item.sample.completion, problem.answer, item.right == 1)
+
+
+def _none_for_nan(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def wilson_interval(successes: float, count: int) -> tuple[float, float]:

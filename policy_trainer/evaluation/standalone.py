@@ -52,16 +52,23 @@ def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> 
 
 
 def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
-    # Long names are folded, not cut: those of one recipe's parts differ at the end.
-    rewards = (Column(name, overflow="fold") for name in evaluations[0].rewards)
-    table = Table("decoding", "accuracy", "95% interval", *rewards, "tokens", "finished", title=title)
-    for item in evaluations:
-        table.add_row(
-            item.decoding,
-            f"{item.accuracy:.3f}",
-            f"{item.low:.3f} to {item.high:.3f}",
-            *(f"{value:.3f}" for value in item.rewards.values()),
-            f"{item.mean_tokens:.1f}",
-            f"{item.finished:.3f}",
-        )
+    """Accuracy, where problems have answers, and every other reward; the total too where it is a sum of several."""
+    rows = [_row(item) for item in evaluations]
+    # Folded, not cut: the parts of one recipe differ at the end of their names.
+    table = Table(*(Column(name, overflow="fold") for name in rows[0]), title=title)
+    for row in rows:
+        table.add_row(*row.values())
     return table
+
+
+def _row(item: Evaluation) -> dict[str, str]:
+    accuracy = {"accuracy": f"{item.accuracy:.3f}", "95% interval": f"{item.low:.3f} to {item.high:.3f}"}
+    total = {"reward": f"{item.reward:.3f}"} if len(item.rewards) > 1 else {}
+    return {
+        "decoding": item.decoding,
+        **(accuracy if item.has_accuracy else {}),
+        **{name: f"{value:.3f}" for name, value in item.rewards.items() if name != "accuracy"},
+        **total,
+        "tokens": f"{item.mean_tokens:.1f}",
+        "finished": f"{item.finished:.3f}",
+    }

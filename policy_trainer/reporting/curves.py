@@ -23,8 +23,11 @@ def plot_curves(records: Records, path: Path) -> None:
     rewards = [name for name in names if name == "reward" or name.startswith("reward/")]
     lengths = ["completion_length_mean", "completion_length_min", "completion_length_max"]
     _draw(axes[0, 0], steps, rewards, "reward, mean of the sampled completions")
-    _draw(axes[0, 1], evaluations, ["accuracy"], "accuracy on held-out problems, greedy", marker="o")
-    axes[0, 1].set_ylim(0, 1.02)
+    if any(record.get("accuracy") is not None for record in evaluations) or not evaluations:
+        _draw(axes[0, 1], evaluations, ["accuracy"], "accuracy on held-out problems, greedy", marker="o")
+        axes[0, 1].set_ylim(0, 1.02)
+    else:  # no problem has a gold answer
+        _draw(axes[0, 1], evaluations, ["reward"], "reward on held-out problems, greedy", marker="o")
     _draw(axes[0, 2], steps, lengths, "tokens of a completion")
     _draw(axes[1, 0], steps, ["kl"], "KL to the reference, nats a token")
     _draw(axes[1, 1], steps, ["entropy"], "entropy of the policy, nats a token")

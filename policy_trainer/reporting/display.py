@@ -157,10 +157,12 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     floor = record.get("kl_noise_floor") or 0.0
     noise = f" (noise floor {floor:.1g})" if floor > _SHOWN_NOISE else ""
     parts = [name for name in record if name.startswith("reward/")][:_PARTS]
+    # Problems without gold answers have no accuracy.
+    measure = "reward" if record.get("eval_accuracy") is None and record.get("eval_reward") is not None else "accuracy"
     return {
         "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
         **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
-        "held out": number("eval_accuracy", ".3f"),
+        f"eval {measure}": number(f"eval_{measure}", ".3f"),
         "KL": number("kl", ".4f") + noise,
         "entropy": number("entropy", ".3f"),
         "clipped": number("clip_ratio", ".3f"),

@@ -1,5 +1,6 @@
 """Ways to decide whether a completion answers its problem correctly."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,12 +12,12 @@ from policy_trainer.rewards.mathematics import equal_math
 
 @dataclass(frozen=True)
 class ByAnswer:
-    """A completion is correct if its last answer in tags equals the gold answer."""
+    """A completion is correct if its last answer in tags equals the gold answer; NaN for a problem without one."""
 
     compare: Comparison
 
     def __call__(self, problem: Problem, completion: str) -> float:
-        return accuracy(self.compare)(completion, problem.answer)
+        return accuracy(self.compare)(completion, problem.answer) if problem.answer else math.nan
 
 
 @dataclass(frozen=True)

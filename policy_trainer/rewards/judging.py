@@ -1,8 +1,9 @@
-"""Judges completions by the configured rewards."""
+"""Judges completions by the configured rewards, a whole round in one call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -10,23 +11,36 @@ from transformers import PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.sample import JudgesTogether, Score
 from policy_trainer.rewards import Sample
+from policy_trainer.rewards.correctness import needs_sandbox
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
-from policy_trainer.rewards.reward_model import RewardModel
 from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
 
 _GIB = 2**30
 
+# The problems of a round, each with its completions.
+Groups = Sequence[tuple[Problem, Sequence[Completion]]]
+Scorer = Callable[[Sequence[Sample]], Sequence[Score]]
+
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged.
+    """samples: the G completions as they were judged.
 
-    parts: float32 (G,) scores of each reward, by name.
+    rewards: float32 (G,) weighted totals, NaN where a reward with a weight other than 0 could not be judged, and where
+    all such rewards left themselves out. parts: float32 (G,) scores of each reward, by name; NaN for none.
     """
 
     rewards: np.ndarray
     parts: dict[str, np.ndarray]
+    samples: Sequence[Sample] = ()
+
+    def part(self, start: int, end: int) -> "Judgement":
+        """The judgement of some completions of it."""
+        parts = {name: scores[start:end] for name, scores in self.parts.items()}
+        return Judgement(self.rewards[start:end], parts, self.samples[start:end])
 
 
 class Judge:
@@ -35,37 +49,54 @@ class Judge:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: Task, config: CommonConfig) -> None:
         """Raises UserError if a reward cannot be used."""
         self._tokenizer = tokenizer
+        self._prompts = PromptEncoder(tokenizer, config.data)
+        self._config = config.judging
+        self._task = task
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
-        rules = {"accuracy": accuracy_reward(task), **{name: reward.rule for name, reward in chosen.items()}}
-        sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
-        limits = {"seconds": config.judging.seconds, "memory": int(config.judging.memory_gib * _GIB)}
-        self._sandbox = Sandbox(sandboxed, **limits)
-        self._scorers = {name: _scorer(name, rule, self._sandbox) for name, rule in rules.items()}
+        self._sandboxes: list[Sandbox] = []
+        self._scorers = self._make_scorers({name: reward.rule for name, reward in chosen.items()})
 
-    def judge(self, problem: Problem, completions: Sequence[Completion]) -> Judgement:
-        return self.score([self.sample(problem, completion) for completion in completions])
+    def judge(self, groups: Groups) -> list[Judgement]:
+        """One judgement for each problem. A reward that takes many completions gets all of them in one call."""
+        samples = [self.samples(problem, completions) for problem, completions in groups]
+        judged = self.score([sample for own in samples for sample in own])
+        ends = accumulate((len(own) for own in samples), initial=0)
+        return [judged.part(start, end) for start, end in pairwise(ends)]
 
     def score(self, samples: Sequence[Sample]) -> Judgement:
-        """Like `judge`, for samples of any problems."""
-        parts = {name: self._scores(name, samples) for name in self._weights}
+        """The judgement of samples of any problems."""
+        scores = {name: scorer(samples) for name, scorer in self._scorers.items()}
+        parts = {name: np.array(own, dtype=np.float32) for name, own in scores.items()}  # None becomes NaN
         total = np.zeros(len(samples), dtype=np.float32)
+        applies = np.zeros(len(samples), dtype=np.bool_)
         for name, weight in self._weights.items():
             if weight:  # a NaN in a reward that is only logged must not make the completion unrewarded
-                total += weight * parts[name]
-        return Judgement(total, parts)
+                given = np.array([score is not None for score in scores[name]], dtype=np.bool_)
+                total += np.where(given, weight * parts[name], 0)
+                applies |= given
+        return Judgement(np.where(applies, total, np.float32(np.nan)), parts, samples)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:
         """float32 (G,): 1 where the task judges a completion correct, else 0; NaN where it could not be judged."""
-        return self._scores("accuracy", samples)
+        if needs_sandbox(self._task.correct) and not any(sample.problem.answer for sample in samples):
+            return np.full(len(samples), np.nan, dtype=np.float32)  # no process is started for nothing
+        return np.array(self._accuracy(samples), dtype=np.float32)
 
-    def sample(self, problem: Problem, completion: Completion) -> Sample:
-        return Sample(problem, self.text(completion), len(completion.ids), completion.finished)
+    def samples(self, problem: Problem, completions: Sequence[Completion]) -> list[Sample]:
+        """Completions of one problem as rewards see them: with the beginning of the answer that stood in the prompt."""
+        start = self._prompts.answer_start(problem)
+        return [
+            Sample(
+                problem, start + self.text(one), len(one.ids), one.finished, start=start, ids=tuple(one.ids.tolist())
+            )
+            for one in completions
+        ]
 
     @property
     def failures(self) -> dict[str, int]:
         """Number of completions so far on which each sandboxed reward failed, by name."""
-        return dict(self._sandbox.failures)
+        return {name: count for sandbox in self._sandboxes for name, count in sandbox.failures.items()}
 
     def text(self, completion: Completion) -> str:
         """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token."""
@@ -75,14 +106,25 @@ class Judge:
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _scores(self, name: str, samples: Sequence[Sample]) -> np.ndarray:
-        return np.array(self._scorers[name](samples), dtype=np.float32)
+    @cached_property
+    def _accuracy(self) -> Scorer:
+        """Made when it is first needed: a task's judgement may want a process of its own."""
+        if "accuracy" in self._scorers:
+            return self._scorers["accuracy"]
+        return self._make_scorers({"accuracy": accuracy_reward(self._task)})["accuracy"]
+
+    def _make_scorers(self, rules: dict[str, Rule]) -> dict[str, Scorer]:
+        """Functions that score samples by these rules, in this process or in a sandbox that they share."""
+        sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
+        limits = {"seconds": self._config.seconds, "memory": int(self._config.memory_gib * _GIB)}
+        sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
+        self._sandboxes.append(sandbox)
+        return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
 
 
-def _scorer(name: str, rule: Rule, sandbox: Sandbox) -> Callable[[Sequence[Sample]], list[float]]:
-    """A function that scores samples by one rule, in this process or in the sandbox."""
-    if isinstance(rule, RewardModel):
-        return rule.scores
+def _scorer(name: str, rule: Rule, sandbox: Sandbox) -> Scorer:
     if isinstance(rule, Sandboxed):
         return partial(sandbox.scores, name)
+    if isinstance(rule, JudgesTogether):
+        return rule.scores
     return lambda samples: [rule(sample) for sample in samples]

@@ -12,7 +12,7 @@ def repetition_penalty(ngram: int, most: float) -> Reward:
     """-most times the share of word n-grams that are repetitions (arXiv 2502.03373, C.2); 0 below `ngram` words."""
 
     def penalty(sample: Sample) -> float:
-        words = sample.completion.lower().split()
+        words = sample.sampled.lower().split()
         total = len(words) - ngram + 1
         if total < 1:
             return 0.0

@@ -16,6 +16,7 @@ from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
 from policy_trainer.objective.group import compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
+from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from shared.batch import StepRewards
@@ -101,15 +102,17 @@ class Rounds:
         drawn = self._draw(draw, count, current)
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
-        for item, completions in zip(drawn, sampled, strict=True):
-            judgement = self._judge.judge(item.problem, completions)
-            current.groups.append(SampledGroup(item, completions, judgement, self._steps(item.problem, completions)))
+        judged = self._judge.judge([(item.problem, own) for item, own in zip(drawn, sampled, strict=True)])
+        for item, completions, judgement in zip(drawn, sampled, judged, strict=True):
+            steps = self._steps(item.problem, judgement.samples)
+            current.groups.append(SampledGroup(item, completions, judgement, steps))
 
-    def _steps(self, problem: Problem, completions: Sequence[Completion]) -> StepRewards | None:
+    def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:
         if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):
             return None
-        rows = [self._task.steps(problem, self._judge.text(completion)) for completion in completions]
-        return step_rewards(rows, [completion.ids for completion in completions], self._judge.decode)
+        rows = [self._task.steps(problem, sample.completion) for sample in samples]
+        ids = [np.array(sample.ids) for sample in samples]
+        return step_rewards(rows, ids, self._judge.decode, start=samples[0].start)
 
     def _draw(self, draw: Callable[[], int], count: int, current: Round) -> list[Drawn]:
         """The next `count` problems whose prompts are not too long."""

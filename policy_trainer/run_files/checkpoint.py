@@ -45,7 +45,7 @@ class TrainState:
     bad_steps_in_a_row: int = 0
     training_seconds: float = 0.0
     best_step: int | None = None
-    best_accuracy: float = -1.0
+    best_score: float | None = None
     reference: str | None = None
     reference_version: int = 0
     renewed_at: int = 0
@@ -108,7 +108,10 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    return TrainState(**json.loads((checkpoint / _STATE).read_text()))
+    saved = json.loads((checkpoint / _STATE).read_text())
+    if "best_accuracy" in saved:  # the name before runs without gold answers had a best checkpoint, too
+        saved["best_score"] = saved.pop("best_accuracy")
+    return TrainState(**saved)
 
 
 def restore(checkpoint: Path, weights: Weights) -> None:

@@ -128,8 +128,8 @@ def build_trainer(
     samples = _make_samples(config, files.directory, trackers, policy, console)
     reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
-    accuracy = next((record["accuracy"] for record in reversed(past) if record["kind"] == "evaluation"), None)
-    return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, accuracy=accuracy)
+    evaluated = next((record for record in reversed(past) if record["kind"] == "evaluation"), {})
+    return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, evaluated=evaluated)
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:

@@ -1,7 +1,8 @@
 """The training loop: take scored batches, step, publish, evaluate, checkpoint, acknowledge."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -43,9 +44,9 @@ class Trainer:
         first_kl: FirstKL,
         stop: StopRequest,
         *,
-        accuracy: float | None,
+        evaluated: Mapping[str, Any],
     ) -> None:
-        """accuracy: of the latest evaluation of an earlier process; None if there was none."""
+        """evaluated: the metrics of the latest evaluation of an earlier process; empty if there was none."""
         self._config = config
         self._files = files
         self._state = files.state
@@ -55,7 +56,7 @@ class Trainer:
         self._reporters = reporters
         self._first_kl = first_kl
         self._stop = stop
-        self._accuracy = accuracy
+        self._evaluated = evaluated
         self._noise_floor: float | None = None
 
     def run(self) -> bool:
@@ -125,20 +126,21 @@ class Trainer:
         publish(self._policy.learner.model, self._files.directory.weights, publication)
 
     def _evaluate(self) -> bool:
-        """Measures greedy accuracy on held-out problems; True if it is the best so far and not that of step 0."""
+        """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.
+
+        The best have the highest accuracy; where problems have no gold answers, the highest mean reward.
+        """
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         evaluation = self._policy.evaluator.evaluate(
             self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
         )
-        self._accuracy = evaluation.accuracy
-        self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **evaluation.summary()})
-        self._reporters.display.note(
-            f"step {self._state.step}: held-out accuracy {evaluation.accuracy:.3f}, "
-            f"95% interval {evaluation.low:.3f} to {evaluation.high:.3f}"
-        )
-        if evaluation.accuracy <= self._state.best_accuracy:
+        self._evaluated = evaluation.summary()
+        self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **self._evaluated})
+        self._reporters.display.note(f"step {self._state.step}: held-out {evaluation}")
+        best, score = self._state.best_score, evaluation.score
+        if math.isnan(score) or (best is not None and score <= best):
             return False
-        self._state.best_step, self._state.best_accuracy = self._state.step, evaluation.accuracy
+        self._state.best_step, self._state.best_score = self._state.step, score
         return self._state.step > 0
 
     def _evaluating(self, done: int, total: int) -> None:
@@ -207,7 +209,8 @@ class Trainer:
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
-            "eval_accuracy": self._accuracy,
+            "eval_accuracy": self._evaluated.get("accuracy"),
+            "eval_reward": self._evaluated.get("reward"),
             "kl_noise_floor": self._noise_floor,
             "refused_batches": count_refused(self._files.directory.workers),
             **self._source.watch.depth,

@@ -1,6 +1,7 @@
 """Rewards of two Countdown recipes: nano-aha-moment and GRPO:Zero.
 
-In both the prompt ends with `<think>`, so the format rewards put this tag before the completion.
+In both the prompt ends with `<think>`, so the rewards judge what was sampled alone, and the format rewards put this tag
+before it.
 """
 
 import math
@@ -22,7 +23,7 @@ _CLOSE_ENOUGH = Fraction(1, 100_000)
 
 def nano_aha_format(sample: Sample) -> float:
     """1 for a think block, a line end and an answer block; 0.5 if the answer is not arithmetic; else 0."""
-    text = "<think>" + sample.completion.removesuffix("\n")
+    text = "<think>" + sample.sampled.removesuffix("\n")
     tag = _THINK_TAG.search(text, len("<think>"))  # one block: the next think tag closes it
     start = tag.start() + len(_AHA_SEAM) if tag else 0
     if not tag or not text.startswith(_AHA_SEAM, tag.start()) or not text.endswith("</answer>", start):
@@ -33,7 +34,7 @@ def nano_aha_format(sample: Sample) -> float:
 
 def nano_aha_equation(sample: Sample) -> float:
     """1 if the first answer whose tags are in one line uses each number once and reaches the target, else 0."""
-    answers = (_first_answer(line) for line in sample.completion.split("\n"))
+    answers = (_first_answer(line) for line in sample.sampled.split("\n"))
     first = next((answer for answer in answers if answer is not None), "")
     return _reaches(first.strip(), sample)
 
@@ -41,7 +42,7 @@ def nano_aha_equation(sample: Sample) -> float:
 def grpo_zero_format(sample: Sample) -> float:
     r"""1 for `^<think>.*?</think>\n<answer>.*?</answer>$` (DOTALL); else 0.1 for a think block plus 0.5 for an answer
     block."""
-    text = "<think>" + sample.completion
+    text = "<think>" + sample.sampled
     if matches_whole(text, _ZERO_SEAM):
         return 1.0
     return 0.1 * ("</think>" in text) + 0.5 * (_first_answer(text) is not None)
@@ -50,7 +51,7 @@ def grpo_zero_format(sample: Sample) -> float:
 def grpo_zero_equation(sample: Sample) -> float:
     """1 if the first answer, of whole numbers, operators and spaces only, uses each number once and reaches the target;
     else 0."""
-    answer = _first_answer(sample.completion) or ""
+    answer = _first_answer(sample.sampled) or ""
     return _reaches(answer if _INTEGER_ARITHMETIC.fullmatch(answer) else "", sample)
 
 

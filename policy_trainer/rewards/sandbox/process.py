@@ -92,5 +92,8 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, lines: Bin
     process.wait()
 
 
-def _status(code: int) -> str:
+def _status(code: int | None) -> str:
+    """code: None while another thread is ending the process."""
+    if code is None:
+        return "which was stopped"
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"

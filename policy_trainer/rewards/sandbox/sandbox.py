@@ -1,21 +1,19 @@
 """Runs rewards that may hang or crash: a completion takes at most its time limit, and never stops the run."""
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import structlog
-
-from policy_trainer.data.sample import Reward, Sample
+from policy_trainer.data.sample import Reward, Sample, Score
+from policy_trainer.rewards.sandbox.failures import Failures
 from policy_trainer.rewards.sandbox.process import ProcessEnded, SandboxProcess
+from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
-
-log = structlog.get_logger()
 
 # Time limit for imports and grammars, before the first judgement; a user's module may be slow to load.
 _START_SECONDS = 300.0
-# If a reward fails on each of this many first completions, the reward is at fault, not the completions.
-_MAX_FAILURES = 64
 
 
 def _nothing() -> None:
@@ -30,7 +28,7 @@ class Sandboxed:
     which the process ended: the failing score if only the completion can be the cause, else NaN.
     """
 
-    score: Reward
+    score: Reward | UserFunction
     prepare: Callable[[], object] = _nothing
     cut_off: float = math.nan
 
@@ -38,86 +36,119 @@ class Sandboxed:
 class Sandbox:
     """Judges by sandboxed rewards. When a reward fails on a completion, this is logged and counted."""
 
-    def __init__(self, rewards: Mapping[str, Sandboxed], *, seconds: float, memory: int) -> None:
+    def __init__(self, rewards: Mapping[str, Sandboxed], *, seconds: float, memory: int, workers: int = 1) -> None:
         """rewards: by name; if there are none, no process is started. seconds: time limit of one completion and one
-        reward. memory: bytes that the process may use, 0 for no limit.
+        reward. memory: bytes that a process may use, 0 for no limit. workers: processes that judge side by side; all
+        but the first start when they are first needed.
 
         Raises UserError for a reward that cannot be loaded.
         """
-        self._rewards = rewards
-        self._seconds = seconds
-        self._memory = memory
-        self._judged = dict.fromkeys(rewards, 0)
-        self.failures = dict.fromkeys(rewards, 0)
+        self._failures = Failures(rewards)
+        self._lanes = [_Lane(rewards, self._failures, seconds, memory) for _ in range(workers)]
         if rewards:
-            self._start()
-            self._await_start()
+            self._lanes[0].start()
 
-    def scores(self, name: str, samples: Sequence[Sample]) -> list[float]:
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Number of completions so far on which each reward failed."""
+        return self._failures.counts
+
+    def scores(self, name: str, samples: Sequence[Sample]) -> list[Score]:
         """One score for each sample. Raises UserError for a reward that has failed on every completion so far."""
-        scores: list[float] = []
-        while len(scores) < len(samples):
-            if not self._process.alive:  # it may have been killed while idle, when the machine ran out of memory
-                self._start()
-            self._await_start()
+        workers = 1 if self._lanes[0].judges_together(name) else min(len(self._lanes), len(samples))
+        if workers < 2:
+            return self._lanes[0].scores(name, samples)
+        scores: list[Score] = [math.nan] * len(samples)
+        with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as threads:
+            shares = [
+                threads.submit(lane.scores, name, samples[k::workers]) for k, lane in enumerate(self._lanes[:workers])
+            ]
             try:
-                self._judge(name, samples[len(scores) :], scores)
-            except ProcessEnded as ended:
-                self._start()
-                scores.append(self._failed(name, str(ended), self._rewards[name].cut_off))
-            except BaseException:  # pending answers would be read as those of later completions
-                self._process.end()
+                for k, share in enumerate(shares):
+                    scores[k::workers] = share.result()
+            except BaseException:  # the executor waits for its threads: none shall go on judging
+                for lane in self._lanes:
+                    lane.stop()
                 raise
         return scores
 
-    def _judge(self, name: str, samples: Sequence[Sample], scores: list[float]) -> None:
-        """Appends a score for each sample. Raises ProcessEnded if the process ended on the next one."""
-        self._process.send((name, list(samples)), seconds=self._seconds)
-        for _ in samples:
-            answer = self._process.receive(seconds=self._seconds)
-            if "refused" in answer:
-                raise UserError(answer["refused"])
-            if "score" in answer:
-                self._judged[name] += 1
-                scores.append(answer["score"])
-            else:
-                scores.append(self._failed(name, answer["error"], math.nan))
 
-    def _failed(self, name: str, reason: str, score: float) -> float:
-        """The score of a completion that could not be judged."""
-        self._judged[name] += 1
-        self.failures[name] += 1
-        _log_failure(name, reason, self.failures[name])
-        if self.failures[name] == self._judged[name] >= _MAX_FAILURES:
-            raise UserError(
-                f"rewards: {name} failed on each of the first {_MAX_FAILURES} completions; the last error: {reason}"
-            )
-        return score
+class _Lane:
+    """One process at a time, and the samples that it judges one after the other."""
 
-    def _start(self) -> None:
+    def __init__(self, rewards: Mapping[str, Sandboxed], failures: Failures, seconds: float, memory: int) -> None:
+        self._rewards = rewards
+        self._failures = failures
+        self._seconds = seconds
+        self._memory = memory
+        self._process: SandboxProcess | None = None
+        self._stopped = threading.Event()
+        self._loaded = False
+        self._together: frozenset[str] = frozenset()
+
+    def judges_together(self, name: str) -> bool:
+        """Whether the reward takes many completions in one call."""
+        return name in self._together
+
+    def scores(self, name: str, samples: Sequence[Sample]) -> list[Score]:
+        self._stopped.clear()
+        scores: list[Score] = []
+        while len(scores) < len(samples):
+            process = self.start()
+            try:
+                self._judge(process, name, samples[len(scores) :], scores)
+            except ProcessEnded as ended:
+                if self._stopped.is_set():
+                    break
+                self._launch()
+                size = len(samples) if self.judges_together(name) else 1
+                self._failures.add(name, str(ended), count=size)
+                scores.extend([self._rewards[name].cut_off] * size)
+            except BaseException:  # pending answers would be read as those of later completions
+                process.end()
+                raise
+        return scores
+
+    def stop(self) -> None:
+        """Ends the process, and `scores` of another thread with it."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.end()
+
+    def _judge(self, process: SandboxProcess, name: str, samples: Sequence[Sample], scores: list[Score]) -> None:
+        """Appends a score for each sample. Raises ProcessEnded if the process ended on the next judgement."""
+        process.send((name, list(samples)), seconds=self._seconds * len(samples))
+        size = len(samples) if self.judges_together(name) else 1
+        for _ in range(0, len(samples), size):
+            answers = process.receive(seconds=self._seconds * size)["answers"]
+            if refused := next((answer["refused"] for answer in answers if "refused" in answer), None):
+                raise UserError(refused)
+            scores.extend(answer.get("score", math.nan) for answer in answers)
+            self._failures.judged(name, answers)
+
+    def start(self) -> SandboxProcess:
+        """A process whose rewards are loaded. Starts one if there is none that lives: it may have been killed while
+        idle, when the machine ran out of memory."""
+        if self._process is None or not self._process.alive:
+            self._launch()
+        assert self._process is not None
+        if not self._loaded:
+            self._load(self._process)
+            self._loaded = True
+        return self._process
+
+    def _launch(self) -> None:
         self._process = SandboxProcess(memory=self._memory, seconds=self._seconds)
-        self._started = False
+        self._loaded = False
 
-    def _await_start(self) -> None:
+    def _load(self, process: SandboxProcess) -> None:
         """Sends the rewards and waits until they are loaded."""
-        if self._started:
-            return
         scores = {name: reward.score for name, reward in self._rewards.items()}
         try:
-            self._process.send((scores, [reward.prepare for reward in self._rewards.values()]), seconds=_START_SECONDS)
-            answer = self._process.receive(seconds=_START_SECONDS)
+            process.send((scores, [reward.prepare for reward in self._rewards.values()]), seconds=_START_SECONDS)
+            answer = process.receive(seconds=_START_SECONDS)
         except ProcessEnded as ended:
             raise UserError(f"rewards: loading {', '.join(self._rewards)} {ended}") from None
         if "refused" in answer:
             raise UserError(answer["refused"])
-        self._started = True
-
-
-def _log_failure(name: str, reason: str, failures: int) -> None:
-    """Logs a failure. Only the first traceback is logged, since later ones are most likely the same; the end of a
-    process is always logged."""
-    *traceback, last = reason.strip().split("\n")
-    if not traceback:
-        log.warning("a completion could not be judged", reward=name, failures=failures, reason=last)
-    elif failures == 1:
-        log.warning("a completion could not be judged", reward=name, failures=failures, exception=reason)
+        self._together = frozenset(answer["together"])

@@ -155,6 +155,38 @@ class TestWords:
         assert PromptEncoder(tokenizer, PromptConfig(assistant_prefill="So")).prefill(WORDED) == "So"
         assert PromptEncoder(tokenizer, PromptConfig(assistant_prefill="")).prefill(WORDED) == ""
 
+    @pytest.mark.parametrize(
+        ("opening", "prefill", "start"),
+        [
+            ("<|assistant|>", "", ""),
+            ("<|assistant|>", "Well.\n<think>", "Well.\n<think>"),
+            ("<|assistant|>\n<think>\n", "", "<think>\n"),
+            ("<|assistant|>\n<think>\n", "<think>", "<think>\n"),
+            ("<|assistant|>\n<think>\n", "<think>\nWell", "<think>\nWell"),
+            ("<|assistant|><think>\n\n</think>\n\n", "<answer>", "<think>\n\n</think>\n\n<answer>"),
+            ("<assistant>", "", ""),  # the name of a role
+            ("<start_of_turn>model\n", "So", "So"),
+        ],
+    )
+    def test_the_answer_starts_with_what_the_template_opens_and_the_prefill(
+        self, opening: str, prefill: str, start: str
+    ) -> None:
+        """A user's `<think>` is no start of an answer."""
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = (
+            "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '" + opening.replace("\n", "\\n") + "' }}{% endif %}"
+        )
+        problem = Problem(answer="", messages=({"role": "user", "content": "Use <think>"},))
+        encoder = PromptEncoder(tokenizer, PromptConfig(assistant_prefill=prefill))
+        assert encoder.answer_start(problem) == start
+        assert str(tokenizer.decode(encoder.encode(problem))).endswith(start)
+
+    def test_a_plain_answer_starts_with_its_prefill(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        plain = PromptEncoder(tokenizer, PromptConfig(prompt_style="plain"))
+        assert plain.answer_start(WORDED) == "Well.\n<think>"
+        assert plain.answer_start(ASKED) == ""
+
     def test_tokens_do_not_stop_at_the_prefill(self) -> None:
         """The whole prompt is tokenised at once: what it and the prefill make together is one token."""
         words = Tokenizer(models.WordLevel({"ab": 0, "[UNK]": 1}, unk_token="[UNK]"))

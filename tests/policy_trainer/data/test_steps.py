@@ -55,6 +55,14 @@ def test_a_character_of_several_tokens_is_there_with_the_last_of_them() -> None:
     assert step_rewards([steps], [np.arange(len(tokens))], text).ends.tolist() == [3, 5, 9, 11]
 
 
+def test_steps_count_from_the_start_of_the_answer_in_the_prompt() -> None:
+    """A step that ends in the prompt ends at the first token; what is sampled alone has tokens."""
+    ids = ids_of("abc")
+    steps = [Step(end, 1.0) for end in (3, 8, 10)]
+    rewards = step_rewards([steps], [ids], decode, start="<think>")
+    assert rewards.ends.tolist() == [0, 2] and rewards.rewards.tolist() == [2, 1]
+
+
 def test_rows_of_a_group_stay_apart() -> None:
     rows = [[Step(1, 0.5), Step(3, -1.0)], [], [Step(2, 2.0)]]
     rewards = step_rewards(rows, [ids_of("abc"), ids_of("x"), ids_of("yz")], decode)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -27,13 +28,28 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer:
     said = [(right, 100), (right, 450), (right, 900), (wrong, 1)]
     judged = judge.score([Sample(Problem("5"), text, tokens) for text, tokens in said])
     assert judged.rewards.tolist() == pytest.approx([1.8, 1.1, 1.1, 0])
-    (unrewarded,) = judge.score([Sample(Problem("five"), "5")]).rewards
-    assert unrewarded != unrewarded
+    without = judge.score([Sample(Problem("five"), "<answer>five</answer>")])
+    assert without.rewards.tolist() == [1] and np.isnan(without.parts["my_rewards:concise"]).all()
     assert judge.failures == {"my_rewards:concise": 0}
 
 
+def test_the_example_of_many_completions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    (code,) = re.findall(r"^```python\n# many_rewards\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "many_rewards.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    judge = Judge(tokenizer, Arithmetic(0), TrainConfig(model="m", rewards=["many_rewards:hinted"]))
+    asked = ({"role": "user", "content": "?"},)
+    problems = [Problem("", asked, extras={"hint": hint}) for hint in ("carry", "carry", None)]
+    judged = judge.score([Sample(one, text) for one, text in zip(problems, ("carry 1", "no", "no"), strict=True)])
+    assert judged.rewards.tolist() == pytest.approx([1, 0, np.nan], nan_ok=True)
+    assert judge.failures == {"many_rewards:hinted": 0}
+
+
 def test_every_reward_is_told_of() -> None:
-    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    rules, _, _ = PAGE.partition("## Your own")
+    lines = [line for line in rules.splitlines() if line.startswith("| ")]
     cells = [re.match(r"`([\w/]+)`", cell.strip()) for line in lines for cell in line.split("|")[1:3]]
     told = {cell[1] for cell in cells if cell}
     assert told == {*RULES, *SUMS, *CONFIGURED} - {"model"}
@@ -44,6 +60,6 @@ def test_every_reward_is_told_of() -> None:
 
 def test_limits_are_the_defaults() -> None:
     config = TrainConfig(model="m").judging
-    for name, value in (("seconds", config.seconds), ("memory_gib", config.memory_gib)):
+    for name, value in (("seconds", config.seconds), ("memory_gib", config.memory_gib), ("workers", config.workers)):
         assert f"`judging.{name}` ({value:g})" in PAGE
     assert f"`judging.model.max_length` ({config.model.max_length})" in PAGE

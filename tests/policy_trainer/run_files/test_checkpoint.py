@@ -28,7 +28,7 @@ STATE = TrainState(
     bad_steps_in_a_row=1,
     training_seconds=12.5,
     best_step=5,
-    best_accuracy=0.75,
+    best_score=0.75,
 )
 
 
@@ -234,4 +234,4 @@ def test_saving_a_step_again_never_loses_it(
 
 def test_the_state_is_json_that_people_can_read(run: Run) -> None:
     path = run.checkpoints.save(STATE, run.model, run.tokenizer, run.weights)
-    assert json.loads((path / "trainer.json").read_text())["best_accuracy"] == 0.75
+    assert json.loads((path / "trainer.json").read_text())["best_score"] == 0.75

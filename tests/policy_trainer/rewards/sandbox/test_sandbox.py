@@ -81,10 +81,13 @@ def test_an_exception_is_not_a_reward_of_0() -> None:
     assert len(logs) == 1 and "faulty.py" in logs[0]["exception"] and "it was asked to" in logs[0]["exception"]
 
 
-@pytest.mark.parametrize(("text", "failures"), [("none", 0), ("nan", 0), ("inf", 1), ("text", 1), ("list", 1)])
-def test_no_number_is_no_reward(text: str, failures: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "score", "failures"),
+    [("none", None, 0), ("nan", NAN, 0), ("inf", NAN, 1), ("text", NAN, 1), ("list", NAN, 1)],
+)
+def test_no_number_is_no_reward(text: str, score: object, failures: int) -> None:
     rewards = apart("unanswering")
-    assert rewards.scores("unanswering", samples("a", text, "c")) == [1, NAN, 1]
+    assert rewards.scores("unanswering", samples("a", text, "c")) == [1, score, 1]
     assert rewards.failures == {"unanswering": failures}
 
 

@@ -1,0 +1,170 @@
+"""Calls a user's own reward as its parameters ask: one completion at a time, or many in one call as TRL does."""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from policy_trainer.data.sample import Sample, Score
+from shared.errors import UserError
+
+if TYPE_CHECKING:  # a sandbox process without async rewards needs none of it
+    import asyncio
+
+# A weighted sum of larger rewards could overflow float32.
+_LARGEST = 1e30
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class OneAtATime:
+    """`def f(completion, answer, …) -> float | None`."""
+
+    name: str
+    function: Function
+
+    def __call__(self, sample: Sample) -> Score:
+        """The function's result. Raises ValueError for a result that is not a finite number, UserError if the function
+        requires an argument that this problem does not have."""
+        return _checked(self.function(**_chosen(self.name, self.function, _one(sample))))
+
+
+@dataclass(frozen=True)
+class Concurrent:
+    """`async def f(completion, answer, …) -> float | None`: called for all completions at once."""
+
+    name: str
+    function: Function
+
+    def outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+        """A score for each sample, or the exception that its call raised."""
+        return _loop().run(self._gathered(samples))
+
+    async def _gathered(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+        import asyncio
+
+        return await asyncio.gather(*map(self._score, samples), return_exceptions=True)
+
+    async def _score(self, sample: Sample) -> Score:
+        return _checked(await self.function(**_chosen(self.name, self.function, _one(sample))))
+
+
+@dataclass(frozen=True)
+class ManyAtOnce:
+    """`def f(prompts, completions, **columns) -> list[float | None]`, which may be async."""
+
+    name: str
+    function: Function
+
+    def outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
+        """A score for each sample. Raises ValueError if the function does not return one number or None for each."""
+        result = self.function(**_chosen(self.name, self.function, _many(samples)))
+        if inspect.isawaitable(result):
+            result = _loop().run(_awaited(result))
+        scores = list(result)
+        if len(scores) != len(samples):
+            raise ValueError(f"it must return one reward for each of {len(samples)} completions, got {len(scores)}")
+        return [_checked(score) for score in scores]
+
+
+OwnReward = OneAtATime | Concurrent | ManyAtOnce
+
+
+def own_reward(name: str, function: Function) -> OwnReward:
+    """The function with the way in which it is called: with many completions if it has a parameter `completions`.
+
+    name: for errors. Raises UserError for a function that cannot be called by name.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"rewards: {name} is not a function with a known signature: {error}") from error
+    if positional := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
+        raise UserError(f"rewards: {name} takes {', '.join(positional)} by position only: arguments are given by name")
+    if any(parameter.name == "completions" for parameter in parameters):
+        return ManyAtOnce(name, function)
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is awaited, too
+    awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return Concurrent(name, function) if awaited else OneAtATime(name, function)
+
+
+def _one(sample: Sample) -> dict[str, Any]:
+    """What is known of one completion. Our own names go before columns of the same name."""
+    problem = sample.problem
+    return {
+        **problem.extras,
+        "completion": sample.completion,
+        **({"answer": problem.answer} if problem.answer else {}),
+        "prompt": problem.prompt,
+        "messages": [dict(message) for message in problem.messages],
+        "tokens": sample.tokens,
+        "finished": sample.finished,
+    }
+
+
+def _many(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """What is known of many completions, as TRL tells it: columns as in the data, with None where one is missing."""
+    problems = [sample.problem for sample in samples]
+    columns = dict.fromkeys(name for problem in problems for name in problem.extras)
+    answers = [problem.answer or None for problem in problems]
+    return {
+        **({"answer": answers} if any(answers) else {}),
+        "finished": [sample.finished for sample in samples],
+        **{name: [problem.extras.get(name) for problem in problems] for name in columns if name != "prompt"},
+        "prompts": [_asked(sample) for sample in samples],
+        "completions": [_answered(sample) for sample in samples],
+        "completion_ids": [list(sample.ids) for sample in samples],
+    }
+
+
+def _asked(sample: Sample) -> str | list[dict[str, str]]:
+    """A text where the data has a text, else messages."""
+    problem = sample.problem
+    return problem.prompt or [dict(message) for message in problem.messages]
+
+
+def _answered(sample: Sample) -> str | list[dict[str, str]]:
+    return sample.completion if sample.problem.prompt else [{"role": "assistant", "content": sample.completion}]
+
+
+def _chosen(name: str, function: Function, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the function names, or all if it takes `**`."""
+    required, named, takes_any = _parameters(function)
+    if missing := [wanted for wanted in required if wanted not in known]:
+        raise UserError(f"rewards: {name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
+    return {key: known[key] for key in known if takes_any or key in named}
+
+
+def _parameters(function: Function) -> tuple[tuple[str, ...], frozenset[str], bool]:
+    """Required names, all names, and whether it takes any other."""
+    parameters = inspect.signature(function).parameters.values()
+    plain = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    required = tuple(one.name for one in plain if one.default is one.empty)
+    return required, frozenset(one.name for one in plain), takes_any
+
+
+@cache
+def _loop() -> "asyncio.Runner":
+    """One loop for the whole process: clients that a user's module keeps open belong to the loop they were used in."""
+    import asyncio
+
+    return asyncio.Runner()
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _checked(answer: Any) -> Score:
+    if answer is None:
+        return None
+    if isinstance(answer, str):
+        raise ValueError(f"a reward must be a number, got the text {answer[:40]!r}")
+    number = float(answer)
+    if math.isnan(number) or abs(number) <= _LARGEST:
+        return number
+    raise ValueError(f"a reward must be a number of at most {_LARGEST:g}, got {number}")
