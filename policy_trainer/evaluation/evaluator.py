@@ -52,8 +52,25 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """The fields as JSON values, without transcripts and with None for NaN."""
-        rewards = {name: None if math.isnan(mean) else mean for name, mean in self.rewards.items()}
-        return {**{name: value for name, value in asdict(self).items() if name != "transcripts"}, "rewards": rewards}
+        told = {name: _none_for_nan(value) for name, value in asdict(self).items() if name != "transcripts"}
+        return {**told, "rewards": {name: _none_for_nan(mean) for name, mean in self.rewards.items()}}
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether any problem has a gold answer."""
+        return not math.isnan(self.accuracy)
+
+    @property
+    def score(self) -> float:
+        """The figure by which checkpoints are compared: accuracy, or the mean reward where there is no accuracy."""
+        return self.accuracy if self.has_accuracy else self.reward
+
+    def __str__(self) -> str:
+        """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`; without gold answers the rewards alone."""
+        accuracy = f"accuracy {self.accuracy:.3f}, 95% interval {self.low:.3f} to {self.high:.3f}, "
+        parts = [f"{name} {mean:.3f}" for name, mean in self.rewards.items() if name != "accuracy"]
+        among = f" ({', '.join(parts)})" if parts and len(self.rewards) > 1 else ""
+        return (accuracy if self.has_accuracy else "") + f"reward {self.reward:.3f}" + among
 
 
 class Evaluator:
@@ -128,7 +145,7 @@ def make_evaluator(
 
 @dataclass(frozen=True)
 class _Answered:
-    """An answer. judged: of this answer alone."""
+    """An answer. right: 1 or 0, NaN where it could not be judged. judged: of this answer alone."""
 
     right: float
     judged: Judgement

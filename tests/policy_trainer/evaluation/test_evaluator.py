@@ -15,6 +15,7 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, wilson_interval
+from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.rewards.judging import Judge
@@ -173,6 +174,48 @@ def test_means_are_over_what_could_be_judged(tokenizer: PreTrainedTokenizerFast)
     assert result.accuracy == pytest.approx(2 / 3)
     assert result.rewards == pytest.approx({"simple_grpo/accuracy": 0, silent: math.nan}, nan_ok=True)
     assert result.summary()["rewards"] == {"simple_grpo/accuracy": 0, silent: None}
+
+
+class Lengthy(FakeTask):
+    """Problems without gold answers, or with some. Its rewards need none."""
+
+    default_rewards = ("format", "length")
+
+
+def test_without_gold_answers_there_are_rewards_and_no_accuracy(tokenizer: PreTrainedTokenizerFast) -> None:
+    task = Lengthy((FORM.format(5), ""), ("no idea.", ""), ("x" * 61, ""))
+    result = evaluator(tokenizer, task).evaluate(Parrot(tokenizer), GREEDY, 3)
+    assert (result.problems, result.left_out) == (2, 1)
+    assert not result.has_accuracy and result.rewards["format"] == 0.5 and result.rewards["length"] < 0
+    assert result.score == result.reward == pytest.approx(sum(result.rewards.values()))
+    summary = result.summary()
+    assert (summary["accuracy"], summary["low"], summary["high"]) == (None, None, None)
+    assert str(result) == f"reward {result.reward:.3f} (format 0.500, length {result.rewards['length']:.3f})"
+
+
+def test_accuracy_is_of_the_problems_with_gold_answers(tokenizer: PreTrainedTokenizerFast) -> None:
+    task = Lengthy((FORM.format(5), "5"), (FORM.format(6), "5"), (FORM.format(7), "unknown"), ("no idea.", ""))
+    result = evaluator(tokenizer, task).evaluate(Parrot(tokenizer), GREEDY, 4)
+    assert (result.problems, result.left_out, result.accuracy, result.score) == (3, 1, 0.5, 0.5)
+    assert (result.low, result.high) == wilson_interval(1, 2)
+    assert result.rewards["format"] == pytest.approx(2 / 3)
+    assert str(result).startswith("accuracy 0.500, 95% interval 0.095 to 0.905, reward ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        ("5", ["decoding", "accuracy", "95% interval", "format", "reward", "tokens", "finished"]),
+        ("", ["decoding", "format", "length", "reward", "tokens", "finished"]),
+    ],
+)
+def test_the_table_has_each_figure_once(tokenizer: PreTrainedTokenizerFast, answer: str, names: list[str]) -> None:
+    class Both(FakeTask):
+        default_rewards = ("format", "accuracy") if answer else ("format", "length")
+
+    result = evaluator(tokenizer, Both((FORM.format(5), answer))).evaluate(Parrot(tokenizer), GREEDY, 1)
+    columns = [str(column.header) for column in evaluation_table([result], "t").columns]
+    assert columns == names
 
 
 def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> None:
