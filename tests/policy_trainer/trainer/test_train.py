@@ -97,7 +97,7 @@ class Evaluator:
 class Measured:
     """An evaluation."""
 
-    accuracy, low, high = 0.5, 0.4, 0.6
+    score = 0.5
 
     def summary(self) -> dict[str, float]:
         return {"accuracy": 0.5}
@@ -146,7 +146,7 @@ def make_trainer(
             ),
             choose_first_kl(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
             stop,
-            accuracy=None,
+            evaluated={},
         )
         return trainer, feed, directory, metrics
 
