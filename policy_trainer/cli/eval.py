@@ -7,17 +7,40 @@ from rich.console import Console
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device
 from policy_trainer.config import EvalConfig
+from policy_trainer.reporting.sample_views import view
+from policy_trainer.reporting.samples import as_json
+
+# Problems that a `--samples` without a number shows.
+_SAMPLES = 5
 
 
 def run(arguments: list[str]) -> int:
     """Prints a table to standard error and JSON to standard output."""
-    config = read_settings(EvalConfig, arguments, "eval")
+    config = read_settings(EvalConfig, _with_number_of_samples(arguments), "eval")
     # Imported late, so that wrong options fail before PyTorch loads.
+    from policy_trainer.evaluation.eval_samples import sampled_groups
     from policy_trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
 
     console = Console(stderr=True)
     tell_device(config.device, console)
     evaluations = evaluate_with_progress(config, console, "evaluating")
     console.print(evaluation_table(evaluations, f"{config.model} on {evaluations[0].problems} held-out problems"))
-    print(json.dumps({"model": config.model, "evaluations": [item.summary() for item in evaluations]}, indent=2))
+    results = []
+    for item in evaluations:
+        samples = sampled_groups(item, None)[: config.samples]
+        results.append({**item.summary(), **({"samples": [as_json(group) for group in samples]} if samples else {})})
+        if samples:
+            console.rule(item.decoding, align="left")
+        for group in samples:
+            console.print(view(group))
+    print(json.dumps({"model": config.model, "evaluations": results}, indent=2))
     return 0
+
+
+def _with_number_of_samples(arguments: list[str]) -> list[str]:
+    """The arguments, with a number after a `--samples` that has none."""
+    given = [*arguments]
+    for i, argument in enumerate(arguments):
+        if argument == "--samples" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
+            given[i] = f"--samples={_SAMPLES}"
+    return given

@@ -72,7 +72,9 @@ def _nothing(groups: Sequence[SampledGroup], wanted: Mapping[str, object], path:
     if not groups:
         state = "is empty" if path.exists() else "does not exist"
         return f"RUN: {path} {state}: name the directory of a run that has trained a step"
-    steps = shorten(", ".join(str(step) for step in sorted({group.step for group in groups})), 200, placeholder=" …")
+    steps = shorten(
+        ", ".join(str(step) for step in sorted({group.step or 0 for group in groups})), 200, placeholder=" …"
+    )
     asked = ", ".join(f"--{name} {value}" for name, value in wanted.items())
     return f"{asked}: {path} has no such samples; it has those of steps {steps}"
 

@@ -31,7 +31,7 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
     "rollout": ("config", "run_dir", "server", "device", "dtype", "worker", "workers"),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",
-        "sampling.temperature", "sampling.max_completion_length", "device", "dtype", "config",
+        "samples", "sampling.temperature", "sampling.max_completion_length", "device", "dtype", "config",
     ),
     "sft": (
         "model", "data.path", "data.eval_path", "run_dir", "resume", "num_train_epochs", "batch_size", "max_length",

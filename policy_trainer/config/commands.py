@@ -4,7 +4,7 @@ One TOML file serves every command: each command reads its own fields from it.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
@@ -129,10 +129,17 @@ class RolloutConfig(RunConfig):
         return self
 
 
+def _not_a_runs(samples: Any) -> Any:
+    """0 for the table [samples] of a run's config.toml: it says what the run keeps."""
+    return 0 if isinstance(samples, dict) else samples
+
+
 class EvalConfig(CommonConfig):
     """Measure a model's accuracy on held-out problems. The table goes to standard error, JSON to standard output."""
 
     evaluation: EvalEvaluationConfig = EvalEvaluationConfig()
+    samples: Annotated[int, Field(ge=0), BeforeValidator(_not_a_runs)] = 0
+    """Print this many problems with their answers and rewards too, 5 if no number is given."""
 
 
 class DemoChoices(BaseSettings):

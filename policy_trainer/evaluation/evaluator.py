@@ -1,7 +1,7 @@
 """Accuracy and rewards on held-out problems, with a confidence interval of the accuracy."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,10 +21,17 @@ _Z = 1.959964
 
 @dataclass(frozen=True)
 class Transcript:
+    """A held-out problem and its answer. prompt: the problem's own text. reward: the total. parts: of each reward."""
+
     prompt: str
     completion: str
     answer: str
     correct: bool
+    reward: float
+    parts: Mapping[str, float]
+    tokens: int
+    finished: bool
+    task: str
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,17 @@ def _mean(scores: Sequence[float]) -> float:
 def _transcript(item: _Answered) -> Transcript:
     problem = item.sample.problem
     prompt = problem.prompt or "\n".join(message["content"] for message in problem.messages)
-    return Transcript(prompt, item.sample.completion, problem.answer, item.right == 1)
+    return Transcript(
+        prompt,
+        item.sample.completion,
+        problem.answer,
+        item.right == 1,
+        float(item.judged.rewards[0]),
+        {name: float(part[0]) for name, part in item.judged.parts.items()},
+        item.sample.tokens,
+        item.sample.finished,
+        problem.task,
+    )
 
 
 def _none_for_nan(value: Any) -> Any:

@@ -75,7 +75,8 @@ def _title(group: SampledGroup) -> str:
     where = f"{kind} problem" + ("" if group.problem is None else f" {group.problem}")
     task = f" of {group.task}" if group.task else ""
     answer = f", answer {group.answer}" if group.answer else ""
-    return f"step {group.step} · {where}{task}{answer}"
+    step = "" if group.step is None else f"step {group.step} · "
+    return f"{step}{where}{task}{answer}"
 
 
 def _about(item: SampledCompletion) -> str:

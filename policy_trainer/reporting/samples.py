@@ -39,11 +39,11 @@ class SampledCompletion:
 class SampledGroup:
     """A prompt with its completions: a line of samples.jsonl.
 
-    step: training steps done. kind: train or eval. batch: id of the batch, None for eval. problem: index of the
-    training problem, or place among the held-out ones; None if unknown, as the answer is.
+    step: training steps done; None outside of a run. kind: train or eval. batch: id of the batch, None for eval.
+    problem: index of the training problem, or place among the held-out ones; None if unknown, as the answer is.
     """
 
-    step: int
+    step: int | None
     kind: str
     batch: str | None
     task: str | None

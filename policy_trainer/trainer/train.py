@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
@@ -135,6 +136,7 @@ class Trainer:
             self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
         )
         self._evaluated = evaluation.summary()
+        self._reporters.samples.of_evaluation(sampled_groups(evaluation, self._state.step))
         self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **self._evaluated})
         self._reporters.display.note(f"step {self._state.step}: held-out {evaluation}")
         best, score = self._state.best_score, evaluation.score

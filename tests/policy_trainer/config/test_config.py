@@ -211,7 +211,7 @@ FULL: list[BaseSettings] = [
         evaluation=EvaluationConfig(eval_steps=0, problems=3, batch_size=2),
     ),
     RolloutConfig(**RUN, worker=2, workers=5),
-    EvalConfig(**COMMON, evaluation=EvalEvaluationConfig(eval_steps=1, problems=9, batch_size=4)),
+    EvalConfig(**COMMON, samples=3, evaluation=EvalEvaluationConfig(eval_steps=1, problems=9, batch_size=4)),
 ]
 
 
@@ -282,6 +282,12 @@ class TestRoundTrip:
         rollout = load(RolloutConfig, "--config", file, "--worker", "1", "--workers", "2")
         assert rollout.sampling == train.sampling and rollout.run == "a-name" and rollout.worker == 1
         assert load(EvalConfig, "--config", file).evaluation.model_dump() == train.evaluation.model_dump()
+
+    def test_what_a_run_keeps_is_not_what_an_evaluation_prints(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path)
+        directory.write_config(TrainConfig(model="m", samples=SamplesConfig(every=7)))
+        assert load(EvalConfig, "--config", str(directory.config)).samples == 0
+        assert load(EvalConfig, "--config", str(directory.config), "--samples", "4").samples == 4
 
     def test_resume_is_not_kept(self, tmp_path: Path) -> None:
         """A run's file is read by every later life, and by its workers."""

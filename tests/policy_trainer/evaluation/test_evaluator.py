@@ -14,6 +14,7 @@ from policy_trainer.config import PromptConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.evaluation.evaluator import Evaluator, wilson_interval
 from policy_trainer.evaluation.standalone import evaluation_table
 from policy_trainer.rewards import equal_number, equal_text
@@ -126,6 +127,13 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
         ("8", True),
         ("9", False),
     ]
+    groups = sampled_groups(result, 3)
+    assert [(group.step, group.kind, group.prompt, group.answer) for group in groups] == [
+        (3, "eval", PROBLEMS[i][0], PROBLEMS[i][1]) for i in (0, 1, 4, 5)
+    ]
+    last = groups[-1].completions[0]
+    assert (last.text, last.reward, last.advantage, last.finished) == ("no idea.", 0.0, None, False)
+    assert last.parts == {"accuracy": 0.0, "format": 0.0} and last.tokens == len("no idea.")
     assert result.transcripts[0].prompt == PROBLEMS[0][0] and result.transcripts[0].completion == PROBLEMS[0][0]
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, TrainConfig
+from policy_trainer.evaluation.evaluator import Transcript
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.queue_client.first_kl import choose_first_kl
@@ -98,6 +99,7 @@ class Measured:
     """An evaluation."""
 
     score = 0.5
+    transcripts = (Transcript("6*7=?", "41", "42", False, 0.5, {"accuracy": 0.5}, 2, True, ""),)
 
     def summary(self) -> dict[str, float]:
         return {"accuracy": 0.5}
@@ -157,6 +159,8 @@ def test_the_samples_of_a_step_have_its_advantages(make_trainer: Any) -> None:
     trainer, _, directory, _ = make_trainer()
     trainer.run()
     (group,) = [group for group in read_samples(directory.samples) if group.kind == "train"]
+    held_out = [group for group in read_samples(directory.samples) if group.kind == "eval"]
+    assert [(group.step, group.prompt, group.answer) for group in held_out] == [(0, "6*7=?", "42"), (2, "6*7=?", "42")]
     assert (group.step, len(group.completions)) == (1, 2)
     low, high = (item.advantage for item in group.completions)
     assert low == -high < 0

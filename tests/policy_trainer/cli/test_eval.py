@@ -1,0 +1,31 @@
+"""`policy-trainer eval --samples` prints texts beside the table, and adds them to the JSON."""
+
+import json
+from typing import Any
+
+import pytest
+
+from policy_trainer.cli import eval as command
+from policy_trainer.evaluation.evaluator import Evaluation, Transcript
+
+
+def evaluation(decoding: str) -> Evaluation:
+    transcripts = tuple(Transcript(f"{n}+1=?", "5", "5", True, 1.0, {"accuracy": 1.0}, 2, True, "") for n in range(9))
+    return Evaluation(decoding, 9, 1.0, 0.8, 1.0, 1.0, {"accuracy": 1.0}, 1.0, 2.0, 0, transcripts)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [((), 0), (("--samples", "2"), 2), (("--samples=3",), 3), (("--samples",), 5), (("--samples", "--seed", "1"), 5)],
+)
+def test_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], shown: int
+) -> None:
+    def evaluate(*_: Any) -> list[Evaluation]:
+        return [evaluation("greedy"), evaluation("sampled at 1")]
+
+    monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", evaluate)
+    assert command.run(["--model", "m", *options]) == 0
+    output = capsys.readouterr()
+    assert [len(item.get("samples", ())) for item in json.loads(output.out)["evaluations"]] == [shown] * 2
+    assert output.err.count("+1=?") == 2 * shown
