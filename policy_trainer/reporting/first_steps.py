@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.objective.group import compared_rewards, has_variance
 from policy_trainer.reporting.health import Trouble
@@ -26,12 +27,11 @@ class NothingToLearn(Trouble):
 class FirstSteps:
     """Watches the batches of a run's first steps.
 
-    last: the step after which it speaks. decode: token ids -> text. tagged: names of the rewards that look for answer
-    tags.
+    last: the step after which it speaks. tagged: names of the rewards that look for answer tags.
     """
 
     last: int
-    decode: Callable[[list[int]], str]
+    tokenizer: PreTrainedTokenizerBase
     tagged: Set[str]
     _seen: list[RolloutBatch] = field(default_factory=list, init=False)
 
@@ -42,11 +42,14 @@ class FirstSteps:
         self._seen += batches
         if step < self.last or not self._seen:
             return []
-        found = _Evidence(self._seen, self.decode, self.tagged)
+        found = _Evidence(self._seen, self._decode, self.tagged)
         self._seen = []
         remedy = next((said for cause in _CAUSES if (said := cause(found))), None)
         mean = float(np.mean(found.rewards))
         return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids))  # with special tokens: the tags may be some
 
 
 class _Evidence:

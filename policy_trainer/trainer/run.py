@@ -124,7 +124,7 @@ def build_trainer(
         note=display.note,
     )
     source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
-    first_steps = FirstSteps(min(STEPS, config.max_steps), policy.tokenizer.decode, policy.tagged_rewards)
+    first_steps = FirstSteps(min(STEPS, config.max_steps), policy.tokenizer, policy.tagged_rewards)
     samples = _make_samples(config, files.directory, trackers, policy, console)
     reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))

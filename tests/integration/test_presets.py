@@ -71,6 +71,7 @@ def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir
     url = server.url if settings.get("loss", {}).get("beta", 0.04) else queue_alone
     group = min(settings.get("sampling", {}).get("num_generations", 8), 4)
     options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]
+    options += ["--expect-reference", "different"]  # an earlier preset may have renewed it
     options += ["--sampling.num-generations", str(group), "--minibatches", str(min(settings.get("minibatches", 1), 4))]
     if PRESETS[name].wants:
         options += ["--reference.sync-steps", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]

@@ -60,7 +60,7 @@ def test_training_with_a_token_over_tls(random_model, tmp_path, start, ca, monke
         monkeypatch.setenv("POLICY_TRAINER_TOKEN", UPLOAD)
         small = train("--tls-ca", str(ca), "--resume")
         monkeypatch.delenv("POLICY_TRAINER_TOKEN")
-        assert small.wait() == 1 and "wants a token of role train" in small.output()
+        assert small.wait() == 1 and "a token of role train" in small.output()
         assert "held-out accuracy" not in small.output(), "it is refused before the first evaluation"
         unknown = train("--tls-ca", str(ca), "--resume")
         assert unknown.wait() == 1 and "POLICY_TRAINER_TOKEN" in unknown.output()

@@ -41,7 +41,7 @@ def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
 
 
 def said(tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS) -> list[str]:
-    first = FirstSteps(2, tokenizer.decode, tagged)
+    first = FirstSteps(2, tokenizer, tagged)
     return [str(trouble) for number, step in enumerate(steps, 1) for trouble in first.observe(number, step)]
 
 
@@ -84,5 +84,5 @@ def test_each_cause(batch: dict[str, Any], tagged: frozenset[str], words: list[s
 
 
 def test_a_run_that_goes_on_later_is_not_told_again(tokenizer: Any, make_batch: Any) -> None:
-    first = FirstSteps(2, tokenizer.decode, TAGS)
+    first = FirstSteps(2, tokenizer, TAGS)
     assert first.observe(7, [make_batch(**PLAIN)]) == []

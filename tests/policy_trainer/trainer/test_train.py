@@ -143,7 +143,7 @@ def make_trainer(
                 metrics,
                 Samples(config.samples, [SamplesFile(directory.samples)], tokenizer.decode, set()),
                 Health(config.loss),
-                FirstSteps(2, tokenizer.decode, frozenset()),
+                FirstSteps(2, tokenizer, frozenset()),
                 display,
             ),
             choose_first_kl(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
