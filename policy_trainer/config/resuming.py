@@ -15,7 +15,7 @@ FIXED = (
 )  # fmt: skip
 # Those inside of these sections that decide only how much is computed at once, or for how long.
 FREE = (
-    "judging.seconds", "judging.memory_gib", "judging.model.device", "judging.model.batch_size",
+    "judging.seconds", "judging.memory_gib", "judging.workers", "judging.model.device", "judging.model.batch_size",
     "sampling.num_generations", "sampling.prompts_per_round", "sampling.max_resamples",
 )  # fmt: skip
 # Settings of a process, which the run's file does not keep, and the directory that it was found in.
