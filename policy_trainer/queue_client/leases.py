@@ -11,11 +11,13 @@ import structlog
 
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import missing_input
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.ledger import Fate, Ledger
 from policy_trainer.queue_client.old_ids import drop_done
 from policy_trainer.queue_client.server import LeaseTerms
+from policy_trainer.queue_client.takeover import Takeover
 from shared.api import Outcome
-from shared.client import Leased, RefServerClient
+from shared.client import Leased, RefServerClient, RefServerError
 
 log = structlog.get_logger()
 
@@ -52,6 +54,8 @@ class LeaseFeed:
         self._version = version
         self._stop = threading.Event()
         self._nothing_to_lease = threading.Event()
+        self._entered = threading.Event()
+        self._takeover = Takeover(terms.run)
         self._failure: Exception | None = None
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
@@ -63,6 +67,23 @@ class LeaseFeed:
         ]
         for thread in self._threads:
             thread.start()
+
+    def enter(self, *, on_wait: Callable[[str, float], None], note: Callable[[str], None]) -> None:
+        """Waits until the server leases to this run: until then nothing of it may be published.
+
+        note is told once if another trainer may have the run. on_wait is called with the reason and the seconds so far;
+        an exception from it ends the wait. Raises RunFailed if another trainer of the run lives.
+        """
+        began = time.monotonic()
+        noted = None
+        while not self._entered.wait(0.1):
+            if self._failure:
+                raise self._failure
+            reason = self._takeover.reason
+            if reason and not noted:
+                note(reason)
+                noted = reason
+            on_wait(reason or "the reference server to answer the first lease request", time.monotonic() - began)
 
     def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
@@ -80,6 +101,7 @@ class LeaseFeed:
                     on_idle(time.monotonic() - idle_since)
                     continue
                 idle_since = time.monotonic()
+                self._check_ours(leased)
                 if not self._ledger.trainable([leased]):
                     continue
                 if self._too_old(leased):
@@ -127,6 +149,11 @@ class LeaseFeed:
                 raise self._failure
             check()
 
+    def finish(self) -> None:
+        """Ends leasing, and tells the server that the run is over: what is left of it expires."""
+        self.close()
+        self._client.finish_run(self._terms.run, self._terms.lineage or None)
+
     def close(self) -> None:
         """Ends both threads and releases untrained batches. Trained batches that no checkpoint includes stay leased."""
         self._stop.set()
@@ -147,6 +174,23 @@ class LeaseFeed:
             return self._waiting.get(timeout=0.5)
         except queue.Empty:
             return None
+
+    def _check_ours(self, leased: Leased) -> None:
+        """Raises RunFailed for a batch that weights of this run cannot have sampled: whatever it is, it is no data."""
+        batch = leased.rollout
+        if (batch.run, batch.lineage or "") != (self._terms.run, self._terms.lineage):
+            raise RunFailed(
+                f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
+                f"{self._terms.run!r}, lineage {self._terms.lineage!r}.\n"
+                "The reference server mixes runs: use one of this version, with a --data-dir of its own"
+            )
+        if batch.policy_version > self._version:
+            raise RunFailed(
+                f"batch {leased.id} is of policy_version {batch.policy_version}, but this run has made "
+                f"{self._version} steps: its sampler names versions that do not exist.\n"
+                "policy_version must be the `version` of weights/latest.json; mend the sampler, drop the batch with\n"
+                f"`ref-server queue purge {leased.id}`, and go on with --resume"
+            )
 
     def _too_old(self, leased: Leased) -> bool:
         lag = self._version - leased.rollout.policy_version
@@ -173,11 +217,22 @@ class LeaseFeed:
 
     def _fetch(self) -> None:
         while not self._stop.is_set():
-            leased = self._client.lease(self._terms.at(self._version, wait_seconds=_POLL_SECONDS))
+            try:
+                leased = self._client.lease(self._terms.at(self._version, wait_seconds=self._poll_seconds))
+            except RefServerError as error:
+                self._stop.wait(self._takeover.refused(error))
+                continue
+            self._takeover.admitted()
+            self._entered.set()
             if leased is None:
                 self._nothing_to_lease.set()
             else:
                 self._receive(leased)
+
+    @property
+    def _poll_seconds(self) -> float:
+        """The first request does not wait: its answer says whether the run may begin."""
+        return _POLL_SECONDS if self._entered.is_set() else 0.0
 
     def _receive(self, leased: Leased) -> None:
         fate = self._ledger.add(leased)

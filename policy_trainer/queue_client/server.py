@@ -47,6 +47,7 @@ class LeaseTerms:
     max_lag: int | None
     lease_seconds: float
     order: Order = Order.FIFO
+    lineage: str = ""
     incarnation: str = field(default_factory=lambda: uuid4().hex)
 
     def at(self, policy_version: int, *, wait_seconds: float) -> LeaseBody:
@@ -55,6 +56,7 @@ class LeaseTerms:
             consumer=self.consumer,
             incarnation=self.incarnation,
             run=self.run,
+            lineage=self.lineage or None,
             epoch=self.epoch,
             policy_version=policy_version,
             max_lag=self.max_lag,

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,16 +11,22 @@ import structlog
 
 from policy_trainer.rollout.outbox import Outbox
 from shared import wire
+from shared.api import State, Uploaded
 from shared.batch import BatchError
 from shared.client import RefServerClient, RefServerError
+from shared.errors import UserError
 
 log = structlog.get_logger()
 
 # HTTP statuses that concern one batch only: conflict, too large, invalid.
 _FAULTS_OF_A_BATCH = (409, 413, 422)
 _MAX_REFUSED_IN_A_ROW = 10
+# The server expires batches at once whose run is finished, or has become another trainer's.
+_MAX_UNWANTED_IN_A_ROW = 10
 # Concurrent uploads: the server can store them with one fsync and score them in one forward.
 _AT_ONCE = 8
+# How often the delivering thread looks whether it is to end.
+_LOOK_SECONDS = 0.5
 
 
 class Delivery:
@@ -37,8 +43,24 @@ class Delivery:
         self._left = [(path, body) for path, body in outbox.undelivered() if _is_whole(path, body)]
         self._failure: Exception | None = None
         self._refused_in_a_row = 0
+        self._unwanted_in_a_row = 0
+        self._closed = threading.Event()
         self.blocked_seconds = 0.0
-        threading.Thread(target=self._work, name="delivery", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="delivery", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops delivering. The outbox is not written any more; it keeps the batches that have not been delivered."""
+        self._closed.set()
+        self._thread.join()
+
+    def check_wanted(self) -> None:
+        """Raises UserError after many batches in a row that the server expired as soon as they came."""
+        if self._unwanted_in_a_row >= _MAX_UNWANTED_IN_A_ROW:
+            raise UserError(
+                f"run: the server expired the last {self._unwanted_in_a_row} batches at once: the run was finished, or "
+                "another trainer of its name has taken over; start this worker again with that one's config.toml"
+            )
 
     def send(self, index: int, body: bytes) -> None:
         """Writes a batch to the outbox and queues it for upload. Waits while `ahead` batches are queued."""
@@ -60,17 +82,18 @@ class Delivery:
 
     def _work(self) -> None:
         try:
-            for batch in self._left:
-                self._deliver([batch])
-            while True:
-                self._deliver(self._next())
+            left = iter(self._left)
+            while not self._closed.is_set():
+                batch = next(left, None)
+                self._deliver([batch] if batch else self._next())
         except Exception as error:
             self._failure = error
 
     def _next(self) -> list[tuple[Path, bytes]]:
-        """Waits for a batch; returns it and those queued behind it, at most _AT_ONCE."""
-        batches = [self._waiting.get()]
+        """Waits a moment for a batch; returns it and those queued behind it, at most _AT_ONCE."""
+        batches: list[tuple[Path, bytes]] = []
         with suppress(queue.Empty):
+            batches.append(self._waiting.get(timeout=_LOOK_SECONDS))
             while len(batches) < _AT_ONCE:
                 batches.append(self._waiting.get_nowait())
         return batches
@@ -79,27 +102,30 @@ class Delivery:
         """Uploads batches at once, and records the results in the batches' order, as the outbox's cursor needs."""
         uploads = [self._upload(body) for _, body in batches]
         for (path, _), upload in zip(batches, uploads, strict=True):
-            self._record(path, upload.exception())
+            while not wait([upload], timeout=_LOOK_SECONDS).done:
+                if self._closed.is_set():
+                    return
+            self._record(path, upload)
 
-    def _upload(self, body: bytes) -> "Future[None]":
+    def _upload(self, body: bytes) -> "Future[Uploaded]":
         """Uploads on a daemon thread: the end of the process waits for an executor's threads, but not for these."""
-        answer: Future[None] = Future()
+        answer: Future[Uploaded] = Future()
 
         def work() -> None:
             try:
-                self._client.upload(body)
+                answer.set_result(self._client.upload(body))
             except Exception as error:
                 answer.set_exception(error)
-            else:
-                answer.set_result(None)
 
         threading.Thread(target=work, name="upload", daemon=True).start()
         return answer
 
-    def _record(self, path: Path, error: BaseException | None) -> None:
+    def _record(self, path: Path, upload: "Future[Uploaded]") -> None:
         """Records a delivery, or sets a refused batch aside. Raises other errors, and the last of many refusals."""
+        error = upload.exception()
         if error is None:
             self._refused_in_a_row = 0
+            self._unwanted_in_a_row = self._unwanted_in_a_row + 1 if upload.result().state == State.EXPIRED else 0
             self._outbox.delivered(path)
             return
         if not isinstance(error, RefServerError):

@@ -4,14 +4,12 @@ A batch is written here before it is uploaded, so that a worker killed in betwee
 the same id. A restart neither skips a problem nor samples one twice.
 """
 
-import fcntl
 import json
-import time
 from pathlib import Path
 from typing import IO
 
+from policy_trainer.run_files import locks
 from policy_trainer.run_files.atomic_files import write_json
-from shared.errors import UserError
 
 # A worker whose trainer was killed takes a moment to end and release its lock.
 _LOCK_SECONDS = 5.0
@@ -20,18 +18,28 @@ _LOCK_SECONDS = 5.0
 class Outbox:
     """The outbox of one worker. Worker k of n takes the problems whose indexes are k modulo n."""
 
-    def __init__(self, directory: Path, *, worker: int, workers: int, start: int) -> None:
-        """start: the lowest index that the worker may take, when the directory has no cursor."""
+    def __init__(self, directory: Path, *, worker: int, workers: int, start: int, lineage: str = "") -> None:
+        """start: the lowest index that the worker may take, when the directory has no cursor of this lineage.
+
+        What another training left in the directory is removed: its batches are of no use to this one.
+        """
         self._directory = directory
         self._worker = worker
         self._workers = workers
+        self._lineage = lineage
         directory.mkdir(parents=True, exist_ok=True)
         self._cursor = directory / "cursor.json"
-        if not self._cursor.exists():  # written now, because `start` may differ after a restart
-            write_json(self._cursor, {"next_index": start})
+        if self._cursor_lineage() != lineage:
+            self._remove_all()
+            self._write_cursor(start)  # written now, because `start` may differ after a restart
         known = json.loads(self._cursor.read_text())["next_index"]
         newest = max((self._index(path) for path in self._pending()), default=-1)
         self._next = self._own(max(known, newest + 1))
+
+    @property
+    def is_there(self) -> bool:
+        """False once somebody has deleted the directory."""
+        return self._cursor.exists()
 
     @property
     def next_index(self) -> int:
@@ -64,7 +72,18 @@ class Outbox:
         path.rename(path.with_suffix(".refused"))
 
     def _move_past(self, path: Path) -> None:
-        write_json(self._cursor, {"next_index": self._index(path) + self._workers})
+        self._write_cursor(self._index(path) + self._workers)
+
+    def _write_cursor(self, next_index: int) -> None:
+        write_json(self._cursor, {"next_index": next_index, "lineage": self._lineage})
+
+    def _cursor_lineage(self) -> str | None:
+        """None if there is no cursor yet."""
+        return json.loads(self._cursor.read_text()).get("lineage", "") if self._cursor.exists() else None
+
+    def _remove_all(self) -> None:
+        for left in (*self._pending(), *self._directory.glob("*.refused")):
+            left.unlink()
 
     def _own(self, index: int) -> int:
         """The first index of this worker from `index` on."""
@@ -88,18 +107,8 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
 
     Raises UserError when another process still holds the lock after _LOCK_SECONDS.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = (directory / "lock").open("wb")
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except OSError:
-            if time.monotonic() > deadline:
-                lock.close()
-                raise UserError(
-                    f"worker: worker {worker} of {workers} already runs in {directory}; start others with "
-                    "--worker and --workers, beside a trainer with --rollout external"
-                ) from None
-            time.sleep(0.1)
+    refusal = (
+        f"worker: worker {worker} of {workers} already runs in {directory}; start others with --worker and --workers, "
+        "beside a trainer with --rollout external"
+    )
+    return locks.hold(directory, refusal, seconds=_LOCK_SECONDS)

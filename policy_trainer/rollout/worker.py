@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,6 +46,10 @@ class RunFinished(Exception):
     """The trainer has finished the run."""
 
 
+class AnotherTraining(Exception):
+    """The run's directory holds another training than before: it was deleted and begun again."""
+
+
 class Waiting:
     """Called while a worker waits: logs long waits, and raises RunFinished once the run is finished."""
 
@@ -81,24 +86,49 @@ class RolloutWorker:
         self._wait = wait
         self._weights = config.run_dir / "weights"
         self._loaded: Publication | None = None
+        self._lineage: str | None = None
         self._blocked = 0.0
         self._params = sampling_params(config.sampling)
 
     def run(self) -> None:
         """Samples until the run is finished, then raises RunFinished. Raises UserError for data that cannot be used."""
-        publication = self._load_newest()
+        while True:
+            self._lineage = None
+            try:
+                self._serve(self._load_newest())
+            except AnotherTraining:
+                log.info("another training has begun in the run's directory", run=self._config.run)
+
+    def _serve(self, publication: Publication) -> None:
+        """Samples for one training, until its directory holds another or none."""
+        self._lineage = publication.lineage
         directory = RunDirectory(self._config.run_dir).workers / f"{self._config.worker}-of-{self._config.workers}"
         place = {"worker": self._config.worker, "workers": self._config.workers}
         with hold(directory, **place):
-            outbox = Outbox(directory, **place, start=publication.next_index)
+            outbox = Outbox(directory, **place, start=publication.next_index, lineage=publication.lineage)
             log.info("sampling", run=self._config.run, next_problem=outbox.next_index)
-            delivery = Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)
-            while True:
-                waited = self._wait_for_room()
-                self._sample_round(outbox, self._load_newest(), delivery, waited)
+            with closing(Delivery(self._client, outbox, ahead=self._config.sampling.prompts_per_round)) as delivery:
+                try:
+                    self._sample_rounds(outbox, delivery)
+                except FileNotFoundError:
+                    if outbox.is_there:
+                        raise
+                    log.warning(
+                        "the run's directory was deleted: waiting for another training", directory=str(directory)
+                    )
+
+    def _sample_rounds(self, outbox: Outbox, delivery: Delivery) -> None:
+        while True:
+            waited = self._wait_for_room()
+            publication = self._load_newest()
+            delivery.check_wanted()
+            self._sample_round(outbox, publication, delivery, waited)
 
     def _wait_for_room(self) -> float:
-        """Waits while max_waiting groups of the run wait to be trained on; returns the seconds waited."""
+        """Waits while max_waiting groups of the run wait to be trained on; returns the seconds waited.
+
+        Groups of other lineages may be among them. They expire as soon as this run's trainer asks for a batch.
+        """
         began = time.monotonic()
         while True:
             bound = self._load_newest().max_waiting
@@ -139,10 +169,13 @@ class RolloutWorker:
             raise RunFinished
         if publication.run != self._config.run:
             raise UserError(f"run: {self._weights} holds weights of run {publication.run!r}, not {self._config.run!r}")
+        if self._lineage not in (None, publication.lineage):
+            raise AnotherTraining
         if publication != self._loaded:
             try:
                 self._sampler.load(self._weights / publication.file)
             except OSError:
+                time.sleep(_WEIGHTS_SECONDS)  # somebody may be deleting the directory
                 if latest(self._weights) == publication:
                     raise
                 return self._load_newest()  # the file was replaced and removed while we were reading it
@@ -154,6 +187,7 @@ class RolloutWorker:
         return RolloutBatch(
             id=str(uuid7()),
             run=publication.run,
+            lineage=publication.lineage or None,
             epoch=publication.epoch,
             policy_version=publication.version,
             temperature=self._params.temperature,

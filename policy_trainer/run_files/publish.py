@@ -23,7 +23,7 @@ class Publication:
 
     epoch: of the run. version: training steps done. file: name in the directory. next_index: the problem at which a new
     worker begins. max_waiting: groups of the run that may wait in the server; at this number workers pause, to limit
-    staleness. finished: the run is over, and workers exit.
+    staleness. finished: the run is over, and workers exit. lineage: which training of the run's name this is.
     """
 
     run: str
@@ -32,6 +32,7 @@ class Publication:
     next_index: int
     max_waiting: int
     finished: bool = False
+    lineage: str = ""
 
     @property
     def file(self) -> str:

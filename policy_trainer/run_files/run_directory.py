@@ -5,12 +5,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+from uuid import uuid4
 
 import tomli_w
 from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.resuming import Change, changes
+from policy_trainer.run_files.atomic_files import write_json
+from policy_trainer.run_files.locks import hold
 from shared.errors import UserError
 from shared.settings.files import read_known
 
@@ -59,6 +63,35 @@ class RunDirectory:
     @property
     def bad_batches(self) -> Path:
         return self.root / "bad_batches"
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def lineage(self) -> str:
+        """The lineage of the run in this directory; empty if there is none."""
+        try:
+            return json.loads(self.identity.read_text())["lineage"]
+        except FileNotFoundError:
+            return ""
+
+    def keep_lineage(self) -> str:
+        """The lineage of the run to resume. One of an older version gets a lineage now."""
+        return self.lineage or self.begin_lineage()
+
+    def begin_lineage(self) -> str:
+        """Gives a run that begins its lineage: a random name, because a deleted run may have had its name."""
+        lineage = uuid4().hex
+        write_json(self.identity, {"lineage": lineage})
+        return lineage
+
+    def hold(self) -> IO[bytes]:
+        """Locks the directory until the returned file is closed. Raises UserError while another trainer has it."""
+        return hold(
+            self.root,
+            f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir",
+        )
 
     def holds_a_run(self) -> bool:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)

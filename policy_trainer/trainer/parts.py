@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.queue_watch import QueueWatch
@@ -31,6 +32,15 @@ class RunFiles:
     checkpoints: Checkpoints
     resumed_from: Path | None
     state: TrainState
+    lineage: str = ""
+
+    def check_directory(self) -> None:
+        """Raises RunFailed if the directory was deleted, and perhaps begun again, since this trainer opened it."""
+        if self.directory.lineage != self.lineage:
+            raise RunFailed(
+                f"run_dir: {self.directory.root} was deleted or begun again while this trainer was at work.\n"
+                "It stops here and writes nothing more; train again to begin a new run"
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
 from policy_trainer.queue_client.queue_watch import QueueWatch
-from policy_trainer.queue_client.server import LeaseTerms, batches_by_state, connect, in_flight_allowance
+from policy_trainer.queue_client.server import LeaseTerms, connect, in_flight_allowance
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
 from policy_trainer.reporting.first_steps import STEPS, FirstSteps
@@ -31,7 +31,7 @@ from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_policy
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
-from shared.api import ModelInfo, Order, QueueView, State
+from shared.api import ModelInfo, Order, QueueView
 from shared.client import ClientError, RefServerClient
 from shared.models import eos_token_ids, use_threads
 
@@ -55,10 +55,11 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     """
     refuse_missing(config.report_to)
     use_threads(config.threads)
-    files = open_run(config, console)
+    with RunDirectory(config.run_dir).hold():
+        files = open_run(config, console)
+        with ExitStack() as stack, suppress(Stopped):
+            build_trainer(config, files, console, on_outage, stack).run()
     state = files.state
-    with ExitStack() as stack, suppress(Stopped):
-        build_trainer(config, files, console, on_outage, stack).run()
     finished = state.step >= config.max_steps
     if finished and not state.trained_tokens:
         raise RunFailed(
@@ -75,6 +76,7 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     """
     directory = RunDirectory(config.run_dir)
     resumed = directory.open(config, console, resume=config.resume)
+    lineage = directory.keep_lineage() if config.resume else directory.begin_lineage()
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
     state = _next_state(checkpoint, directory)
@@ -82,7 +84,7 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
         truncate_metrics(directory.samples, state.step)
-    return RunFiles(directory, checkpoints, checkpoint, state)
+    return RunFiles(directory, checkpoints, checkpoint, state, lineage)
 
 
 def build_trainer(
@@ -111,7 +113,6 @@ def build_trainer(
     client = connect(config, outage)
     stack.callback(client.close)
     reference, queue = _check_server(client, config, policy)
-    _note_waiting_batches(queue, config, files, display)
     renewal = choose_renewal(
         config.reference,
         config.run,
@@ -124,6 +125,7 @@ def build_trainer(
         note=display.note,
     )
     source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
+    source.feed.enter(on_wait=outage, note=display.note)
     first_steps = FirstSteps(min(STEPS, config.max_steps), policy.tokenizer, policy.tagged_rewards)
     samples = _make_samples(config, files.directory, trackers, policy, console)
     reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display)
@@ -151,14 +153,6 @@ def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) 
     queue = client.queue()
     check_room(queue, config.groups_per_step)
     return reference, queue
-
-
-def _note_waiting_batches(queue: QueueView, config: TrainConfig, files: RunFiles, display: Display) -> None:
-    """Warns a new run of batches in the server: they are most likely from another run of the same name."""
-    states = batches_by_state(queue, config.run)
-    waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY, State.LEASED))
-    if waiting and files.resumed_from is None:
-        display.note(f"the server already holds {waiting} batches of run {config.run!r}: they will be trained on")
 
 
 def _make_samples(
@@ -189,6 +183,7 @@ def _make_source(
         max_lag=config.max_lag,
         order=Order(config.order),
         lease_seconds=config.lease_seconds,
+        lineage=files.lineage,
     )
     # Half of the allowance may wait for a checkpoint. The other half is for this step and the batches leased ahead.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))

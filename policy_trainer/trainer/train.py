@@ -115,6 +115,7 @@ class Trainer:
             self._checkpoint()
 
     def _publish(self, *, finished: bool = False) -> None:
+        self._files.check_directory()
         state = self._state
         publication = Publication(
             run=self._config.run,
@@ -123,6 +124,7 @@ class Trainer:
             next_index=state.next_index,
             max_waiting=self._config.max_waiting or _WAITING_STEPS * self._config.groups_per_step,
             finished=finished,
+            lineage=self._files.lineage,
         )
         publish(self._policy.learner.model, self._files.directory.weights, publication)
 
@@ -171,6 +173,7 @@ class Trainer:
             self._publish(finished=True)  # the workers exit now, so the model is saved before
             # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
+            self._source.feed.finish()
         elif self._source.ledger.ids() or state.step:
             self._checkpoint()
         return finished

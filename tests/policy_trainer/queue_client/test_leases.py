@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from policy_trainer.config import LossConfig
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
 from shared import wire
-from shared.batch import RolloutBatch, StepRewards
+from shared.batch import RolloutBatch, ScoredBatch, StepRewards
 from shared.client import RefServerClient, RefServerError
 
 CHECKPOINT = Path("checkpoints/step-00000008")
@@ -40,6 +42,8 @@ class RefServer:
         self.leases = 0
         self.max_in_flight = 100
         self.refuses = False
+        self.taken_for: float | None = None
+        self.finished: list[tuple[str, Any]] = []
         self.site = open_site(self.respond)
 
     def put(self, *batches: Any) -> list[str]:
@@ -63,6 +67,12 @@ class RefServer:
         with self.lock:
             if self.refuses:
                 return self.site.answer(422, b"refused")
+            if verb == "finish":
+                self.finished.append((request.path, body))
+                return self.site.answer(200, b'{"expired": 0}')
+            if verb == "lease" and self.taken_for is not None:
+                error = {"error": {"code": "run_taken", "message": "another's", "request_id": "1"}}
+                return self.site.answer(409, json.dumps(error).encode(), {"Retry-After": f"{self.taken_for:.0f}"})
             if verb != "lease":
                 outcomes = {key["id"]: self.settle(verb, key["id"], key["token"]) for key in body["leases"]}
                 self.calls.append((verb, body, outcomes))
@@ -177,6 +187,77 @@ class Enough(Exception):
 
 def impatient(seconds: float) -> None:
     raise Enough
+
+
+class TestEnter:
+    """Nothing of a run may be published before the server leases to it."""
+
+    def test_at_once_where_nobody_has_the_run(self, open_feed: Any) -> None:
+        notes: list[str] = []
+        open_feed().enter(on_wait=lambda reason, seconds: patience(seconds), note=notes.append)
+        assert notes == []
+
+    def test_waits_until_the_other_is_taken_for_gone(self, server: RefServer, open_feed: Any) -> None:
+        server.taken_for = 30
+        feed, notes, reasons = open_feed(), [], []
+
+        def on_wait(reason: str, seconds: float) -> None:
+            patience(seconds)
+            reasons.append(reason)
+            if notes:
+                server.taken_for = None
+
+        feed.enter(on_wait=on_wait, note=notes.append)
+        assert notes == [reasons[-1]]
+        assert "waiting up to 30 s to see whether it lives" in notes[0]
+
+    def test_refused_where_the_other_lives(self, server: RefServer, open_feed: Any) -> None:
+        server.taken_for = 30
+
+        def on_wait(reason: str, seconds: float) -> None:
+            patience(seconds)
+            server.taken_for = 60  # it was heard again
+
+        with pytest.raises(RunFailed, match="run: another trainer trains a run named 'test'"):
+            open_feed().enter(on_wait=on_wait, note=lambda text: None)
+
+    def test_a_run_that_is_lost_fails_where_batches_are_taken(self, server: RefServer, open_feed: Any) -> None:
+        feed = open_feed()
+        feed.enter(on_wait=lambda reason, seconds: patience(seconds), note=lambda text: None)
+        server.taken_for = 30
+        with pytest.raises(RunFailed, match="has taken it from this one"):
+            taken(feed, 1)
+
+
+class TestForeignBatches:
+    """A batch that weights of this run cannot have sampled stops the run, and is given back."""
+
+    def test_of_a_version_that_does_not_exist_yet(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        (known,) = server.put(*batches(1, version=4))
+        feed = open_feed(version=3)
+        with pytest.raises(RunFailed, match=f"batch {known} is of policy_version 4, .* 3 steps") as failed:
+            taken(feed, 1, version=3)
+        assert f"ref-server queue purge {known}" in str(failed.value)
+        feed.close()
+        assert server.asked("release") == [known]
+
+    @pytest.mark.parametrize("field", ["run", "lineage"])
+    def test_of_another_run_or_lineage(self, server: RefServer, open_feed: Any, batches: Any, field: str) -> None:
+        (batch,) = batches(1)
+        server.put(ScoredBatch(replace(batch.rollout, **{field: "other"}), batch.ref_logps, "0"))
+        with pytest.raises(RunFailed, match=f"{field} 'other'"):
+            taken(open_feed(), 1)
+
+
+def test_the_end_of_a_run_is_told_once_nothing_is_leased_any_more(
+    server: RefServer, open_feed: Any, batches: Any
+) -> None:
+    known = server.put(*batches(2))
+    feed = open_feed()
+    eventually(lambda: server.leases == 2)
+    feed.finish()
+    assert sorted(server.asked("release")) == sorted(known)
+    assert server.finished == [("/v1/runs/test/finish", {"lineage": None})]
 
 
 class TestTake:

@@ -12,6 +12,7 @@ import pytest
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.outbox import Outbox, count_refused, hold
 from shared import wire
+from shared.api import State, Uploaded
 from shared.batch import ScoredBatch
 from shared.client import RefServerError
 from shared.errors import UserError
@@ -26,8 +27,9 @@ class Server:
         self.open = threading.Event()
         self.failure: Exception | None = None
         self.admitted = threading.Condition()
+        self.state = State.QUEUED
 
-    def upload(self, body: bytes) -> None:
+    def upload(self, body: bytes) -> Uploaded:
         self.asked.set()
         assert self.open.wait(60)
         if self.failure:
@@ -35,6 +37,7 @@ class Server:
         with self.admitted:
             self.bodies.append(body)
             self.admitted.notify_all()
+        return Uploaded(id="any", state=self.state, created=True)
 
     def wait_for(self, count: int) -> None:
         with self.admitted:
@@ -120,10 +123,10 @@ def test_an_upload_that_cannot_succeed_raises_in_the_sampling_thread(tmp_path: P
 
 def test_a_refused_batch_is_set_aside(tmp_path: Path) -> None:
     class Picky(Server):
-        def upload(self, body: bytes) -> None:
+        def upload(self, body: bytes) -> Uploaded:
             if body == b"too large":
                 raise RefServerError(413, "too large", code="too_large", field="completion_ids")
-            super().upload(body)
+            return super().upload(body)
 
     server = Picky()
     server.open.set()
@@ -149,15 +152,16 @@ def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
             self.together = threading.Barrier(3)
             self.others = threading.Semaphore(0)
 
-        def upload(self, body: bytes) -> None:
+        def upload(self, body: bytes) -> Uploaded:
             if body == b"alone":
                 return super().upload(body)
             self.together.wait(60)
             if body == b"first":
                 assert self.others.acquire(timeout=60) and self.others.acquire(timeout=60)
                 assert cursor() <= 1, "nothing is recorded before the first"
-            super().upload(body)
+            uploaded = super().upload(body)
             self.others.release()
+            return uploaded
 
     def cursor() -> int:
         return json.loads((tmp_path / "cursor.json").read_text())["next_index"]
@@ -194,3 +198,31 @@ def test_two_workers_cannot_share_an_outbox(tmp_path: Path, monkeypatch: pytest.
     ):
         hold(tmp_path, worker=0, workers=1)
     hold(tmp_path, worker=0, workers=1).close()
+
+
+def test_a_closed_delivery_writes_nothing_more(tmp_path: Path) -> None:
+    """Another training may own the outbox by then."""
+    server, box = Server(), outbox(tmp_path)
+    delivery = deliver(server, box)
+    delivery.send(box.draw(), b"late")
+    assert server.asked.wait(60)
+    delivery.close()
+    server.open.set()
+    server.wait_for(1)
+    assert [body for _, body in outbox(tmp_path).undelivered()] == [b"late"]
+
+
+def test_a_worker_learns_that_nobody_wants_its_batches(tmp_path: Path) -> None:
+    server, box = Server(), outbox(tmp_path)
+    server.open.set()
+    delivery = deliver(server, box)
+    for state, count in ((State.EXPIRED, 9), (State.QUEUED, 1), (State.EXPIRED, 9)):
+        server.state = state
+        for _ in range(count):
+            delivery.send(box.draw(), b"")
+        until(lambda: not box.undelivered())
+        delivery.check_wanted()
+    delivery.send(box.draw(), b"")
+    until(lambda: not box.undelivered())
+    with pytest.raises(UserError, match="run: the server expired the last 10 batches"):
+        delivery.check_wanted()

@@ -1,5 +1,6 @@
 """The outbox under crashes: whatever the moment, a restart neither skips a problem nor delivers one twice."""
 
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.rollout.outbox import Outbox
+from policy_trainer.rollout.outbox import Outbox, count_refused
 
 
 class Server:
@@ -122,3 +123,22 @@ def test_problems_without_a_batch_are_drawn_again(tmp_path: Path) -> None:
     for path, _ in again.undelivered():
         again.delivered(path)
     assert Outbox(tmp_path, worker=0, workers=1, start=0).next_index == 2
+
+
+def test_what_another_training_left_is_dropped(tmp_path: Path) -> None:
+    """Its directory was deleted and begun again, or two trainings had it one after the other."""
+    directory = tmp_path / "workers" / "0-of-1"
+    old = Outbox(directory, worker=0, workers=1, start=0, lineage="old")
+    for index in (0, 1):
+        old.add(old.draw(), str(index).encode())
+    old.refused(old.undelivered()[0][0])
+    new = Outbox(directory, worker=0, workers=1, start=7, lineage="new")
+    assert (new.next_index, new.undelivered(), count_refused(directory.parent)) == (7, [], 0)
+    assert Outbox(directory, worker=0, workers=1, start=99, lineage="new").next_index == 7
+
+
+def test_an_outbox_that_was_deleted_says_so(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "0-of-1", worker=0, workers=1, start=0)
+    assert outbox.is_there
+    shutil.rmtree(tmp_path / "0-of-1")
+    assert not outbox.is_there

@@ -55,6 +55,19 @@ class TestRunDirectory:
         begun.config.write_text("gone = 1\n" + begun.config.read_text())
         assert begun.open(TrainConfig(model="m"), Console(file=io.StringIO()), resume=True)
 
+    def test_a_run_keeps_its_lineage_until_another_begins(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path)
+        assert directory.lineage == ""
+        first = directory.keep_lineage()  # a run of an older version gets one when it is resumed
+        assert first
+        assert (directory.keep_lineage(), RunDirectory(tmp_path).lineage) == (first, first)
+        assert directory.begin_lineage() not in ("", first)
+
+    def test_a_second_trainer_is_refused(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        with directory.hold(), pytest.raises(UserError, match="run_dir: another trainer is at work in .* --run-dir"):
+            directory.hold()
+
     def test_a_crash_leaves_a_whole_configuration(self, tmp_path: Path, fuse: Any) -> None:
         """The old one or the new one, whatever file operation was the last."""
         directory = RunDirectory(tmp_path)

@@ -39,6 +39,7 @@ class Feed:
     ledger: Ledger
     settled: list[str] = field(default_factory=list)
     settling_is_due = False
+    finished: bool = False
 
     @property
     def unsettled(self) -> int:
@@ -58,6 +59,10 @@ class Feed:
 
     def settle_rest(self, *, check: Callable[[], None]) -> None:
         check()
+
+    def finish(self) -> None:
+        assert not self.finished
+        self.finished = True
 
 
 class Metrics(list[Any]):
@@ -178,6 +183,7 @@ def test_a_run_ends_with_all_of_it(make_trainer: Any) -> None:
     trainer, feed, directory, metrics = make_trainer()
     assert trainer.run()
     assert len(feed.settled) == 2
+    assert feed.finished, "the server is told"
     assert [path.name for path in directory.root.iterdir() if path.name.startswith(".")] == []
     kl = [record["kl_at_step_0"] for record in metrics if "kl_at_step_0" in record]
     assert len(kl) == 1 and kl[0] < 1e-9
@@ -203,3 +209,13 @@ def test_another_reference_stops_the_run_before_its_first_update(make_trainer: A
     with pytest.raises(RunFailed, match="--expect-reference different"):
         trainer.run()
     assert not feed.ledger.ids() and not directory.checkpoints.exists()
+
+
+def test_a_directory_that_was_begun_again_is_left_alone(make_trainer: Any) -> None:
+    """Somebody deleted it and started another training there."""
+    trainer, feed, directory, _ = make_trainer()
+    directory.begin_lineage()
+    with pytest.raises(RunFailed, match=r"run_dir: .* was deleted or begun again"):
+        trainer.run()
+    assert not feed.settled
+    assert not directory.weights.exists()

@@ -1,0 +1,60 @@
+"""What to do when the server says that another training has the run's name: wait whether it lives, or give up."""
+
+import time
+from collections.abc import Callable
+
+from policy_trainer.lifecycle.endings import RunFailed
+from shared.client import RefServerError
+
+# How much later than before another trainer's presence must end before it counts as heard again, in seconds. The server
+# rounds up to whole seconds, and its answers take a moment.
+_SLACK_SECONDS = 1.5
+_ASK_SECONDS = 1.0
+
+
+class Takeover:
+    """Judges the refusals of a run's lease requests.
+
+    A trainer that was killed is present on the server for a while. It is given up once that time is over. If the time
+    is prolonged instead, another trainer lives.
+    """
+
+    def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._clock = clock
+        self._free_at: float | None = None
+        self._admitted = False
+        self.reason: str | None = None
+        """What this trainer waits for; None before a refusal."""
+
+    def admitted(self) -> None:
+        """The server has answered a lease request."""
+        self._admitted = True
+
+    def refused(self, error: RefServerError) -> float:
+        """Seconds after which to ask again. Raises RunFailed if another trainer lives; other errors as they are."""
+        if error.code == "superseded":
+            raise RunFailed(
+                f"run: another trainer of run {self._run!r} has taken over, from a copy of this run's directory.\n"
+                "Stop one of them, or give one another name with --run"
+            ) from error
+        if error.code != "run_taken":
+            raise error
+        seconds = error.retry_after or _ASK_SECONDS
+        free_at = self._clock() + seconds
+        if self._admitted or (self._free_at is not None and free_at > self._free_at + _SLACK_SECONDS):
+            raise self._lives() from error
+        if self.reason is None:
+            self.reason = (
+                f"run {self._run!r} was trained by another trainer a moment ago: waiting up to {seconds:.0f} s to see "
+                "whether it lives"
+            )
+        self._free_at = free_at if self._free_at is None else min(free_at, self._free_at)
+        return min(seconds, _ASK_SECONDS)
+
+    def _lives(self) -> RunFailed:
+        return RunFailed(
+            f"run: another trainer trains a run named {self._run!r} on this server"
+            f"{', and has taken it from this one' if self._admitted else ''}.\n"
+            "Stop that one, or choose another name with --run, or another --run-dir"
+        )

@@ -1,0 +1,103 @@
+"""Runs of one name do not mix: directories that are deleted and begun again, and trainers of one name."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.processes import Process, Server, steps_of, until
+from tests.integration.runs import QUICK, train
+
+pytestmark = pytest.mark.slow
+
+# A few more batches than are trained wait in the server.
+OPTIONS = (*QUICK, "--lease-seconds", "30", "--checkpoint.save-steps", "2")
+
+
+def last_words(trainer: Process) -> str:
+    return trainer.output()[-2000:]
+
+
+def own_lineage(run_dir: Path, server: Server) -> dict[str, dict[str, Any]]:
+    """What the server has of the run in this directory, by id."""
+    import json
+
+    lineage = json.loads((run_dir / "run.json").read_text())["lineage"]
+    return {batch["id"]: batch for batch in server.batches(run=run_dir.name) if batch["lineage"] == lineage}
+
+
+def assert_trained_its_own(run_dir: Path, server: Server, steps: int) -> None:
+    records = steps_of(run_dir)
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
+    assert all(record["staleness_max"] >= 0 and record["staleness_mean"] >= 0 for record in records)
+    own = own_lineage(run_dir, server)
+    assert {id for record in records for id in record["batch_ids"]} <= own.keys()
+
+
+def kill_all(trainer: Process) -> None:
+    """kill -9 for the trainer and its worker."""
+    os.killpg(trainer.popen.pid, signal.SIGKILL)
+    trainer.popen.wait()
+
+
+def test_a_directory_that_is_deleted_and_begun_again(random_model: Path, tmp_path: Path, start: Any) -> None:
+    """After kill -9 the server takes the dead trainer for living for a while; the next one says so and waits."""
+    server = start(Server(random_model, tmp_path)).until_ready()
+    run_dir = tmp_path / "same"
+    first = start(train(random_model, server, run_dir, *OPTIONS, "--max-steps", "500"))
+    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", first)
+    kill_all(first)
+    left = {batch["id"] for batch in server.batches(run="same") if batch["state"] != "done"}
+    shutil.rmtree(run_dir)
+    again = start(train(random_model, server, run_dir, *OPTIONS, "--max-steps", "6"))
+    assert again.wait() == 0, last_words(again)
+    assert "run 'same' was trained by another trainer a moment ago: waiting up to" in again.output()
+    assert_trained_its_own(run_dir, server, 6)
+    assert not left & {id for record in steps_of(run_dir) for id in record["batch_ids"]}
+    states = {batch["id"]: (batch["state"], batch["reason"]) for batch in server.batches(run="same")}
+    assert {states[id] for id in left} == {("expired", "abandoned")}
+    assert {state for state, _ in states.values()} <= {"done", "expired"}, "a finished run leaves nothing waiting"
+
+
+def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any) -> None:
+    """The second is refused with what to do, in its own directory and in the first one's; the first goes on."""
+    server = start(Server(random_model, tmp_path)).until_ready()
+    one, two = tmp_path / "one" / "same", tmp_path / "two" / "same"
+    one.parent.mkdir(), two.parent.mkdir()
+    first = start(train(random_model, server, one, *OPTIONS, "--max-steps", "40"))
+    until(lambda: len(steps_of(one)) >= 2, "step 2", first)
+    second = start(train(random_model, server, two, *OPTIONS, "--max-steps", "40"))
+    twin = start(train(random_model, server, one, *OPTIONS, "--max-steps", "40", "--resume"))
+    assert twin.wait() == 2
+    assert "run_dir: another trainer is at work in" in twin.output()
+    assert second.wait() not in (0, None)
+    assert "run: another trainer trains a run named 'same' on this server" in second.output()
+    assert "--run" in second.output()
+    assert "Traceback" not in second.output() + twin.output()
+    assert first.wait() == 0, last_words(first)
+    assert_trained_its_own(one, server, 40)
+    assert not steps_of(two)
+
+
+def test_an_external_worker_follows_a_directory_that_is_begun_again(
+    random_model: Path, tmp_path: Path, start: Any
+) -> None:
+    """It neither crashes nor uploads what nobody wants, and begins at the new run's first problem."""
+    server = start(Server(random_model, tmp_path)).until_ready()
+    run_dir = tmp_path / "same"
+    options = (*OPTIONS, "--rollout", "external")
+    first = start(train(random_model, server, run_dir, *options, "--max-steps", "500"))
+    until((run_dir / "weights" / "latest.json").exists, "weights", first)
+    log = tmp_path / "worker.log"
+    worker = start(Process("policy_trainer", "rollout", "--config", str(run_dir / "config.toml"), log=log))
+    until(lambda: len(steps_of(run_dir)) >= 3, "step 3", first)
+    first.kill()
+    shutil.rmtree(run_dir)
+    again = start(train(random_model, server, run_dir, *options, "--max-steps", "6"))
+    assert again.wait() == 0, last_words(again)
+    assert worker.wait() == 0, worker.output()
+    assert "Traceback" not in worker.output()
+    assert_trained_its_own(run_dir, server, 6)
