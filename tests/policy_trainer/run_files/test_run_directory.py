@@ -65,7 +65,7 @@ class TestRunDirectory:
 
     def test_a_second_trainer_is_refused(self, tmp_path: Path) -> None:
         directory = RunDirectory(tmp_path / "run")
-        with directory.hold(), pytest.raises(UserError, match="run_dir: another trainer is at work in .* --run-dir"):
+        with directory.hold(), pytest.raises(UserError, match=r"run_dir: another trainer is at work in .* --run-dir"):
             directory.hold()
 
     def test_a_crash_leaves_a_whole_configuration(self, tmp_path: Path, fuse: Any) -> None:
