@@ -88,10 +88,10 @@ class RunDirectory:
 
     def hold(self) -> IO[bytes]:
         """Locks the directory until the returned file is closed. Raises UserError while another trainer has it."""
-        return hold(
-            self.root,
-            f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir",
-        )
+        with self._refusals():
+            return hold(
+                self.root, f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir"
+            )
 
     def holds_a_run(self) -> bool:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
