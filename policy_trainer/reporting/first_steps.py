@@ -1,5 +1,6 @@
 """Tells at once, after a run's first steps, that its rewards teach nothing, and why."""
 
+import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -11,11 +12,16 @@ from policy_trainer.objective.group import compared_rewards, has_variance
 from policy_trainer.reporting.health import Trouble
 from shared.batch import RolloutBatch
 
-# Steps that are looked at: the groups of one may be alike by chance.
-STEPS = 2
+# What is looked at, at least: few groups may be alike by chance.
+_STEPS, _GROUPS = 2, 8
 ANSWER = "<answer>"
 # Characters of a completion that are shown.
 _SHOWN = 160
+
+
+def last_of_first(groups_per_step: int, max_steps: int) -> int:
+    """The step after which enough groups were seen."""
+    return min(max_steps, max(_STEPS, math.ceil(_GROUPS / groups_per_step)))
 
 
 class NothingToLearn(Trouble):

@@ -18,7 +18,7 @@ from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.queue_client.server import LeaseTerms, connect, in_flight_allowance
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
-from policy_trainer.reporting.first_steps import STEPS, FirstSteps
+from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics, truncate_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples
@@ -126,7 +126,9 @@ def build_trainer(
     )
     source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
-    first_steps = FirstSteps(min(STEPS, config.max_steps), policy.tokenizer, policy.tagged_rewards)
+    first_steps = FirstSteps(
+        last_of_first(config.groups_per_step, config.max_steps), policy.tokenizer, policy.tagged_rewards
+    )
     samples = _make_samples(config, files.directory, trackers, policy, console)
     reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))

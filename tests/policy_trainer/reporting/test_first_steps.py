@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.reporting.first_steps import FirstSteps
+from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
 from shared.batch import RolloutBatch
 
 TAGS = frozenset({"accuracy", "format"})
@@ -86,3 +86,8 @@ def test_each_cause(batch: dict[str, Any], tagged: frozenset[str], words: list[s
 def test_a_run_that_goes_on_later_is_not_told_again(tokenizer: Any, make_batch: Any) -> None:
     first = FirstSteps(2, tokenizer, TAGS)
     assert first.observe(7, [make_batch(**PLAIN)]) == []
+
+
+@pytest.mark.parametrize(("groups", "steps", "last"), [(8, 100, 2), (64, 100, 2), (1, 100, 8), (3, 100, 3), (1, 1, 1)])
+def test_it_waits_for_a_few_groups(groups: int, steps: int, last: int) -> None:
+    assert last_of_first(groups, steps) == last
