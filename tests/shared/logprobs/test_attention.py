@@ -1,7 +1,9 @@
 """Packed attention against a softmax over what each token may see, in float64."""
 
 import json
-from collections.abc import Sequence
+import runpy
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +132,9 @@ def test_packed_attention_refuses_what_it_would_ignore(name: str) -> None:
 # ---------------------------------------------------------------- one call for sequences of any lengths
 
 
-def documented_varlen_attn(
+def varlen_attn_of_2_12(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
-    *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
+    *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """What PyTorch documents of the CUDA kernel: packed sequences; causal means aligned at the last key."""
     assert window_size == (-1, 0)
@@ -153,14 +155,59 @@ def documented_varlen_attn(
     return torch.cat(outputs)
 
 
-def test_varlen_layout_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel needs CUDA; what it is told does not."""
+def varlen_attn_of_2_11(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
+    *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:  # fmt: skip
+    """Without groups of query heads."""
+    lengths = (ends, key_ends, longest, longest_key)
+    return varlen_attn_of_2_12(query, key, value, *lengths, scale=scale, window_size=window_size)
+
+
+def varlen_attn_of_2_10(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_key: int,
+    is_causal: bool = False,
+) -> Tensor:  # fmt: skip
+    """Without a scale."""
+    raise AssertionError("not this kernel")
+
+
+@pytest.mark.parametrize("kernel", [varlen_attn_of_2_11, varlen_attn_of_2_12])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 1), (4, 2)])
+def test_varlen_layout_is_right(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor], heads: tuple[int, int]
+) -> None:
+    """The kernel needs CUDA; what it is told does not. Gradients reach the heads that several queries share."""
     layout = layout_of([(4, [5, 1, 3]), (1, [2]), (7, [6, 6])])
-    query, key, value = (states(layout.spans[-1].end, heads, seed) for seed, heads in enumerate((4, 2, 2)))
+    tokens = layout.spans[-1].end
+    query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
     monkeypatch.setattr(varlen, "has_kernel", lambda dtype, device: True)
-    monkeypatch.setattr(varlen, "varlen_attn", documented_varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
     attention = VarlenAttention(layout, dtype=torch.float64, device=CPU)
-    assert (attention(query, key, value, 0.3, 0.0) - naive(layout, query, key, value, 0.3)).abs().max() < 1e-12
+    got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
+    assert (got - want).abs().max() < 1e-12
+    for one, other in zip(
+        *(torch.autograd.grad(o.square().sum(), (query, key, value)) for o in (got, want)), strict=True
+    ):
+        assert (one - other).abs().max() < 1e-12
+
+
+def test_a_pytorch_without_the_kernel_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    module = runpy.run_path(varlen.__file__)
+    assert not module["has_kernel"](torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "there"),
+    [(None, False), (varlen_attn_of_2_10, False), (varlen_attn_of_2_11, True), (varlen_attn_of_2_12, True)],
+)
+def test_the_kernel_is_looked_for_in_any_pytorch(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Tensor] | None, there: bool
+) -> None:
+    """PyTorch 2.8 and 2.9 have none, that of 2.10 knows no scale: the packed form without it is chosen."""
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    assert varlen.has_kernel(torch.bfloat16, torch.device("cuda")) is there
 
 
 def test_varlen_is_refused_where_there_is_no_kernel() -> None:
