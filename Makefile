@@ -1,9 +1,19 @@
 # Every target makes what it needs; a second run finds it there.
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+# A second index for PyTorch alone, as in the image: pytorch.org names one with builds for the CPU, a tenth of the size.
+TORCH_INDEX_URL ?=
+BIN := $(VENV)/bin
+# What running needs, and what the tests need beside it.
+TO_RUN := $(VENV)/.installed
+TO_TEST := $(VENV)/.installed-tests
+INSTALL := $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
 # Two workers. Files stay whole, since their tests share servers.
 PYTEST := $(BIN)/pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Other versions have environments of their own, and for the rest what pip takes beside them.
+RANGE := .venv-torch-$(or $(TORCH),newest)-transformers-$(or $(TRANSFORMERS),newest)
+lowest = $(shell sed -n 's/^ *"$1>=\([0-9.]*\)",/\1/p' pyproject.toml)
 SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
@@ -12,66 +22,81 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest test-all bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest test-all test-ranges test-range bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
 
-demo: $(STAMP)  ## train a tiny model on this machine; SEED=n, RESUME=1
+demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
 
 test: lint  ## ruff, then pyright beside pytest: five minutes
 	$(MAKE) --no-print-directory --jobs 2 types pytest
 
-test-all: $(STAMP)  ## the tests that `make test` leaves out, marked slow: twenty minutes more
+test-all: $(TO_TEST)  ## the tests that `make test` leaves out, marked slow: twenty minutes more
 	$(PYTEST) -m slow
 
-lint: $(STAMP)
+test-ranges:  ## the tests with the lowest and the newest PyTorch and transformers that pyproject.toml allows
+	$(MAKE) test-range TORCH=$(call lowest,torch) TRANSFORMERS=$(call lowest,transformers)
+	$(MAKE) test-range TORCH= TRANSFORMERS=
+
+test-range: $(RANGE)/constraints.txt  ## the tests with TORCH=2.11.0 TRANSFORMERS=5.17.0; without a version, the newest
+	$(MAKE) pytest VENV=$(RANGE) CONSTRAINTS=$(RANGE)/constraints.txt
+
+lint: $(TO_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(TO_TEST)
 	$(BIN)/pyright
 
-pytest: $(STAMP)
+pytest: $(TO_TEST)
 	$(PYTEST) -m "not slow"
 
-bench: $(STAMP)  ## speed and memory as ratios, both sides in one run
+bench: $(TO_TEST)  ## speed and memory as ratios, both sides in one run
 	$(BIN)/python -m tests.bench
 
-bench-gpu: $(STAMP)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
+bench-gpu: $(TO_TEST)  ## every figure of a GPU, or small ones of a CPU: ARGS="--sizes 3B --json gpu.json"
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
-bench-trl: $(STAMP)  ## a training step and the demo beside TRL's GRPOTrainer
+bench-trl: $(TO_TEST)  ## a training step and the demo beside TRL's GRPOTrainer
 	$(BIN)/python -m tests.bench.trl_step
 	$(BIN)/python -m tests.bench.trl_demo
 
-curves: $(STAMP)  ## learning curves of every preset: ARGS="--presets dapo gspo --seeds 0 --steps 50"
+curves: $(TO_TEST)  ## learning curves of every preset: ARGS="--presets dapo gspo --seeds 0 --steps 50"
 	$(BIN)/python -m tests.bench.curves $(ARGS)
 
-chaos: $(STAMP)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"
+chaos: $(TO_TEST)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"
 	$(BIN)/python -m tests.chaos $(ONLY) --cycles $(CYCLES) --seed $(SEED) $(if $(BACKEND),--backend $(BACKEND))
 
-queue-model: $(STAMP)  ## both stores of the queue beside a model of it, 50,000 operations each
+queue-model: $(TO_TEST)  ## both stores of the queue beside a model of it, 50,000 operations each
 	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s tests/ref_server/queue/test_model.py
 
-docker-test: $(STAMP)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
+docker-test: $(TO_TEST)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
 	DOCKER_TEST=1 $(BIN)/pytest -q -s --durations 0 tests/docker
 
-api-test: $(STAMP)  ## requests from the OpenAPI page: CASES=n, SEED=n
+api-test: $(TO_TEST)  ## requests from the OpenAPI page: CASES=n, SEED=n
 	$(BIN)/python -m tests.api --cases $(CASES) --seed $(SEED)
 
-load: $(STAMP)  ## slow clients, and ten times too much: LOADED=seconds of each
+load: $(TO_TEST)  ## slow clients, and ten times too much: LOADED=seconds of each
 	$(BIN)/python -m tests.load slow overload --seconds $(LOADED)
 
-soak: $(STAMP)  ## a mixed load for MINUTES=n: nothing may grow
+soak: $(TO_TEST)  ## a mixed load for MINUTES=n: nothing may grow
 	$(BIN)/python -m tests.load soak --seconds $$(($(MINUTES) * 60))
 
-fuzz: $(STAMP)  ## N=n changed uploads for each decoder, SEED=n
+fuzz: $(TO_TEST)  ## N=n changed uploads for each decoder, SEED=n
 	$(BIN)/python -m tests.fuzz --inputs $(N) --seed $(SEED)
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-*
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt 'torch==2.13.0'
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+$(TO_RUN): pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)') torch
+	$(INSTALL) --editable .
 	touch $@
+
+$(TO_TEST): $(TO_RUN)
+	$(INSTALL) --editable '.[test]'
+	touch $@
+
+$(RANGE)/constraints.txt:
+	mkdir -p $(RANGE)
+	printf '%s\n' $(if $(TORCH),torch==$(TORCH)) $(if $(TRANSFORMERS),transformers==$(TRANSFORMERS)) >$@
