@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # What running needs, and what the tests need beside it.
 TO_RUN := $(VENV)/.installed
 TO_TEST := $(VENV)/.installed-tests
-INSTALL := $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 # Two workers. Files stay whole, since their tests share servers.
 PYTEST := $(BIN)/pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Other versions have environments of their own, and for the rest what pip takes beside them.

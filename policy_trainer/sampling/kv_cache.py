@@ -46,6 +46,9 @@ class GrowableLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    # Its name before transformers 5.14, where it is abstract, too.
+    get_max_cache_shape = get_max_length
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """The constructor has allocated everything."""
 

@@ -14,7 +14,7 @@ from shared.errors import UserError
 from shared.logprobs.head import target_logps
 from shared.logprobs.interface import LogprobForward
 from shared.logprobs.packed import PackedForward, VarlenForward
-from shared.logprobs.padded import PaddedForward, PlainForward, rope_depends_on_length
+from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 def choose_forward(model: PreTrainedModel) -> LogprobForward:
     """The fastest forward whose log-probs agree with row-by-row forwards of this model. UserError when none does."""
+    refuse_lasting_frequencies(model)
     attention: Any = model.config._attn_implementation
     errors: dict[str, str] = {}
     for candidate in _candidates(model):

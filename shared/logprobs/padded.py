@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
+from shared.errors import UserError
 from shared.logprobs.head import entropies, target_logps
 from shared.logprobs.hidden import HiddenForward
 
@@ -61,9 +63,20 @@ class PlainForward:
 
 def rope_depends_on_length(model: PreTrainedModel) -> bool:
     """True if a forward's longest row sets the rotary frequencies of all rows. Then each row needs its own forward."""
+    return not _rope_types(model).isdisjoint(("dynamic", "longrope"))
+
+
+def _rope_types(model: PreTrainedModel) -> set[str | None]:
     rope: dict[str, Any] = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one per layer type
-    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+    return {kind.get("rope_type") for kind in kinds}
+
+
+def refuse_lasting_frequencies(model: PreTrainedModel) -> None:
+    """UserError for dynamic RoPE in transformers before 5.14: a long row stretches the rows of later forwards."""
+    old = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 14)
+    if old and "dynamic" in _rope_types(model):
+        raise UserError("model: its dynamic RoPE is wrong after a long row in this transformers; take 5.14 or newer")
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

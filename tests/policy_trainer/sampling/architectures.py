@@ -70,7 +70,6 @@ SHARING: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**small())),
     "phi": lambda: PhiForCausalLM(PhiConfig(**small())),
     "gpt2": gpt2,
-    "big code": big_code,
 }
 REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**small(), sliding_window=6)),
@@ -78,6 +77,8 @@ REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**small(), **_MIXED)),
     "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**small())),
 }
+# Older transformers do not say that it takes other attention functions.
+(SHARING if GPTBigCodeForCausalLM._supports_attention_backend else REPEATING)["big code"] = big_code
 ARCHITECTURES = SHARING | REPEATING
 
 
