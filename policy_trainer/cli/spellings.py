@@ -25,7 +25,6 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "generation_batch_size": ("groups_per_step",),
     "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens", "batch_size"),
     "per_device_eval_batch_size": ("evaluation.batch_size",),
-    "num_train_epochs": ("max_steps",),
     "lr": ("optimizer.learning_rate",),
     "lr_scheduler_kwargs": ("optimizer.min_lr_rate",),
     "adam_beta1": ("optimizer.betas",),

@@ -27,8 +27,10 @@ class TrainConfig(RunConfig):
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: bool = False
     """Continue from the newest checkpoint in run_dir."""
-    max_steps: int = Field(default=100, ge=1)
-    """Total training steps of the run."""
+    max_steps: int = Field(default=100, ge=0)
+    """Total training steps of the run. 0: as many as num_train_epochs make."""
+    num_train_epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training problems, instead of max_steps, which wins where both are given."""
     groups_per_step: int = Field(default=8, ge=1)
     """Groups in one training step: one group is one prompt with its completions."""
     num_iterations: int = Field(default=1, ge=1)
@@ -65,6 +67,14 @@ class TrainConfig(RunConfig):
     reference: ReferenceConfig = ReferenceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _choose_steps_or_epochs(self) -> "TrainConfig":
+        if self.num_train_epochs is not None and "max_steps" not in self.model_fields_set:
+            self.max_steps = 0
+        if not self.max_steps and self.num_train_epochs is None:
+            raise ValueError("max_steps: must be at least 1, unless num_train_epochs is given; got 0")
+        return self
 
     @model_validator(mode="after")
     def _check_training(self) -> "TrainConfig":

@@ -25,6 +25,7 @@ class Arithmetic:
     name = "arithmetic"
     correct = ByAnswer(equal_text)
     default_rewards = ("accuracy", "tags")
+    training_problems = NUMBERS * NUMBERS - EVAL_PROBLEMS
 
     def __init__(self, seed: int) -> None:
         order = np.random.default_rng(_SPLIT_SEED).permutation(NUMBERS * NUMBERS)

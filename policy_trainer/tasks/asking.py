@@ -6,6 +6,7 @@ from dataclasses import replace
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.rewards.registry import tagged_rewards
+from policy_trainer.tasks.epochs import Finite
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, LazyProblems
 
 # Tasks whose problems are the user's, so that nobody else asks for the form.
@@ -28,6 +29,11 @@ class Asking:
         self.name = task.name
         self.correct = task.correct
         self.default_rewards = task.default_rewards
+
+    @property
+    def training_problems(self) -> int:
+        assert isinstance(self._task, Finite)
+        return self._task.training_problems
 
     def problem(self, index: int) -> Problem:
         return _asked(self._task.problem(index))

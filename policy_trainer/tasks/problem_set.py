@@ -72,6 +72,10 @@ class ProblemSet:
         self._split = split
         self._shuffle = Shuffle(len(split.train), seed)
 
+    @property
+    def training_problems(self) -> int:
+        return len(self._split.train)
+
     def problem(self, index: int) -> Problem:
         return self._split.train[self._shuffle.place(index)]
 

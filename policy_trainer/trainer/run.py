@@ -27,6 +27,8 @@ from policy_trainer.reporting.tracking import Tracker, Trackers, refuse_missing,
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.run_files.publish import latest
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.tasks.epochs import steps_of_epochs
+from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_policy
 from policy_trainer.trainer.train import Trainer
@@ -55,18 +57,39 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     """
     refuse_missing(config.report_to)
     use_threads(config.threads)
+    counted = count_steps(config, console)
     with RunDirectory(config.run_dir).hold():
-        files = open_run(config, console)
+        files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(config, files, console, on_outage, stack).run()
+            build_trainer(counted, files, console, on_outage, stack).run()
     state = files.state
-    finished = state.step >= config.max_steps
+    finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
         raise RunFailed(
             f"{state.step} steps trained no token: no group had rewards that differ, or none could be judged.\n"
             f"The model in {files.directory.model} is the one that the run began with; docs/rewards.md has what to try"
         )
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
+
+
+def count_steps(config: TrainConfig, console: Console) -> TrainConfig:
+    """The configuration with the steps that num_train_epochs makes, where it decides them.
+
+    Raises UserError for a task that has no epochs.
+    """
+    epochs = config.num_train_epochs
+    if epochs is None:
+        return config
+    if config.max_steps:
+        console.print(
+            f"max_steps = {config.max_steps} is given, so num_train_epochs = {epochs:g} is not used; "
+            "--max-steps 0 lets it decide",
+            highlight=False,
+        )
+        return config
+    steps = steps_of_epochs(config, make_task(config))
+    console.print(f"num_train_epochs = {epochs:g}: {steps} steps of {config.groups_per_step} prompts", highlight=False)
+    return config.model_copy(update={"max_steps": steps})
 
 
 def open_run(config: TrainConfig, console: Console) -> RunFiles:

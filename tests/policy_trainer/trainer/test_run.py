@@ -1,6 +1,9 @@
 """What stands between a configuration and its run."""
 
+import io
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -9,8 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.config import EvalConfig, RolloutConfig, TrainConfig
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rollout.worker import run_worker
-from policy_trainer.trainer.run import train
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.run import count_steps, train
 from shared.errors import UserError
+from shared.settings import from_values
 
 
 @pytest.mark.parametrize(
@@ -33,3 +38,30 @@ def test_rewards_are_refused_before_minutes_of_loading(
         run_worker(RolloutConfig(**values, server="http://127.0.0.1:1"))
     with pytest.raises(UserError, match=message):
         evaluate_model(EvalConfig(model=str(model), rewards=[reward]), lambda decoding, done, total: None)
+
+
+class TestEpochs:
+    def count(self, tmp_path: Path, **settings: Any) -> tuple[TrainConfig, TrainConfig, str]:
+        """The given configuration, that with its steps, and what was printed."""
+        output = io.StringIO()
+        config = from_values(TrainConfig, model="m", run_dir=tmp_path / "run", groups_per_step=100, **settings)
+        return config, count_steps(config, Console(file=output, width=200)), output.getvalue()
+
+    def test_decide_the_steps_and_say_so(self, tmp_path: Path) -> None:
+        _, counted, said = self.count(tmp_path, num_train_epochs=2)
+        assert counted.max_steps == 180 and "180 steps" in said
+
+    def test_max_steps_wins_and_says_so(self, tmp_path: Path) -> None:
+        _, counted, said = self.count(tmp_path, num_train_epochs=2, max_steps=7)
+        assert counted.max_steps == 7 and "num_train_epochs = 2 is not used" in said
+
+    def test_without_them_nothing_changes(self, tmp_path: Path) -> None:
+        config, counted, said = self.count(tmp_path)
+        assert counted is config and counted.max_steps == 100 and said == ""
+
+    def test_a_resumed_run_counts_the_same_steps(self, tmp_path: Path) -> None:
+        config, counted, _ = self.count(tmp_path, num_train_epochs=0.5)
+        RunDirectory(config.run_dir).write_config(config)
+        values = tomllib.loads((config.run_dir / "config.toml").read_text())
+        again = count_steps(from_values(TrainConfig, **values), Console(quiet=True))
+        assert again.max_steps == counted.max_steps == 45
