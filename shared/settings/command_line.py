@@ -1,7 +1,7 @@
 """Reads the command line with pydantic-settings, which is built on argparse; a mistake is told in one line."""
 
 import sys
-from argparse import Action, ArgumentParser
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from inspect import cleandoc
 from typing import Any
@@ -36,6 +36,12 @@ def command_line(
         raise ValueError(str(error).removeprefix("error parsing CLI: ").removeprefix("argument ")) from None
     if unknown:
         raise ValueError(_unknown(unknown, parser, hints))
+    _refuse_secrets(given, cls)
+    _keep_texts(given, cls)
+    return source(parsed_args=given)
+
+
+def _refuse_secrets(given: Namespace, cls: type[BaseSettings]) -> None:
     for name, info in cls.model_fields.items():
         if name in given and is_secret(info):
             variable = f"{cls.model_config.get('env_prefix', '')}{name}".upper()
@@ -43,10 +49,14 @@ def command_line(
                 f"{spell_option(name)}: everyone who lists processes can read a command line; "
                 f"set {variable} in the environment"
             )
+
+
+def _keep_texts(given: Namespace, cls: type[BaseSettings]) -> None:
+    """Lists of texts as tuples, since pydantic-settings would join a list by commas."""
+    for name, info in cls.model_fields.items():
         if name in given and NoDecode in info.metadata:
             texts = ("--" if text == [] else text for text in getattr(given, name))  # argparse drops `--` until 3.12
-            setattr(given, name, tuple(texts))  # pydantic-settings would join a list by commas
-    return source(parsed_args=given)
+            setattr(given, name, tuple(texts))
 
 
 def spell_option(name: str) -> str:
