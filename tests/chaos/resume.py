@@ -9,13 +9,15 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import safetensors
 
 from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.checkpoint import Checkpoints, read_state
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared import wire
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps
@@ -28,6 +30,7 @@ from tests.integration.processes import Server, until
 BAR = "the multiset of trained ids and the final weights equal those of an uninterrupted run, bit for bit"
 
 _RUN = "resumed"
+_LINEAGE = "chaos"
 _GROUPS_PER_STEP = 2
 _STEPS_PER_CRASH = 6
 _OPTIONS = (
@@ -107,13 +110,18 @@ def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
 
 
 def _trainer(launcher: Launcher, server: Server, steps: int) -> Trainer:
+    """Its directory has the lineage of the batches that are in the queue already."""
+    directory = RunDirectory(server.directory / "run")
+    directory.root.mkdir()
+    write_json(directory.identity, {"lineage": _LINEAGE})
     options = ("--model", str(server.model), "--server", server.url, *_OPTIONS)
-    return Trainer(launcher, server.directory / "run", steps, *options)
+    return Trainer(launcher, directory.root, steps, *options)
 
 
 def _make_bodies(server: Server, chance: random.Random, count: int) -> list[bytes]:
     with RefServerClient(server.url) as client:
-        return [wire.encode(with_sampler_logps(random_batch(chance, _RUN), client)) for _ in range(count)]
+        batches = [with_sampler_logps(random_batch(chance, _RUN), client) for _ in range(count)]
+    return [wire.encode(replace(batch, lineage=_LINEAGE)) for batch in batches]
 
 
 def _fill(server: Server, bodies: Sequence[bytes]) -> None:
