@@ -36,12 +36,12 @@ class QueueWatch:
         self._not_before = time.monotonic() + pause
 
     def wait_reason(self, workers: str) -> str:
-        """What a trainer without batches waits for. workers: the reason when the server has nothing to do."""
+        """Why a trainer has no batches, as a sentence. workers: the reason when the server has nothing to do."""
         to_score = (self.depth[State.QUEUED] or 0) + (self.depth[State.SCORING] or 0)
         if self.leases_full:
-            reason = "leased batches to be acked or released: the limit of the reference server is reached"
+            reason = "the reference server leases no more batches until some are acked: its limit is reached"
         elif to_score:
-            reason = f"the reference server to score {to_score} batches"
+            reason = f"the reference server scores {to_score} batches"
         else:
             reason = workers
         lost = (

@@ -72,6 +72,7 @@ class LineDisplay:
     def __init__(self, console: Console, steps: int, first_step: int) -> None:
         self._console = console
         self._steps = steps
+        self._first_step = first_step
         self._pace = _Pace(steps)
         self._patience = Patience()
         self._evaluating_since = 0.0
@@ -81,13 +82,16 @@ class LineDisplay:
 
     def step(self, record: Mapping[str, Any]) -> None:
         left = self._pace.left(record["step"])
-        if record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
+        first = record["step"] == self._first_step + 1
+        if first or record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
             parts = " · ".join(f"{name} {value}" for name, value in _figures(record, left).items())
             self.note(f"step {record['step']}/{self._steps} · {parts}")
+        if first:
+            self.note(f"from now on a line every {_LINE_EVERY} steps; docs/metrics.md explains each figure")
 
     def waiting(self, reason: str, seconds: float) -> None:
         if self._patience.is_over(seconds):
-            self.note(f"waiting for {seconds:.0f} s: {reason}")
+            self.note(_waited(reason, seconds))
 
     def evaluating(self, done: int, total: int) -> None:
         now = time.monotonic()
@@ -123,7 +127,7 @@ class LiveDisplay:
         self._wait = ""
 
     def waiting(self, reason: str, seconds: float) -> None:
-        self._wait = f"waiting for {seconds:.0f} s: {reason}" if seconds >= _QUIET_SECONDS else ""
+        self._wait = _waited(reason, seconds) if seconds >= _QUIET_SECONDS else ""
 
     def evaluating(self, done: int, total: int) -> None:
         self._wait = f"evaluating: {done} of {total} held-out problems" if done < total else ""
@@ -147,6 +151,10 @@ class LiveDisplay:
         return Panel(Group(self._bar, table, wait), title="tandem", title_align="left", width=width)
 
 
+def _waited(reason: str, seconds: float) -> str:
+    return f"waited {seconds:.0f} s so far: {reason}"
+
+
 def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     """The metrics of a step as text, by label. left: seconds until the last step."""
 
@@ -166,7 +174,7 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         "KL": number("kl", ".4f") + noise,
         "entropy": number("entropy", ".3f"),
         "clipped": number("clip_ratio", ".3f"),
-        "no variance": number("frac_reward_zero_std", ".0%"),
+        "equal rewards": number("frac_reward_zero_std", ".0%"),
         **({"unrewarded": str(record["unrewarded"])} if record.get("unrewarded") else {}),
         "tokens": f"{number('completion_length_mean', '.0f')}, at most {number('completion_length_max', ',')}",
         "truncated": number("truncated", ".0%"),
@@ -176,5 +184,5 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         "sampler waits": number("sampler_waiting_share", ".0%"),
         "staleness": f"{number('staleness', '.1f')}, at most {number('staleness_max', 'd')}",
         "queue": f"{record.get('queued') or 0} to score, {record.get('ready') or 0} ready",
-        "left": "-" if left is None else f"{left:.0f} s",
+        "time left": "-" if left is None else f"{left:.0f} s",
     }

@@ -44,7 +44,7 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) 
     task = make_task(config)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
-    display.note(f"loading {source}")
+    display.note(f"loading the model {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     return Policy(
         tokenizer=tokenizer,
@@ -59,7 +59,7 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     forward = choose_forward(model)
-    display.note(f"log-probs: the {forward.name} form agrees with a plain forward")
+    display.note(f"checked: log-probs, computed in the {forward.name} form, equal those of a plain forward")
     learner = Learner(
         model,
         forward,

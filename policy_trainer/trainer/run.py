@@ -72,6 +72,16 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
 
 
+def _headline(config: TrainConfig) -> str:
+    """What the run does, for whoever has never seen one."""
+    rewards = f", rewards {', '.join(config.rewards)}" if config.rewards else ""
+    return (
+        f"run {config.run} in {config.run_dir}: {config.max_steps} steps, in each {config.groups_per_step} prompts "
+        f"with {config.sampling.num_generations} completions; task {config.task}{rewards}; "
+        f"reference server {config.server}"
+    )
+
+
 def count_steps(config: TrainConfig, console: Console) -> TrainConfig:
     """The configuration with the steps that num_train_epochs makes, where it decides them.
 
@@ -126,6 +136,7 @@ def build_trainer(
         on_outage()
         display.waiting(reason, seconds)
 
+    display.note(_headline(config))
     policy = load_policy(config, files.resumed_from, display)
     stop.check()
     past = read_metrics(files.directory.metrics)

@@ -140,7 +140,8 @@ class Trainer:
         self._evaluated = evaluation.summary()
         self._reporters.samples.of_evaluation(sampled_groups(evaluation, self._state.step))
         self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **self._evaluated})
-        self._reporters.display.note(f"step {self._state.step}: held-out {evaluation}")
+        when = f"step {self._state.step}" + ("" if self._state.step else ", before training")
+        self._reporters.display.note(f"{when}: held-out {evaluation}")
         best, score = self._state.best_score, evaluation.score
         if math.isnan(score) or (best is not None and score <= best):
             return False

@@ -78,7 +78,7 @@ class InlineWorker:
         self._deaths = 0
 
     def describe(self) -> str:
-        return f"the rollout worker (process {self._child.pid}) to sample"
+        return f"the rollout worker (process {self._child.pid}) samples and judges completions"
 
     def stop(self) -> None:
         self._child.stop()
@@ -100,7 +100,7 @@ class ExternalWorkers:
         pass
 
     def describe(self) -> str:
-        return f"a rollout worker; start one with `policy-trainer rollout --config {self._config}`"
+        return f"no rollout worker delivers; start one with `policy-trainer rollout --config {self._config}`"
 
     def stop(self) -> None:
         pass

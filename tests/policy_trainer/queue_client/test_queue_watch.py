@@ -55,8 +55,8 @@ def test_what_was_seen_holds_while_the_server_does_not_answer(clock: list[float]
     ("queue", "reason"),
     [
         ({}, "the worker"),
-        ({"queued": 2, "scoring": 1}, "the reference server to score 3 batches"),
-        ({"queued": 2, "leased": 8, "max_in_flight": 8}, "leased batches to be acked or released: .*"),
+        ({"queued": 2, "scoring": 1}, "the reference server scores 3 batches"),
+        ({"queued": 2, "leased": 8, "max_in_flight": 8}, "the reference server leases no more batches .*"),
         ({"dead": 1, "expired": 4}, "the worker; 1 batches are dead; 4 batches are expired"),
     ],
 )

@@ -71,10 +71,10 @@ WIDE: dict[str, Any] = {
 }
 FIGURES = (
     "reward -12.345 ± 10.123", "accuracy 0.100", "format 0.200", "a_name_that_somebody_gave_it ", "eval accuracy 0.977",
-    "KL 1.0867 (noise floor 0.0002)", "entropy 11.932", "clipped 0.123", "no variance 100%",
+    "KL 1.0867 (noise floor 0.0002)", "entropy 11.932", "clipped 0.123", "equal rewards 100%",
     "tokens 12346, at most 32,768", "truncated 100%", "tokens/s 123,457 trained", "a sampler's tokens/s 123,457",
     "trainer waits 100%", "sampler waits 100%", "staleness 123.4, at most 1234", "queue 123 to score, 1234 ready",
-    "left -",
+    "time left -",
 )  # fmt: skip
 
 
@@ -98,3 +98,27 @@ def test_a_note_is_printed_unchanged(terminal: bool) -> None:
     text = "step 7: kl is 2, healthy is [below] 1 nat a token: " + "lower optimizer.learning_rate " * 5
     display.note(text)
     assert text in output.getvalue()
+
+
+def test_lines_begin_with_the_first_step_of_a_process_and_say_how_they_go_on() -> None:
+    output = io.StringIO()
+    display = make_display(Console(file=output, width=300), steps=50, first_step=12)
+    for step in range(13, 32):
+        display.step({**STEP, "step": step})
+    lines = output.getvalue().splitlines()
+    assert [line.split(" · ")[0] for line in lines if line.startswith("step")] == [
+        "step 13/50",
+        "step 20/50",
+        "step 30/50",
+    ]
+    assert "every 10 steps; docs/metrics.md" in lines[1]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_wait_is_told_as_a_sentence(terminal: bool) -> None:
+    output = io.StringIO()
+    display = make_display(Console(file=output, force_terminal=terminal, width=90), steps=20, first_step=0)
+    display.start()
+    display.waiting("the reference server scores 3 batches", 4.0)
+    display.stop()
+    assert "waited 4 s so far: the reference server scores 3 batches" in output.getvalue()
