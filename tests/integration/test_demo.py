@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def demo(random_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Starts the command on a base model that needs no warming up, for a demo of seed 1."""
+def demo(base_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Starts the command on the base model that other tests share, for a demo of seed 1."""
 
     def make(target: Path, seed: int, on_progress: Any) -> None:
-        shutil.copytree(random_model, target)
+        shutil.copytree(base_model, target)
 
     monkeypatch.setattr("policy_trainer.demo.base_model.make_base_model", make)
     cached_base_model(tmp_path / "base_models", 1, lambda done, total: None)
