@@ -2,6 +2,7 @@
 
 from policy_trainer.config.commands import (
     ENV_PREFIX,
+    INLINE,
     CommonConfig,
     DemoChoices,
     DemoConfig,
@@ -34,6 +35,7 @@ from policy_trainer.config.train import TrainConfig
 
 __all__ = [
     "ENV_PREFIX",
+    "INLINE",
     "CheckpointConfig",
     "ColumnsConfig",
     "CommonConfig",

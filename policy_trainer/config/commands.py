@@ -16,6 +16,8 @@ from policy_trainer.config.sections import EvalEvaluationConfig
 from shared.settings import Dtype, settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
+# The value of `server` for which the trainer starts one.
+INLINE = "inline"
 
 
 def _refuse_float16(dtype: object) -> object:
@@ -85,8 +87,9 @@ class RunConfig(CommonConfig):
     """Directory for everything that the run writes: metrics, checkpoints, published weights, the trained model."""
     run: str = ""
     """Name of the run on the reference server. Default: the name of run_dir."""
-    server: str = "http://127.0.0.1:8400"
-    """URL of the reference server."""
+    server: str = INLINE
+    """URL of the reference server. inline: the trainer starts one on this machine, with a queue in run_dir, and stops
+    it at the end."""
     token_file: Path | None = None
     """File whose first token is sent to the server. Lines are TOKEN or ROLE TOKEN; `#` begins a comment."""
     token: CliSuppress[SecretStr | None] = Field(default=None, exclude=True)
@@ -97,8 +100,8 @@ class RunConfig(CommonConfig):
     @field_validator("server")
     @classmethod
     def _check_server(cls, server: str) -> str:
-        if not server.startswith(("http://", "https://")):
-            raise ValueError("must begin with http:// or https://")
+        if server != INLINE and not server.startswith(("http://", "https://")):
+            raise ValueError(f"must begin with http:// or https://, or be {INLINE}")
         return server
 
     @model_validator(mode="after")

@@ -41,14 +41,17 @@ class OptimizerConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """Iterative GRPO: the reference model is updated from the policy during the run."""
+    """The reference model. Iterative GRPO: it is updated from the policy during the run."""
 
+    device: str = "auto"
+    """Where the reference runs if server is inline. auto: the last GPU that is not the policy's, else where that is."""
     sync_steps: int = Field(default=0, ge=0)
     """Steps between updates of the server's reference model from the policy; 0 never updates it."""
     decay: float = Field(default=0.0, ge=0, lt=1)
     """The new reference is decay * reference + (1 - decay) * policy: 0 copies the policy, else a moving average."""
     snapshot_root: Path | None = None
-    """The directory of ref-server's --snapshot-root, by its path in this process."""
+    """The directory of ref-server's --snapshot-root, by its path in this process. Default: RUN_DIR/snapshots if server
+    is inline."""
 
 
 class SamplesConfig(Section):

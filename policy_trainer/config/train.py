@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.commands import RunConfig, TrainingDtype
+from policy_trainer.config.commands import INLINE, RunConfig, TrainingDtype
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.sections import (
     CheckpointConfig,
@@ -97,7 +97,7 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 "reference.sync_steps: with loss.beta = 0 no reference is used: set --reference.sync-steps 0"
             )
-        if self.reference.snapshot_root is None:
+        if self.reference.snapshot_root is None and self.server != INLINE:
             raise ValueError(
                 "reference.snapshot_root: must be the directory of ref-server's --snapshot-root; without one, "
                 "set --reference.sync-steps 0, which never updates the reference"

@@ -1,15 +1,13 @@
 """The demo: a tiny model learns to add, with a reference server and a rollout worker on this machine."""
 
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
 from policy_trainer.config import (
+    INLINE,
     CheckpointConfig,
     DemoChoices,
     DemoConfig,
@@ -26,14 +24,11 @@ from policy_trainer.demo.base_model import cached_base_model, make_base_model
 from policy_trainer.demo.demo_directory import refuse_another_demo, rename_earlier, resume_command
 from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, print_summary, summarise, write_transcripts
 from policy_trainer.evaluation.standalone import evaluate_with_progress
-from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.processes import Child
 from policy_trainer.reporting.curves import plot_curves
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
-from shared.client import RefServerClient
 from shared.models import use_threads
 from shared.settings import from_values
 
@@ -55,17 +50,14 @@ def demo(config: DemoConfig, console: Console) -> int:
     use_threads(1)  # more threads make so small a model slower
     base = _base_model(config, console)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
-    with _reference_server(base, directory, console) as (server, client):
-        recipe = _recipe(config, base, client.url).model_copy(update={"resume": config.resume})
-        result = train(recipe, console, on_outage=lambda: _check(server))
-        if not result.finished:
-            command = resume_command(config.seed)
-            console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
-            return 130
-        scored = client.queue().scoring.working_seconds
+    result = train(_recipe(config, base, INLINE).model_copy(update={"resume": config.resume}), console)
+    if not result.finished:
+        command = resume_command(config.seed)
+        console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
+        return 130
     after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
     records = read_metrics(directory.metrics)
-    summary = summarise(config, result, before, after, records, scored, time.monotonic() - began)
+    summary = summarise(config, result, before, after, records, time.monotonic() - began)
     write_json(directory.root / "summary.json", summary)
     plot_curves(records, directory.root / "curves.png")
     write_transcripts(directory.root / "transcripts.md", before[0], after[0])
@@ -95,44 +87,7 @@ def _base_model(config: DemoConfig, console: Console) -> Path:
         )
 
 
-@contextmanager
-def _reference_server(base: Path, directory: RunDirectory, console: Console) -> Iterator[tuple[Child, RefServerClient]]:
-    """Starts a reference server and waits until it serves."""
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    server = Child(
-        "reference server",
-        "ref_server",
-        [
-            "serve", "--model", str(base), "--port", str(port), "--data-dir", str(directory.root / "server"),
-            "--threads", "1", "--device", "cpu",
-        ],
-        directory.logs / "ref_server.log",
-    )  # fmt: skip
-    server.start()
-    console.print(f"reference server: process {server.pid}, {url}", highlight=False)
-
-    client = RefServerClient(url, patience=None, on_wait=lambda *_: _check(server))
-    try:
-        client.model()  # returns once it serves
-        yield server, client
-    finally:
-        client.close()
-        server.stop()
-
-
-def _check(server: Child) -> None:
-    if server.exit_status is not None:
-        raise RunFailed(f"the reference server has died; its last output:\n{server.last_words()}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
+def _recipe(config: DemoChoices, base: Path, server: str) -> TrainConfig:
     """The demo's settings. With learning rates of 1e-3 and more the policy collapses."""
     return from_values(
         TrainConfig,
@@ -142,7 +97,7 @@ def _recipe(config: DemoChoices, base: Path, url: str) -> TrainConfig:
         device="cpu",  # so small a model is no faster on a GPU
         task="arithmetic",
         run_dir=config.run_dir,
-        server=url,
+        server=server,
         max_steps=config.max_steps,
         sampling=SAMPLING,
         groups_per_step=16,

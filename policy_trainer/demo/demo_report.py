@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ def summarise(
     before: Sequence[Evaluation],
     after: Sequence[Evaluation],
     records: Sequence[dict[str, Any]],
-    scoring_seconds: float,
     seconds_total: float,
 ) -> dict[str, Any]:
     """The content of summary.json.
@@ -46,7 +46,7 @@ def summarise(
         "seconds_total": round(seconds_total, 2),
         "seconds_by_stage": {
             "rollout": round(sum(record["sampling_seconds"] for record in steps), 2),
-            "scoring": round(scoring_seconds, 2),
+            "scoring": round(_scoring_seconds(steps), 2),
             "training": round(sum(record["training_seconds"] for record in steps), 2),
         },
         "kl_at_step_0": next(record["kl_at_step_0"] for record in steps if "kl_at_step_0" in record),
@@ -56,6 +56,12 @@ def summarise(
         },
         "result": asdict(result),
     }
+
+
+def _scoring_seconds(steps: Sequence[dict[str, Any]]) -> float:
+    """The working time of all the servers of a run: each one's counter begins at 0."""
+    counts = [record.get("server_scoring_seconds") or 0.0 for record in steps]
+    return sum(now - before if now >= before else now for before, now in pairwise([0.0, *counts]))
 
 
 def write_transcripts(path: Path, before: Evaluation, after: Evaluation) -> None:

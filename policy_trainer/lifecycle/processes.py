@@ -19,13 +19,21 @@ class Child:
     """
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log: Path, secrets: Mapping[str, str] | None = None
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        secrets: Mapping[str, str] | None = None,
+        inherited: Sequence[int] = (),
     ) -> None:
-        """secrets: environment variables that the child gets in addition."""
+        """secrets: environment variables that the child gets in addition. inherited: file descriptors that it keeps
+        open, as of a lock."""
         self.name = name
         self._command = [sys.executable, "-m", module, *arguments]
         self._log = log
         self._secrets = secrets or {}
+        self._inherited = inherited
         self._process: subprocess.Popen[bytes] | None = None
         self._start = 0
 
@@ -40,6 +48,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**_environment(), **self._secrets},
                 start_new_session=True,
+                pass_fds=self._inherited,
             )
 
     @property

@@ -14,13 +14,15 @@ _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
 
 
 class QueueWatch:
-    """depth: batches of one run by state, as of the last answer; None before the first."""
+    """As of the last answer, None before the first: depth: batches of one run by state. scoring_seconds: the server's
+    working time since it started, for all runs."""
 
     def __init__(self, client: RefServerClient, run: str) -> None:
         self._client = client
         self._run = run
         self._not_before = 0.0
         self.depth: dict[str, int | None] = dict.fromkeys(_STATES)
+        self.scoring_seconds: float | None = None
         self.leases_full = False
 
     def look(self) -> None:
@@ -31,6 +33,7 @@ class QueueWatch:
         if queue is not None:
             states = batches_by_state(queue, self._run)
             self.depth = {state: states[state] for state in _STATES}
+            self.scoring_seconds = queue.scoring.working_seconds
             self.leases_full = leases_are_full(queue, self._run)
         pause = _UNANSWERED_SECONDS if queue is None else _EVERY_SECONDS
         self._not_before = time.monotonic() + pause

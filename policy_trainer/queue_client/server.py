@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from policy_trainer.config import RunConfig
+from policy_trainer.config import INLINE, RunConfig
 from shared.api import LeaseBody, Order, QueueView, State
 from shared.client import RefServerClient
 from shared.client.connection import OnWait
@@ -16,25 +16,28 @@ from shared.errors import UserError
 _DEFAULT_PORT = 8400
 
 
-def connect(config: RunConfig, on_wait: OnWait) -> RefServerClient:
+def connect(config: RunConfig, url: str, on_wait: OnWait) -> RefServerClient:
     """A client that waits for the server until on_wait raises. Raises UserError for an unusable token or CA."""
     try:
-        token = choose_token(config.token, config.token_file)
-        return RefServerClient(
-            config.server,
-            token=token,
-            ca=config.tls_ca,
-            patience=None,
-            on_wait=on_wait,
-            hint=f"; start one with: {_start_command(config)}",
-        )
+        hint = "" if config.server == INLINE else f"; {_remedy(config)}"
+        token = token_of(config)
+        return RefServerClient(url, token=token, ca=config.tls_ca, patience=None, on_wait=on_wait, hint=hint)
     except ValueError as error:
-        raise UserError(f"token_file or tls_ca: {error}") from None
+        raise UserError(f"tls_ca: {error}") from None
 
 
-def _start_command(config: RunConfig) -> str:
+def token_of(config: RunConfig) -> str | None:
+    """The token for the server; None without one. Raises UserError for an unusable file."""
+    try:
+        return choose_token(config.token, config.token_file)
+    except ValueError as error:
+        raise UserError(str(error) if config.token else f"token_file: {error}") from None
+
+
+def _remedy(config: RunConfig) -> str:
     port = urlsplit(config.server).port
-    return f"ref-server serve --model {config.model}" + (f" --port {port}" if port not in (None, _DEFAULT_PORT) else "")
+    options = f" --port {port}" if port not in (None, _DEFAULT_PORT) else ""
+    return f"start one with: ref-server serve --model {config.model}{options}, or leave --server out"
 
 
 @dataclass(frozen=True)

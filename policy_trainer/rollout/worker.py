@@ -18,6 +18,7 @@ from policy_trainer.queue_client.matching import check_models_match
 from policy_trainer.queue_client.server import batches_by_state, connect
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.delivery import Delivery
+from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.rounds import Rounds, SampledGroup
 from policy_trainer.run_files.publish import Publication, latest
@@ -214,7 +215,8 @@ def run_worker(config: RolloutConfig) -> None:
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    client = connect(config, wait)
+    url = find_server(config, wait)
+    client = connect(config, url, stay_with(config, url, wait))
     try:
         check_models_match(client.model(), model, tokenizer, config.model)
         worker = RolloutWorker(

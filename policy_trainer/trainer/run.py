@@ -1,6 +1,6 @@
 """Builds a trainer from its configuration, and runs it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from policy_trainer.tasks.epochs import steps_of_epochs
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_policy
+from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
 from shared.api import ModelInfo, Order, QueueView
@@ -49,10 +50,9 @@ class TrainResult:
     best_step: int | None
 
 
-def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] = lambda: None) -> TrainResult:
+def train(config: TrainConfig, console: Console) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    on_outage is called while the reference server does not answer; an exception that it raises ends the run.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
@@ -61,7 +61,7 @@ def train(config: TrainConfig, console: Console, on_outage: Callable[[], None] =
     with RunDirectory(config.run_dir).hold():
         files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(counted, files, console, on_outage, stack).run()
+            build_trainer(counted, files, console, stack).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
@@ -120,9 +120,7 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     return RunFiles(directory, checkpoints, checkpoint, state, lineage)
 
 
-def build_trainer(
-    config: TrainConfig, files: RunFiles, console: Console, on_outage: Callable[[], None], stack: ExitStack
-) -> Trainer:
+def build_trainer(config: TrainConfig, files: RunFiles, console: Console, stack: ExitStack) -> Trainer:
     """A trainer that is ready to run. The stack closes all that was opened, also after an error.
 
     Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
@@ -130,13 +128,20 @@ def build_trainer(
     display = make_display(console, config.max_steps, files.state.step)
     stop = stack.enter_context(StopRequest())
     stack.callback(display.stop)
+    server = choose_server(config, files.directory, display.note)
+    stack.callback(server.stop)
+
+    def wait(reason: str, seconds: float) -> None:
+        stop.check()
+        display.waiting(reason, seconds)
 
     def outage(reason: str, seconds: float) -> None:
         stop.check()
-        on_outage()
-        display.waiting(reason, seconds)
+        server.check()
+        wait(server.describe(reason), seconds)
 
     display.note(_headline(config))
+    server.start(wait)  # before the policy, so that both load at the same time
     policy = load_policy(config, files.resumed_from, display)
     stop.check()
     past = read_metrics(files.directory.metrics)
@@ -144,11 +149,12 @@ def build_trainer(
     metrics = Trackers([MetricsFile(files.directory.metrics), *trackers])
     stack.callback(metrics.close)
     display.start()
-    client = connect(config, outage)
+    client = connect(config, server.url, outage)
     stack.callback(client.close)
     reference, queue = _check_server(client, config, policy)
+    server.answered()
     renewal = choose_renewal(
-        config.reference,
+        config.reference.model_copy(update={"snapshot_root": server.snapshot_root}),
         config.run,
         files.state,
         policy.learner,
@@ -158,7 +164,7 @@ def build_trainer(
         on_wait=outage,
         note=display.note,
     )
-    source = _make_source(client, config, files, in_flight_allowance(queue), display, stop, stack)
+    source = _make_source(client, config, server, files, in_flight_allowance(queue), display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
     first_steps = FirstSteps(
         last_of_first(config.groups_per_step, config.max_steps), policy.tokenizer, policy.tagged_rewards
@@ -204,6 +210,7 @@ def _make_samples(
 def _make_source(
     client: RefServerClient,
     config: TrainConfig,
+    server: ReferenceServer,
     files: RunFiles,
     allowance: int,
     display: Display,
@@ -231,6 +238,6 @@ def _make_source(
         with suppress(Stopped, ClientError):
             feed.close()
 
-    workers = choose_workers(config, files.directory, display.note)
+    workers = choose_workers(config, server.url, files.directory, display.note)
     stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
     return BatchSource(feed, ledger, QueueWatch(client, config.run), workers)

@@ -220,6 +220,7 @@ class Trainer:
             "kl_noise_floor": self._noise_floor,
             "refused_batches": count_refused(self._files.directory.workers),
             **self._source.watch.depth,
+            "server_scoring_seconds": self._source.watch.scoring_seconds,
         }
         if kl_at_step_0 is not None:
             record["kl_at_step_0"] = kl_at_step_0

@@ -60,7 +60,7 @@ class TestRefusals:
             (TrainConfig, ["--server", "127.0.0.1:8400"], "server"),
             (TrainConfig, ["--loss.beta", "inf"], "loss.beta"),
             (TrainConfig, ["--optimizer.betas", "0.9", "--optimizer.betas", "1.0"], "betas"),
-            (TrainConfig, ["--reference.sync-steps", "5"], "reference.snapshot_root"),
+            (TrainConfig, ["--reference.sync-steps", "5", "--server", "http://h"], "reference.snapshot_root"),
             (TrainConfig, [*RENEWED, "--loss.beta", "0"], "reference.sync_steps"),
             (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
             (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
@@ -189,7 +189,7 @@ FULL: list[BaseSettings] = [
         num_iterations=2,
         minibatches=3,
         report_to=["tensorboard"],
-        reference=ReferenceConfig(sync_steps=5, decay=0.5, snapshot_root=Path("snapshots")),
+        reference=ReferenceConfig(device="cuda:1", sync_steps=5, decay=0.5, snapshot_root=Path("snapshots")),
         loss=LossConfig(
             advantage="rloo",
             scale_rewards="batch",

@@ -64,7 +64,7 @@ def test_whether_leases_are_full(numbers: dict[str, int], full: bool) -> None:
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path, setting: str) -> None:
     values: dict[str, Any] = {"model": "m", "server": "https://127.0.0.1:1", setting: tmp_path / "missing"}
     with pytest.raises(UserError, match="missing cannot be read"):
-        connect(from_values(RolloutConfig, **values), lambda reason, seconds: None)
+        connect(from_values(RolloutConfig, **values), "https://127.0.0.1:1", lambda reason, seconds: None)
 
 
 def test_the_first_token_of_a_file_is_sent(tmp_path: Path, open_site: Any) -> None:
@@ -73,7 +73,7 @@ def test_the_first_token_of_a_file_is_sent(tmp_path: Path, open_site: Any) -> No
     for text in ("# comment\n\ntrain the-token # of gpu-2\nadmin another\n", "the-token\n"):
         file.write_text(text)
         values: dict[str, Any] = {"model": "m", "server": site.url, "token_file": file}
-        with connect(from_values(RolloutConfig, **values), lambda reason, seconds: None) as client:
+        with connect(from_values(RolloutConfig, **values), site.url, lambda reason, seconds: None) as client:
             assert client.glance() is None
     assert [request.headers["authorization"] for request in site.requests] == ["Bearer the-token"] * 2
 
@@ -82,7 +82,7 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# nothing yet\n")
     with pytest.raises(UserError, match="holds no token"):
-        connect(from_values(RolloutConfig, model="m", token_file=file), lambda reason, seconds: None)
+        connect(from_values(RolloutConfig, model="m", token_file=file), "http://h", lambda reason, seconds: None)
 
 
 @pytest.mark.parametrize(("server", "port"), [("http://127.0.0.1:1", " --port 1"), ("http://localhost:8400", "")])
@@ -102,10 +102,11 @@ def test_a_server_that_does_not_answer_is_told_with_the_command_that_starts_one(
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(httpx.Client, "request", nobody)
-    with connect(from_values(RolloutConfig, model="m", server=server), hear) as client, pytest.raises(Enough):
+    with connect(from_values(RolloutConfig, model="m", server=server), server, hear) as client, pytest.raises(Enough):
         client.model()
     assert told == [
-        f"the reference server at {server} does not answer (refused); start one with: ref-server serve --model m{port}"
+        f"the reference server at {server} does not answer (refused); start one with: ref-server serve --model m{port}, "
+        "or leave --server out"
     ]
 
 
@@ -122,7 +123,7 @@ def test_a_server_that_does_not_answer_is_told_with_the_command_that_starts_one(
 def test_the_url_of_another_server_is_told_in_a_line(status: int, body: bytes, kind: str, open_site: Any) -> None:
     site = open_site(lambda _: site.answer(status, body, {"Content-Type": kind}))
     config = from_values(RolloutConfig, model="m", server=site.url)
-    with connect(config, lambda reason, seconds: None) as client, pytest.raises(NotRefServer) as refused:
+    with connect(config, site.url, lambda reason, seconds: None) as client, pytest.raises(NotRefServer) as refused:
         client.model()
     said = str(refused.value) + remedy(refused.value, "POLICY_TRAINER_")
     assert said.startswith(f"the server at {site.url} is not a reference server") and "`ref-server serve`" in said

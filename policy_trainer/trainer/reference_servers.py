@@ -1,0 +1,207 @@
+"""The reference server of a trainer: one that it starts itself, or one that the user names."""
+
+import fcntl
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Protocol
+
+import torch
+
+from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.processes import Child
+from policy_trainer.lifecycle.restarts import RestartedChild
+from policy_trainer.queue_client.server import token_of
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.server_address import read_port, write_address
+from shared.client.connection import OnWait
+from shared.devices import choose_device
+from shared.errors import UserError
+
+# A server that has run for this long did its work: its deaths are counted anew.
+_LASTING_SECONDS = 300.0
+# A server whose trainer was killed finishes what it scores: ref-server's --drain-seconds, and a little.
+_PREDECESSOR_SECONDS = 40.0
+
+
+class ReferenceServer(Protocol):
+    url: str
+    """Where it listens. Known once it is started."""
+    snapshot_root: Path | None
+    """Directory of the snapshots that may replace its model, if there is one."""
+
+    def start(self, on_wait: OnWait) -> None:
+        """on_wait: called while waiting; it may raise to stop."""
+        ...
+
+    def answered(self) -> None:
+        """Called when the server has answered for the first time."""
+        ...
+
+    def check(self) -> None:
+        """Restarts a dead server that the trainer started. Called while the server does not answer, by any thread."""
+        ...
+
+    def describe(self, reason: str) -> str:
+        """What the trainer waits for, and what may help. reason: why a request has failed."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+def choose_server(config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> ReferenceServer:
+    return InlineServer(config, directory, note) if config.server == INLINE else NamedServer(config)
+
+
+class NamedServer:
+    """A server that the user starts and restarts."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.url = config.server
+        self.snapshot_root = config.reference.snapshot_root
+
+    def start(self, on_wait: OnWait) -> None:
+        pass
+
+    def answered(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def describe(self, reason: str) -> str:
+        return reason
+
+    def stop(self) -> None:
+        pass
+
+
+class InlineServer:
+    """`ref-server serve` as a child process: on this machine only, with its queue and its log in the run's directory.
+
+    It has the model that the policy began as. It is restarted when it dies, unless it never answered.
+    """
+
+    def __init__(self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> None:
+        self.url = ""
+        self.snapshot_root: Path | None = config.reference.snapshot_root or directory.root / "snapshots"
+        self._config = config
+        self._directory = directory
+        self._note = note
+        self._log = directory.logs / "ref_server.log"
+        self._lock: IO[bytes] | None = None
+        self._process: RestartedChild | None = None
+        self._answered = False
+
+    def start(self, on_wait: OnWait) -> None:
+        """Raises UserError for an unusable token, or if the server of an earlier trainer does not end."""
+        config = self._config
+        data = self._directory.root / "server"
+        data.mkdir(parents=True, exist_ok=True)
+        self._lock = (data / "process.lock").open("wb")
+        _hold(self._lock, data, on_wait)
+        port = _free_port(read_port(self._directory))
+        self.url = write_address(self._directory, port)
+        device = reference_device(config.reference.device, config.device)
+        command = [
+            "serve", *_served_model(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
+            "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
+            "--max-batch-tokens", str(_largest_batch(config)),
+            *([] if config.threads is None else ["--threads", str(config.threads)]),
+        ]  # fmt: skip
+        child = Child("reference server", "ref_server", command, self._log, _secrets(config), (self._lock.fileno(),))
+        self._process = RestartedChild(child, self._note, lasting=_LASTING_SECONDS)
+        self._process.start()
+        self._note(f"reference server: process {self._process.pid}, {self.url}, on {device}")
+
+    def answered(self) -> None:
+        self._answered = True
+
+    def check(self) -> None:
+        """Raises RunFailed if the server died before it ever answered, or too often."""
+        if self._process is None:
+            return
+        if not self._answered and (epitaph := self._process.epitaph):
+            raise RunFailed(f"{epitaph}\nall of it is in {self._log}")
+        self._process.check()
+
+    def describe(self, reason: str) -> str:
+        if not self._answered:
+            work = f"loads {self._config.model}" if self._config.loss.beta else "opens its queue"
+            reason = f"the reference server (process {self._process.pid if self._process else '-'}) {work}"
+        return f"{reason}; its log is {self._log}"
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def reference_device(reference: str, policy: str) -> str:
+    """Where the reference runs if it is `auto`: on the last GPU that is not the policy's, else where the policy is."""
+    if reference != "auto":
+        return reference
+    own = choose_device(policy)
+    others = [index for index in range(torch.cuda.device_count()) if index != (own.index or 0)]
+    return f"cuda:{others[-1]}" if own.type == "cuda" and others else str(own)
+
+
+def _served_model(config: TrainConfig) -> list[str]:
+    """Without a KL penalty no reference is needed: the server is the queue alone."""
+    if not config.loss.beta:
+        return ["--no-model"]
+    revision = [] if config.revision is None else ["--revision", config.revision]
+    return ["--model", config.model, *revision]
+
+
+def _largest_batch(config: TrainConfig) -> int:
+    """The most tokens that a group of this run may have."""
+    sampling = config.sampling
+    return config.data.max_prompt_length + sampling.num_generations * sampling.max_completion_length
+
+
+def _secrets(config: TrainConfig) -> dict[str, str]:
+    """The run's token, if it has one, is the one that the server asks for."""
+    token = token_of(config)
+    return {"REF_SERVER_TOKEN": token} if token else {}
+
+
+def _hold(lock: IO[bytes], data: Path, on_wait: OnWait) -> None:
+    """Locks the server's directory. The server inherits the lock, so that it lasts as long as the server does.
+
+    Raises UserError when another trainer's server still holds it after _PREDECESSOR_SECONDS.
+    """
+    began = time.monotonic()
+    while not _try_lock(lock):
+        waited = time.monotonic() - began
+        if waited > _PREDECESSOR_SECONDS:
+            raise UserError(
+                f"run_dir: the reference server of another trainer still works in {data}; wait for that trainer, "
+                "stop it, or choose another --run-dir"
+            )
+        on_wait(f"the reference server of an earlier trainer is still ending its work in {data}", waited)
+        time.sleep(0.1)
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _free_port(wanted: int | None) -> int:
+    """The wanted port if it is free, else any: workers outside of the trainer keep the URL over a restart."""
+    for port in (wanted or 0, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise RunFailed("no port of 127.0.0.1 is free for the reference server")

@@ -1,0 +1,212 @@
+"""A trainer's own reference server: what it is told, where it listens, and what its deaths mean to the run."""
+
+import fcntl
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from policy_trainer.config import DataConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
+from policy_trainer.lifecycle import restarts
+from policy_trainer.lifecycle.endings import RunFailed, Stopped
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.server_address import read_port, read_url
+from policy_trainer.trainer import reference_servers
+from policy_trainer.trainer.reference_servers import InlineServer, NamedServer, choose_server, reference_device
+from shared.errors import UserError
+from shared.settings import from_values
+from tests.policy_trainer.children import Clock, FakeChild
+
+
+def never(reason: str, seconds: float) -> None:
+    raise AssertionError(f"nothing to wait for: {reason}")
+
+
+class Home:
+    """A run's directory, and the servers that a trainer starts there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = RunDirectory(directory)
+        self.children: list[FakeChild] = []
+        self.notes: list[str] = []
+        self.servers: list[InlineServer] = []
+
+    def server(self, **settings: Any) -> InlineServer:
+        config = from_values(TrainConfig, **{"model": "M", "run_dir": self.directory.root, "device": "cpu", **settings})
+        made = choose_server(config, self.directory, self.notes.append)
+        assert isinstance(made, InlineServer)
+        self.servers.append(made)
+        return made
+
+    def started(self, **settings: Any) -> InlineServer:
+        made = self.server(**settings)
+        made.start(never)
+        return made
+
+    def option(self, name: str) -> str:
+        arguments = self.children[-1].arguments
+        return arguments[arguments.index(name) + 1]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Home(tmp_path / "run")
+
+    def child(*arguments: Any) -> FakeChild:
+        made.children.append(FakeChild(*arguments))
+        return made.children[-1]
+
+    monkeypatch.setattr(reference_servers, "Child", child)
+    yield made
+    for server in made.servers:
+        server.stop()
+
+
+def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
+    server = home.started(revision="r1", dtype="bfloat16", threads=2)
+    (child,), root = home.children, home.directory.root
+    assert (child.module, child.arguments[:5]) == ("ref_server", ["serve", "--model", "M", "--revision", "r1"])
+    assert (home.option("--device"), home.option("--dtype"), home.option("--threads")) == ("cpu", "bfloat16", "2")
+    assert home.option("--data-dir") == str(root / "server")
+    assert home.option("--snapshot-root") == str(server.snapshot_root) == str(root / "snapshots")
+    assert child.log == root / "logs" / "ref_server.log"
+    assert "--host" not in child.arguments and "--insecure" not in child.arguments, "it listens on loopback alone"
+    assert server.url == f"http://127.0.0.1:{home.option('--port')}" == read_url(home.directory)
+    assert home.notes == [f"reference server: process 1, {server.url}, on cpu"]
+
+
+def test_without_a_kl_penalty_it_is_the_queue_alone(home: Home) -> None:
+    home.started(loss=LossConfig(beta=0))
+    assert home.children[0].arguments[:2] == ["serve", "--no-model"]
+
+
+def test_it_takes_the_longest_group_of_the_run(home: Home) -> None:
+    home.started(
+        sampling=SamplingConfig(num_generations=64, max_completion_length=10_000),
+        data=DataConfig(max_prompt_length=5_000),
+    )
+    assert home.option("--max-batch-tokens") == "645000"
+
+
+def test_it_asks_for_the_token_of_the_run(home: Home, tmp_path: Path) -> None:
+    home.started()
+    assert home.children[0].secrets == {}
+    home.servers[0].stop()
+    file = tmp_path / "tokens"
+    file.write_text("train a-secret\n")
+    home.started(token_file=file)
+    assert home.children[1].secrets == {"REF_SERVER_TOKEN": "a-secret"}
+    assert "a-secret" not in home.children[1].arguments
+
+
+def test_the_next_trainer_takes_the_same_port_if_it_is_free(home: Home) -> None:
+    first = home.started()
+    first.stop()
+    second = home.started()
+    assert second.url == first.url
+    second.stop()
+    with socket.create_server(("127.0.0.1", read_port(home.directory) or 0)):
+        assert home.started().url != first.url
+
+
+def test_it_waits_for_the_server_of_a_killed_trainer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = home.directory.root / "server"
+    data.mkdir(parents=True)
+    earlier = (data / "process.lock").open("wb")
+    fcntl.flock(earlier, fcntl.LOCK_EX)
+    waits: list[str] = []
+
+    def wait(reason: str, seconds: float) -> None:
+        waits.append(reason)
+        if len(waits) == 3:
+            earlier.close()
+
+    home.server().start(wait)
+    assert len(waits) == 3 and "an earlier trainer is still ending" in waits[0] and home.children[0].pid == 1
+
+
+def test_but_not_for_one_of_a_living_trainer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_servers, "time", Clock())
+    home.started()
+    with pytest.raises(UserError, match="run_dir: the reference server of another trainer still works in"):
+        home.server().start(lambda reason, seconds: None)
+
+    def stop(reason: str, seconds: float) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        home.server().start(stop)
+
+
+def test_one_that_never_answered_ends_the_run_with_its_last_output(home: Home) -> None:
+    server = home.started()
+    server.check()
+    assert "process 1) loads M; its log is" in server.describe("connection refused")
+    home.children[0].die(1)
+    with pytest.raises(RunFailed, match=r"(?s)reference server died with status 1.*I cannot go on.*ref_server.log"):
+        server.check()
+
+
+def test_one_that_has_answered_is_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(restarts, "time", clock)
+    server = home.started()
+    server.answered()
+    for _ in range(7):  # far apart
+        clock.now += 1000
+        home.children[0].die(1)
+        server.check()
+        clock.now += 1.01
+        server.check()
+    assert home.children[0].pid == 8 and "starting it again" in home.notes[-1]
+    with pytest.raises(RunFailed, match="it died 5 times"):
+        for _ in range(5):
+            home.children[0].die(1)
+            server.check()
+            clock.now += 20
+            server.check()
+
+
+def test_a_named_server_is_only_named(tmp_path: Path) -> None:
+    config = from_values(
+        TrainConfig,
+        model="M",
+        server="http://127.0.0.1:8500",
+        reference=ReferenceConfig(snapshot_root=tmp_path),
+        run_dir=tmp_path / "run",
+    )
+    server = choose_server(config, RunDirectory(config.run_dir), never_notes)
+    assert isinstance(server, NamedServer)
+    server.start(never)
+    server.check()
+    server.answered()
+    server.stop()
+    assert (server.url, server.snapshot_root) == ("http://127.0.0.1:8500", tmp_path)
+    assert server.describe("it does not answer") == "it does not answer"
+    assert not config.run_dir.exists()
+
+
+def never_notes(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.mark.parametrize(
+    ("reference", "policy", "gpus", "chosen"),
+    [
+        ("auto", "cpu", 4, "cpu"),
+        ("auto", "cuda", 1, "cuda"),
+        ("auto", "cuda:0", 1, "cuda:0"),
+        ("auto", "cuda", 4, "cuda:3"),
+        ("auto", "cuda:3", 4, "cuda:2"),
+        ("auto", "auto", 0, "cpu"),
+        ("cpu", "cuda:0", 4, "cpu"),
+        ("cuda:1", "cpu", 4, "cuda:1"),
+    ],
+)
+def test_where_the_reference_runs(
+    reference: str, policy: str, gpus: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert reference_device(reference, policy) == chosen
