@@ -16,11 +16,6 @@ SAMPLES_IN_TURN = (
     "The original samples and trains in turn. Here workers sample while a step trains, so that batches are some steps "
     "old: --max-lag 0 trains only on batches of the newest weights, --max-waiting limits how many wait."
 )
-# The description of reference.snapshot_root in presets that renew the reference.
-SNAPSHOT_ROOT = (
-    "the directory that ref-server was given as --snapshot-root; without one, --reference.sync-steps 0 never "
-    "updates the reference"
-)
 
 
 class Setting(NamedTuple):
@@ -47,7 +42,7 @@ class Preset(BaseModel):
     data: str
     deviations: tuple[str, ...]
     unpublished: tuple[str, ...] = ()
-    wants: Mapping[str, str]
+    wants: Mapping[str, str] = {}
     settings: Mapping[str, Setting]
 
     def values(self) -> dict[str, Any]:
@@ -76,10 +71,8 @@ def read_preset(path: Path) -> Preset:
     """Raises ValueError for unknown or missing keys; docs/presets.md has them all."""
     keys = _read(path)
     in_turn = (SAMPLES_IN_TURN,) if keys.pop("samples_in_turn", False) else ()
-    snapshots = {"reference.snapshot_root": SNAPSHOT_ROOT} if "reference.sync_steps" in keys["settings"] else {}
     deviations = (*in_turn, *keys.pop("deviations", ()))
-    wants = snapshots | keys.pop("wants", {})
-    return Preset(name=path.stem, deviations=deviations, wants=wants, **keys)
+    return Preset(name=path.stem, deviations=deviations, **keys)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_one_command_trains_and_leaves_no_process(random_model: Path, tmp_path: 
     renewed = ("--reference.sync-steps", "2")
     trainer = start(alone(random_model, run_dir, "--max-steps", "3", *renewed))
     assert trainer.wait() == 0, trainer.output()
-    assert [record["reference_version_max"] for record in steps_of(run_dir)][0] == 1
+    assert steps_of(run_dir)[0]["reference_version_max"] == 1
     assert list((run_dir / "snapshots" / "alone").glob("epoch-0000-version-*"))
     assert "reference server: process" in trainer.output()
     assert not processes_of(run_dir)
@@ -80,7 +80,7 @@ def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, st
     run_dir = tmp_path / "external"
     run_dir.mkdir()
     log = tmp_path / "worker.log"
-    command = ("rollout", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK[:8])
+    command = ("rollout", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK[:6], *QUICK[8:10])
     worker = start(Process("policy_trainer", *command, "--rewards", "accuracy", "length", log=log))
     until(lambda: "the trainer to start its reference server" in worker.output(), "the worker to wait", worker)
     trainer = start(alone(random_model, run_dir, "--max-steps", "2", "--rollout", "external"))
@@ -96,10 +96,8 @@ def test_a_model_that_cannot_be_loaded_is_told_in_five_lines(model: str, tmp_pat
     name = str(broken) if model == "broken" else model
     trainer = start(alone(name, tmp_path / "run"))
     assert trainer.wait() == 2, trainer.output()
-    said = trainer.output().splitlines()
-    assert (
-        len(said) <= 5 and f"model: {'there is no directory ' if model != 'broken' else ''}{name}" in trainer.output()
-    )
+    said = trainer.output()
+    assert len(said.splitlines()) <= 5 and "train: model:" in said and name in said, said
     assert not processes_of(tmp_path / "run")
 
 

@@ -73,7 +73,7 @@ def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir
     options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]
     options += ["--expect-reference", "different"]  # an earlier preset may have renewed it
     options += ["--sampling.num-generations", str(group), "--minibatches", str(min(settings.get("minibatches", 1), 4))]
-    if PRESETS[name].wants:
+    if "reference.sync_steps" in PRESETS[name].settings:
         options += ["--reference.sync-steps", "1", "--reference.snapshot-root", str(server.directory / "snapshots")]
     if settings.get("loss", {}).get("advantage") == "process":
         return [*options, "--task", "arithmetic"]  # the task that rewards steps
@@ -122,7 +122,7 @@ def test_trains(name: str, model: Path, server: Server, queue_alone: str, tmp_pa
     worker.join(60)
     assert not worker.is_alive()
     assert_trained(run_dir, model)
-    if PRESETS[name].wants:
+    if "reference.sync_steps" in PRESETS[name].settings:
         assert {record["reference_version_max"] for record in steps_of(run_dir)} != {0}
 
 

@@ -271,8 +271,7 @@ class TestOption:
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_leaves_a_file_that_needs_no_preset(self, name: str, tmp_path: Path) -> None:
-        wanted = ["--reference.snapshot-root", "snapshots"] if PRESETS[name].wants else []
-        config = read(TrainConfig, "--preset", name, *wanted)
+        config = read(TrainConfig, "--preset", name)
         directory = RunDirectory(tmp_path)
         directory.write_config(config)
         file = ["--config", str(directory.config)]
@@ -280,12 +279,13 @@ class TestOption:
         assert again.model_dump(exclude={"config"}) == config.model_dump(exclude={"config"})
         assert again.preset == name
 
-    @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.wants])
-    def test_that_renews_the_reference_says_what_it_wants(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize("name", [name for name in PRESETS if "reference.sync_steps" in PRESETS[name].settings])
+    def test_that_renews_the_reference_asks_a_named_server_for_its_snapshots(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit):
-            read(TrainConfig, "--preset", name)
+            read(TrainConfig, "--preset", name, "--server", "http://127.0.0.1:8400")
         assert "reference.snapshot_root" in capsys.readouterr().err
-        assert "reference.snapshot_root" in PRESETS[name].wants
         assert read(TrainConfig, "--preset", name, "--reference.sync-steps", "0").reference.snapshot_root is None
 
 

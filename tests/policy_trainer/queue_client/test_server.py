@@ -105,8 +105,8 @@ def test_a_server_that_does_not_answer_is_told_with_the_command_that_starts_one(
     with connect(from_values(RolloutConfig, model="m", server=server), server, hear) as client, pytest.raises(Enough):
         client.model()
     assert told == [
-        f"the reference server at {server} does not answer (refused); start one with: ref-server serve --model m{port}, "
-        "or leave --server out"
+        f"the reference server at {server} does not answer (refused); "
+        f"start one with: ref-server serve --model m{port}, or leave --server out"
     ]
 
 
