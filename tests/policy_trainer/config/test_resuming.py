@@ -45,7 +45,7 @@ def test_the_same_settings_are_no_change(tmp_path: Path) -> None:
         ({"loss": {"delta": 2.0}}, "loss.delta: not given -> 2.0", True),
         ({"max_steps": 7}, "max_steps: 100 -> 7", True),
         ({"device": "cuda:1"}, "device: {} -> cuda:1", True),
-        ({"server": "http://other:1"}, "server: http://127.0.0.1:8400 -> http://other:1", True),
+        ({"server": "http://other:1"}, "server: inline -> http://other:1", True),
         ({"sampling": {"num_generations": 4}}, "sampling.num_generations: 8 -> 4", True),
         ({"judging": {"seconds": 1.5}}, "judging.seconds: 5.0 -> 1.5", True),
         ({"model": "n"}, "model: m -> n", False),
