@@ -82,7 +82,7 @@ def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, st
     log = tmp_path / "worker.log"
     command = ("rollout", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK[:6], *QUICK[8:10])
     worker = start(Process("policy_trainer", *command, "--rewards", "accuracy", "length", log=log))
-    until(lambda: "the trainer to start its reference server" in worker.output(), "the worker to wait", worker)
+    until(lambda: "the trainer has not started its reference server" in worker.output(), "the worker to wait", worker)
     trainer = start(alone(random_model, run_dir, "--max-steps", "2", "--rollout", "external"))
     assert trainer.wait() == 0, trainer.output()
     assert worker.wait() == 0, worker.output()
