@@ -41,11 +41,12 @@ class PromptConfig(Section):
     """How messages become a prompt: the same settings in every command."""
 
     prompt_style: Literal["chat", "plain"] = "chat"
-    """chat: messages go through the model's chat template. plain: their texts are joined by blank lines."""
+    """chat: messages go through the model's chat template, and texts as a user's messages where there is one. plain:
+    texts are taken as they stand, and those of messages are joined by blank lines."""
     system_prompt: str | None = None
     """System prompt for every problem without a system message of its own. Default: the task's; empty: none."""
     assistant_prefill: str | None = None
-    """Beginning of the answer. It is the end of the prompt: not sampled, not trained on, not part of the completion.
+    """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the completion.
     Default: the task's; empty: none."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3."""
@@ -62,7 +63,7 @@ class ColumnsConfig(Section):
     prompt: str = "prompt"
     """Column with the text of a problem or its list of messages. In task jsonl messages may also be in `messages`."""
     answer: str = "answer"
-    """Column with the gold answer."""
+    """Column with the gold answer. Rows may lack it where no reward compares with it."""
 
 
 class CountdownConfig(Section):

@@ -9,12 +9,16 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and its gold answer. messages go through the model's chat template; prompt is used as it is."""
+    """One prompt and its gold answer. messages go through the model's chat template; prompt is used as it is.
 
+    With both, the prompt is a text: its message is used where the model has a chat template, else the text.
+    """
+
+    # Empty if there is none.
     answer: str
     messages: tuple[Message, ...] = ()
     prompt: str = ""
-    # What rewards need besides the gold answer, such as the numbers of a countdown problem.
+    # What rewards may need besides the gold answer: the numbers of a countdown problem, the columns of a user's row.
     extras: Mapping[str, Any] = field(default_factory=dict)
     # The task's own; the settings of the same names under data.* replace them.
     system_prompt: str = ""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
@@ -26,7 +27,7 @@ class PromptEncoder:
     """Problem -> token ids of everything before the first sampled token, tokenised once.
 
     Messages go through the chat template, or are joined by blank lines if data.prompt_style is plain. A problem with a
-    prompt instead of messages is used as it is.
+    prompt instead of messages is used as it is; one with both is a text, see `in_chat`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig, *, limit: int | None = None) -> None:
@@ -41,11 +42,13 @@ class PromptEncoder:
 
     def encode(self, problem: Problem) -> list[int]:
         """The token ids of the prompt. Raises PromptTooLong, or UserError if the chat template cannot be used."""
-        if problem.messages and self._prompts.prompt_style == "chat":
+        if self.in_chat(problem):
             # The template writes the special tokens itself.
             ids = self._tokenizer.encode(self._chat_text(problem), add_special_tokens=False)
         else:
-            ids = self._tokenizer.encode(self._plain_text(problem))
+            ids = self._tokenizer.encode(
+                self._plain_text(problem), add_special_tokens=not self._is_rendered(problem.prompt)
+            )
         if self._limit is not None and len(ids) > self._limit:
             limit = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
             raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {limit}")
@@ -56,12 +59,22 @@ class PromptEncoder:
         given = self._prompts.assistant_prefill
         return problem.assistant_prefill if given is None else given
 
+    def in_chat(self, problem: Problem) -> bool:
+        """Whether the problem goes through the chat template. A text does so if there is one, and if it has not been
+        through it."""
+        if not problem.messages or self._prompts.prompt_style != "chat":
+            return False
+        has_template = self._tokenizer.chat_template is not None
+        return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
+
     def answer_start(self, problem: Problem) -> str:
         """The beginning of the answer that stands in the prompt: the tag that the chat template opens it with, and the
         prefill. Rewards judge it together with the completion."""
-        if not (problem.messages and self._prompts.prompt_style == "chat"):
-            return self.prefill(problem)
-        _, opening, continuation = self._chat_parts(problem)
+        opening, continuation = "", self.prefill(problem)
+        if self.in_chat(problem):
+            _, opening, continuation = self._chat_parts(problem)
+        elif self._is_rendered(problem.prompt):
+            opening = problem.prompt
         opened = _OPENED.search(opening)
         return (opened[0] if opened else "") + continuation
 
@@ -94,11 +107,25 @@ class PromptEncoder:
             remedy = "--data.system-prompt '' leaves out the system prompt, --data.prompt-style plain the template"
             raise UserError(f"the model's chat template does not accept {messages}: {error}; {remedy}") from error
 
+    def _is_rendered(self, text: str) -> bool:
+        """Whether a text is the chat template's writing already: it contains the opening of an answer."""
+        return bool(text and self._opening) and self._opening in text
+
+    @cached_property
+    def _opening(self) -> str:
+        """What the chat template opens an answer with; empty where it writes nothing or there is none."""
+        if self._tokenizer.chat_template is None:
+            return ""
+        asked = [{"role": "user", "content": "?"}]
+        whole = self._rendered(asked, add_generation_prompt=True)
+        return whole.removeprefix(self._rendered(asked, add_generation_prompt=False)).strip()
+
     def _plain_text(self, problem: Problem) -> str:
-        if problem.messages:
+        if problem.messages and not problem.prompt:
             texts = [*(message["content"] for message in self._messages(problem)), self.prefill(problem)]
             return "\n\n".join(text for text in texts if text)
-        system = self._system_prompt(problem)
+        # A text that is taken as it stands gets no words but those that the settings ask for.
+        system = self._prompts.system_prompt if problem.messages else self._system_prompt(problem)
         if system and self._prompts.prompt_style == "chat":
             raise UserError("data.system_prompt needs problems with messages, or --data.prompt-style plain")
         return (f"{system}\n\n" if system else "") + problem.prompt + self.prefill(problem)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shared.errors import UserError
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 Row = Mapping[str, Any]
+# What happens to the columns that a task does not ask for.
+Others = Literal["ignored", "kept"]
 
 # The files that `save_to_disk` writes beside the data: the first for one split, the second for several.
 _SAVED_FILES = ("state.json", "dataset_dict.json")
@@ -25,7 +27,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, number: int) -> Row:
-        """The values of the requested columns that this row has."""
+        """The values of the requested columns that this row has; None in a column that is kept and missing here."""
         ...
 
     def where(self, number: int) -> str:
@@ -39,7 +41,7 @@ class JsonLines:
     Raises UserError, with file and line, for a line that is not a JSON object.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], setting: str) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> None:
         try:
             # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
             lines = path.read_text(encoding="utf-8").split("\n")
@@ -53,14 +55,15 @@ class JsonLines:
         for number in self._numbers:
             record = _record(lines[number - 1], f"{path}:{number}", columns)
             seen.update(dict.fromkeys(record))
-            self._rows.append({name: record[name] for name in columns if name in record})
+            self._rows.append({name: record[name] for name in record if others == "kept" or name in columns})
         self.columns = tuple(seen)
+        self._kept = self.columns if others == "kept" else ()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def row(self, number: int) -> Row:
-        return self._rows[number]
+        return {**dict.fromkeys(self._kept), **self._rows[number]}
 
     def where(self, number: int) -> str:
         return f"{self._path}:{self._numbers[number]}"
@@ -69,10 +72,10 @@ class JsonLines:
 class ArrowRows:
     """The rows of a table. They become Python objects only on access, so the table may be a memory-mapped file."""
 
-    def __init__(self, table: "pyarrow.Table", columns: Sequence[str], source: str, *, seen: Sequence[str]) -> None:
-        """columns: the requested ones. seen: all columns of the source; the table may have fewer."""
+    def __init__(self, table: "pyarrow.Table", source: str, *, seen: Sequence[str]) -> None:
+        """seen: all columns of the source; the table may have fewer."""
         self.columns = seen
-        self._columns = {name: table.column(name) for name in columns if name in table.column_names}
+        self._columns = {name: table.column(name) for name in table.column_names}
         self._length = table.num_rows
         self._source = source
 
@@ -86,15 +89,19 @@ class ArrowRows:
         return f"{self._source}, row {number + 1}"
 
 
-def read_file(path: Path, columns: Sequence[str], setting: str) -> Rows:
-    """Rows of a file: parquet if its suffix is .parquet, else JSONL. setting: the field to name in errors."""
-    rows = _read_parquet(path, columns, setting) if path.suffix == ".parquet" else JsonLines(path, columns, setting)
+def read_file(path: Path, columns: Sequence[str], setting: str, others: Others = "ignored") -> Rows:
+    """Rows of a file: parquet if its suffix is .parquet, else JSONL. setting: the field to name in errors.
+
+    columns: those that a task asks for. others: what happens to the rest.
+    """
+    read = _read_parquet if path.suffix == ".parquet" else JsonLines
+    rows = read(path, columns, setting, others)
     if not len(rows):
         raise UserError(f"{setting}: {path} has no problems")
     return rows
 
 
-def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[str]) -> Rows:
+def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[str], others: Others = "ignored") -> Rows:
     """Rows of one split of a dataset, from the Hub or from a directory. A dataset's own code is never run.
 
     Raises UserError if it cannot be loaded.
@@ -113,7 +120,8 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
     assert isinstance(loaded, Dataset)
     if not len(loaded):
         raise UserError(f"data.dataset: {tried} has no rows")
-    return ArrowRows(_table(loaded), columns, tried, seen=loaded.column_names)
+    table = _table(loaded)
+    return ArrowRows(table.select(_chosen(table.column_names, columns, others)), tried, seen=loaded.column_names)
 
 
 def _record(line: str, where: str, columns: Sequence[str]) -> Row:
@@ -126,14 +134,18 @@ def _record(line: str, where: str, columns: Sequence[str]) -> Row:
     return record
 
 
-def _read_parquet(path: Path, columns: Sequence[str], setting: str) -> Rows:
+def _chosen(names: Sequence[str], columns: Sequence[str], others: Others) -> list[str]:
+    return [name for name in names if others == "kept" or name in columns]
+
+
+def _read_parquet(path: Path, columns: Sequence[str], setting: str, others: Others) -> Rows:
     import pyarrow
     from pyarrow import parquet
 
     try:
         names = parquet.read_schema(path).names
-        table = parquet.read_table(path, columns=[name for name in names if name in columns])
-        return ArrowRows(table, columns, str(path), seen=names)
+        table = parquet.read_table(path, columns=_chosen(names, columns, others))
+        return ArrowRows(table, str(path), seen=names)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{setting}: {path} cannot be read as parquet: {error}") from None
 

@@ -1,6 +1,6 @@
 """Rewards by the names that the configuration uses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policy_trainer.config import CommonConfig
@@ -52,6 +52,8 @@ SUMS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+# Rewards that compare with a gold answer.
+_GOLDEN = frozenset({"accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy"})
 # Rewards that look for <answer> tags; accuracy does so where the task's `correct` does.
 _TAGGED = frozenset(
     {
@@ -81,6 +83,11 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
                 raise UserError(f"rewards: {part!r} is given twice")
             chosen[part] = Weighted(_rule(part, config, task), weight * share)
     return chosen
+
+
+def needs_answers(rewards: Sequence[str]) -> bool:
+    """Whether any of these rewards compares with a gold answer. Without names, a task's own rewards do."""
+    return not rewards or bool({part for name in rewards for part in SUMS.get(name, (name,))} & _GOLDEN)
 
 
 def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:

@@ -9,20 +9,20 @@ from policy_trainer.rewards.registry import tagged_rewards
 from policy_trainer.tasks.epochs import Finite
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER, LazyProblems
 
-# Tasks whose problems are the user's, so that nobody else asks for the form.
-_OWN_PROBLEMS = ("jsonl", "dataset")
 # The rewards that THINK_THEN_ANSWER suits. Published recipes look for forms of their own.
 _SUITED = {"accuracy", "format", "tags"}
 
 
-def asking(name: str, task: Task, config: CommonConfig) -> Task:
-    """The task, with a system prompt that asks for answer tags if all rewards that look for tags know that form."""
+def asking(task: Task, config: CommonConfig) -> Task:
+    """A task of the user's own problems, with a system prompt that asks for answer tags if all rewards that look for
+    tags know that form."""
     tagged = tagged_rewards(config, task)
-    return Asking(task) if name in _OWN_PROBLEMS and tagged and tagged <= _SUITED else task
+    return Asking(task) if tagged and tagged <= _SUITED else task
 
 
 class Asking:
-    """A task whose problems with messages have the system prompt THINK_THEN_ANSWER; plain prompts stay as they are."""
+    """A task whose problems with messages have the system prompt THINK_THEN_ANSWER. A text that is taken as it stands
+    goes without it, see PromptEncoder."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -9,7 +9,7 @@ from typing import overload
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Correct, Message, Problem
-from policy_trainer.data.rows import Row, Rows, read_dataset, read_file
+from policy_trainer.data.rows import Others, Row, Rows, read_dataset, read_file
 from policy_trainer.tasks.order import Shuffle
 from shared.errors import UserError
 
@@ -92,13 +92,15 @@ def default_to_hub(source: SourceConfig, dataset: str, subset: str, eval_split: 
     return source.model_copy(update=own)
 
 
-def read_split(source: SourceConfig, parse: Parse, wanted: Wanted) -> Split:
+def read_split(source: SourceConfig, parse: Parse, wanted: Wanted, others: Others = "ignored") -> Split:
     """The problems of a source. Every row is parsed once here, so that a malformed row cannot stop a run later.
 
-    parse: gets the wanted columns of a row. Raises UserError for a source or a row that cannot be used.
+    parse: gets the wanted columns of a row, or all where others are kept.
+
+    Raises UserError for a source or a row that cannot be used.
     """
-    problems = _problems(_read(source, wanted), parse)
-    own = _read_eval(source, wanted)
+    problems = _problems(_read(source, wanted, others), parse)
+    own = _read_eval(source, wanted, others)
     if own is None:
         return _every_tenth(problems, source)
     split = Split(problems, _problems(own, parse))
@@ -120,27 +122,27 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     return Split(_chosen(problems, train), _chosen(problems, eval_places))
 
 
-def _read(source: SourceConfig, wanted: Wanted) -> Rows:
+def _read(source: SourceConfig, wanted: Wanted, others: Others) -> Rows:
     if source.path:
-        return _read_file(source.path, wanted, "data.path")
+        return _read_file(source.path, wanted, others, "data.path")
     assert source.dataset, "the configuration refuses a task without a source"
-    return _read_dataset(source, source.dataset, source.split, wanted)
+    return _read_dataset(source, source.dataset, source.split, wanted, others)
 
 
-def _read_eval(source: SourceConfig, wanted: Wanted) -> Rows | None:
+def _read_eval(source: SourceConfig, wanted: Wanted, others: Others) -> Rows | None:
     if source.eval_path:
-        return _read_file(source.eval_path, wanted, "data.eval_path")
+        return _read_file(source.eval_path, wanted, others, "data.eval_path")
     if source.eval_split and source.dataset and not source.path:
-        return _read_dataset(source, source.dataset, source.eval_split, wanted)
+        return _read_dataset(source, source.dataset, source.eval_split, wanted, others)
     return None
 
 
-def _read_file(path: Path, wanted: Wanted, setting: str) -> Rows:
-    return _complete(read_file(path, list(chain(*wanted)), setting), wanted, f"{setting}: {path}")
+def _read_file(path: Path, wanted: Wanted, others: Others, setting: str) -> Rows:
+    return _complete(read_file(path, list(chain(*wanted)), setting, others), wanted, f"{setting}: {path}")
 
 
-def _read_dataset(source: SourceConfig, name: str, split: str, wanted: Wanted) -> Rows:
-    rows = read_dataset(name, source.subset, split, list(chain(*wanted)))
+def _read_dataset(source: SourceConfig, name: str, split: str, wanted: Wanted, others: Others) -> Rows:
+    rows = read_dataset(name, source.subset, split, list(chain(*wanted)), others)
     return _complete(rows, wanted, f"data.dataset: {name}, split {split},")
 
 
@@ -151,7 +153,8 @@ def _complete(rows: Rows, wanted: Wanted, where: str) -> Rows:
             there = shorten(", ".join(rows.columns), 300) or "none"
             raise UserError(
                 f"{where} has no column {' or '.join(names)}; its columns: {there}. "
-                "For tasks dataset and jsonl, set data.columns.prompt and data.columns.answer to its names"
+                "For tasks dataset and jsonl, set data.columns.prompt and data.columns.answer to its names; "
+                "without answers choose --rewards that need none"
             )
     return rows
 

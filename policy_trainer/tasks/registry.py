@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from policy_trainer.config import CommonConfig, SourceConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.data.steps import JudgesSteps
+from policy_trainer.rewards.registry import needs_answers
 from policy_trainer.tasks.arithmetic import Arithmetic
 from policy_trainer.tasks.asking import asking
 from policy_trainer.tasks.countdown import countdown
@@ -13,17 +14,18 @@ from policy_trainer.tasks.gsm8k import gsm8k
 from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.math import math
 from policy_trainer.tasks.mixture import Mixture, StepMixture
+from policy_trainer.tasks.own_rows import OPTIONAL, REQUIRED, Answers
 from policy_trainer.tasks.user_task import user_task
 from shared.errors import UserError
 
 TASKS: Mapping[str, Callable[[SourceConfig, int], Task]] = {
     "arithmetic": lambda source, seed: Arithmetic(seed),
     "countdown": countdown,
-    "dataset": dataset,
     "gsm8k": gsm8k,
-    "jsonl": jsonl,
     "math": math,
 }
+# Tasks of the user's own rows, which may lack gold answers that no reward needs.
+OWN_ROWS: Mapping[str, Callable[[SourceConfig, int, Answers], Task]] = {"dataset": dataset, "jsonl": jsonl}
 
 
 def make_task(config: CommonConfig) -> Task:
@@ -51,4 +53,7 @@ def _make(config: CommonConfig) -> Task:
 def _make_one(name: str, source: SourceConfig, config: CommonConfig) -> Task:
     if ":" in name:
         return user_task(name, source, config.seed)
-    return asking(name, TASKS[name](source, config.seed), config)
+    if name in OWN_ROWS:
+        answers = REQUIRED if needs_answers(config.rewards) else OPTIONAL
+        return asking(OWN_ROWS[name](source, config.seed, answers), config)
+    return TASKS[name](source, config.seed)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.cautions import cautions
+from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
@@ -20,6 +21,12 @@ from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.tasks.registry import make_task
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer
+
+# Said once: TRL takes such prompts as they stand.
+TEXTS_ARE_MESSAGES = (
+    "data: prompts that are texts are user messages of the model's chat template; "
+    "--data.prompt-style plain takes them as they stand"
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) 
     task = make_task(config)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
+    if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
+        display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     return Policy(

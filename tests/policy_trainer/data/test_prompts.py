@@ -1,6 +1,7 @@
 """Problems to tokens."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,6 +195,42 @@ class TestWords:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
         prompts = PromptConfig(assistant_prefill="b")
         assert PromptEncoder(tokenizer, prompts).encode(Problem(answer="", prompt="a")) == [0]
+
+
+SPOKEN = "<|user|>1+1=?<|end|><|assistant|>"
+TEXT = Problem("2", (USER,), "1+1=?", system_prompt="Think.")
+
+
+class TestTexts:
+    """A prompt that is a text in the user's data."""
+
+    @pytest.mark.parametrize(
+        ("text", "data", "ids"),
+        [
+            ("1+1=?", {}, "<|system|>Think.<|end|>" + SPOKEN),
+            ("1+1=?", {"assistant_prefill": "<think>", "system_prompt": ""}, SPOKEN + "<think>"),
+            ("1+1=?", {"prompt_style": "plain", "assistant_prefill": "<think>"}, "1+1=?<think>"),
+            ("1+1=?", {"prompt_style": "plain", "system_prompt": "Add."}, "Add.\n\n1+1=?"),
+            (SPOKEN, {}, SPOKEN),  # it has been through the template
+        ],
+    )
+    def test_it_is_a_users_message_where_there_is_a_chat_template(
+        self, tokenizer: PreTrainedTokenizerFast, text: str, data: dict[str, Any], ids: str
+    ) -> None:
+        problem = replace(TEXT, prompt=text, messages=({"role": "user", "content": text},))
+        assert encoded(tokenizer, problem, **data) == ids
+
+    def test_without_a_template_it_is_taken_as_it_stands(self) -> None:
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = None
+        assert encoded(tokenizer, TEXT, assistant_prefill="<think>") == "1+1=?<think>"
+        with pytest.raises(UserError, match=r"data\.system_prompt needs problems with messages"):
+            encoded(tokenizer, TEXT, system_prompt="Add.")
+
+    def test_a_rendered_text_may_open_the_answer(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        text = SPOKEN + "<think>\n"
+        problem = replace(TEXT, prompt=text, messages=({"role": "user", "content": text},))
+        assert PromptEncoder(tokenizer, PromptConfig()).answer_start(problem) == "<think>\n"
 
 
 NO_SYSTEM = (

@@ -1,5 +1,6 @@
 """Rewards of a user's own, each with a fault of its own. Imported by name, as a user's are."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -89,6 +90,65 @@ def by_position(completion: str, /) -> float:
 
 def choosing(numbers: Any, answer: str, beyond: int = 5) -> float:
     return len(numbers) + int(answer) + beyond
+
+
+def together(prompts: Any, completions: Any, completion_ids: Any, hint: Any, **columns: Any) -> list[float | None]:
+    """One call for all: it tells what it saw by its rewards."""
+    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    if "hang" in texts:
+        time.sleep(1000)
+    if "raise" in texts:
+        raise RuntimeError("it was asked to")
+    if "short" in texts:
+        return [0.0]
+    return [None if text == "none" else float(len(texts)) for text in texts]
+
+
+async def together_async(completions: Any, **columns: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [1.0] * len(completions)
+
+
+async def one_async(completion: str) -> float:
+    """Waits for all other calls: one after the other they would wait for ever."""
+    global waiting
+    waiting += 1
+    while waiting < 3:
+        await asyncio.sleep(0.001)
+    if completion == "raise":
+        raise RuntimeError("it was asked to")
+    return len(completion)
+
+
+waiting = 0
+
+
+def as_trl_calls(
+    prompts: Any, completions: Any, completion_ids: Any, answer: Any, hint: Any, **rest: Any
+) -> list[float]:
+    """Whether it is told everything in TRL's form."""
+    asked, text = [{"role": "user", "content": "1+1=?"}], "1+1="
+    right = (
+        prompts == [asked, asked, text]
+        and completions == [[{"role": "assistant", "content": "a"}], [{"role": "assistant", "content": "b"}], "c"]
+        and completion_ids == [[5], [6, 7], [8]]
+        and answer == [2, 2, None]
+        and hint == ["h", None, None]
+        and rest == {"finished": [True, True, False]}
+    )
+    return [float(right)] * 3
+
+
+def process(completion: str) -> float:
+    """The process that judges, which takes a moment so that others come to work."""
+    time.sleep(0.05)
+    return float(os.getpid())
+
+
+def raising_twice(completion: str) -> float:
+    if completion == "first":
+        raise RuntimeError("one fault")
+    return float({}[completion])
 
 
 not_a_function = 5

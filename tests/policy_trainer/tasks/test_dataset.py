@@ -89,7 +89,8 @@ class TestForms:
         assert sorted(int(problem.answer) for problem in problems) == [n + 1 for n in range(12) if n % 10]
         for problem in problems:
             question = f"Which number follows {int(problem.answer) - 1}?"
-            assert problem.messages == ({"role": "user", "content": question},) and problem.prompt == ""
+            assert problem.messages == ({"role": "user", "content": question},) and problem.prompt == question
+            assert (problem.extras["question"], problem.extras["gold"]) == (question, int(problem.answer))
 
 
 class TestPrompts:

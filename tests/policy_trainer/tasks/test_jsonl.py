@@ -21,14 +21,22 @@ def read(path: Path, **data: Any) -> list[Problem]:
     return list(jsonl(DataConfig(path=path, eval_path=path, **data), 0).eval_problems())
 
 
+def asked(text: str, row: dict[str, Any]) -> Problem:
+    """A text is a user's message, too. Every column of the row is there for rewards."""
+    return Problem("2", ({"role": "user", "content": text},), text, extras=row)
+
+
 class TestReading:
     def test_prompts_and_messages(self, tmp_path: Path) -> None:
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1", "name": "ann"}]
         record = {"messages": messages, "answer": 2, "source": "x"}
-        assert read(write(tmp_path / "p.jsonl", GOOD, "", "  ", record)) == [
-            Problem(answer="2", prompt="1+1="),
-            Problem(answer="2", messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"})),
-        ]
+        text, spoken = read(write(tmp_path / "p.jsonl", GOOD, "", "  ", record))
+        assert text == asked("1+1=", {"prompt": "1+1=", "answer": "2", "messages": None, "source": None})
+        assert spoken == Problem(
+            answer="2",
+            messages=({"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}),
+            extras={**record, "prompt": None},
+        )
 
     @pytest.mark.parametrize(("answer", "text"), [("a b", "a b"), (5, "5"), (-0.5, "-0.5"), (0, "0"), (" ", " ")])
     def test_answers_are_texts_or_numbers(self, tmp_path: Path, answer: object, text: str) -> None:
@@ -56,12 +64,15 @@ class TestReading:
             {"messages": spoken, "gold": "4"},
         )
         columns = ColumnsConfig(prompt="question", answer="gold")
-        asked = Problem(answer="4", messages=({"role": "user", "content": "2+2"},))
-        assert read(file, columns=columns) == [Problem(answer="2", prompt="1+1="), asked, asked]
+        text, *spoken = read(file, columns=columns)
+        assert (text.prompt, text.messages, text.answer) == ("1+1=", ({"role": "user", "content": "1+1="},), "2")
+        assert [(one.prompt, one.messages, one.answer) for one in spoken] == [
+            ("", ({"role": "user", "content": "2+2"},), "4")
+        ] * 2
 
     def test_a_parquet_file(self, tmp_path: Path) -> None:
         file = write_parquet(tmp_path / "p.parquet", {"prompt": "1+1=", "answer": 2, "note": [1.5]})
-        assert read(file) == [Problem(answer="2", prompt="1+1=")]
+        assert read(file) == [asked("1+1=", {"prompt": "1+1=", "answer": 2, "note": [1.5]})]
 
 
 class TestRefusals:
@@ -77,17 +88,17 @@ class TestRefusals:
             ("[]", "must be"),
             ('"text"', "must be"),
             ("{}", "must be"),
-            ('{"prompt": "x"}', "must be"),
+            ('{"prompt": "x"}', "answer must"),
             ('{"answer": "x"}', "must be"),
             ('{"prompt": "x", "messages": [], "answer": "1"}', "must be"),
             ('{"prompt": "", "answer": "1"}', "prompt must"),
             ('{"prompt": 5, "answer": "1"}', "prompt must"),
-            ('{"prompt": null, "answer": "1"}', "prompt must"),
+            ('{"prompt": null, "answer": "1"}', "must be"),
             ('{"messages": [], "answer": "1"}', "messages must"),
             ('{"messages": {}, "answer": "1"}', "messages must"),
             ('{"messages": "hello", "answer": "1"}', "messages must"),
             ('{"messages": 5, "answer": "1"}', "messages must"),
-            ('{"messages": null, "answer": "1"}', "messages must"),
+            ('{"messages": null, "answer": "1"}', "must be"),
             ('{"messages": ["hello"], "answer": "1"}', "messages must"),
             ('{"messages": [{"role": "user"}], "answer": "1"}', "messages must"),
             ('{"messages": [{"role": "user", "content": null}], "answer": "1"}', "messages must"),

@@ -87,6 +87,7 @@ class TestColumns:
     )
     def test_that_no_row_has_are_named_with_those_that_there_are(self, make: Any, missing: str, tmp_path: Path) -> None:
         remedy = r"For tasks dataset and jsonl, set data\.columns\.prompt and data\.columns\.answer to its names"
+        remedy += "; without answers choose --rewards that need none"
         said = rf" has no column {missing}; its columns: question, gold\. {remedy}$"
         lines = write(tmp_path / "q.jsonl", self.RENAMED, {"question": "2+2="})
         table = write_parquet(tmp_path / "d" / "train-00000-of-00001.parquet", self.RENAMED)

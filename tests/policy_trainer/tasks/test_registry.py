@@ -8,10 +8,12 @@ from pydantic import ValidationError
 
 from policy_trainer.config import DataConfig, JudgingConfig, TrainConfig
 from policy_trainer.config.data import TASK_NAMES
-from policy_trainer.data.problem import Task
+from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.steps import JudgesSteps
+from policy_trainer.rewards import Sample
+from policy_trainer.rewards.registry import RULES, SUMS, needs_answers
 from policy_trainer.tasks.arithmetic import Arithmetic
-from policy_trainer.tasks.registry import TASKS, make_task
+from policy_trainer.tasks.registry import OWN_ROWS, TASKS, make_task
 from shared.errors import UserError
 from tests.policy_trainer.tasks.formats import DATA, write
 
@@ -25,7 +27,7 @@ FILES = {
 
 
 def test_every_name_has_a_task() -> None:
-    assert {*TASKS, "mixture"} == set(TASK_NAMES)
+    assert {*TASKS, *OWN_ROWS, "mixture"} == set(TASK_NAMES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,9 +82,47 @@ def test_problems_of_ones_own_ask_for_the_tags_that_rewards_look_for(
 ) -> None:
     file = write(tmp_path / "p.jsonl", *ASKED)
     data = DataConfig(path=file, eval_path=file)
-    spoken, plain = make_task(TrainConfig(model="m", task="jsonl", data=data, **settings)).eval_problems()
-    assert ("<answer>" in spoken.system_prompt) is asks
-    assert plain.system_prompt == "", "a plain prompt is used as it is"
+    for problem in make_task(TrainConfig(model="m", task="jsonl", data=data, **settings)).eval_problems():
+        assert ("<answer>" in problem.system_prompt) is asks
+
+
+@pytest.mark.parametrize("task", ["jsonl", "dataset"])
+@pytest.mark.parametrize(
+    ("rewards", "needs"),
+    [
+        ([], True),
+        (["my:f", "accuracy"], True),
+        (["gsm8k/lm_book"], True),
+        (["my:f", "format", "length"], False),
+        (["countdown/nano_aha"], False),
+    ],
+)
+def test_gold_answers_are_asked_for_where_a_reward_needs_them(
+    task: str, rewards: list[str], needs: bool, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "p.jsonl", {"prompt": "Sing.", "key": "C"}, {"prompt": "Hum.", "key": "D", "answer": None})
+    data = DataConfig(path=file, eval_path=file)
+    config = TrainConfig(model="m", task=task, data=data, rewards=rewards)
+    if needs:
+        with pytest.raises(UserError, match=r"p\.jsonl:1: answer must be a number or a text"):
+            make_task(config)
+    else:
+        problems = make_task(config).eval_problems()
+        assert [(one.answer, one.extras["key"], one.extras["answer"]) for one in problems] == [
+            ("", "C", None),
+            ("", "D", None),
+        ]
+
+
+@pytest.mark.parametrize("name", [*RULES, *SUMS])
+def test_rewards_that_compare_with_a_gold_answer_are_known(name: str) -> None:
+    """The others judge a problem without one; none of them says that it cannot be judged."""
+    if needs_answers([name]):
+        return
+    problem = Problem("", extras={"numbers": (1, 2), "target": 3})
+    for part in SUMS.get(name, [name]):
+        rule = RULES[part]
+        assert callable(rule) and rule(Sample(problem, "<think></think><answer>1</answer>")) is not None
 
 
 OWN_TASK = """

@@ -112,6 +112,75 @@ def test_it_sees_what_there_is_to_judge_by() -> None:
     assert rewards.scores("choosing", samples("a")) == [2 + 2 + 5]
 
 
+def test_a_function_of_many_completions_is_called_as_trl_calls_it() -> None:
+    asked = ({"role": "user", "content": "1+1=?"},)
+    told = [
+        Sample(Problem("2", asked, extras={"hint": "h", "answer": 2, "prompt": None}), "a", ids=(5,)),
+        Sample(Problem("2", asked, extras={"answer": 2}), "b", ids=(6, 7)),
+        Sample(Problem("", asked, "1+1="), "c", finished=False, ids=(8,)),
+    ]
+    assert apart("as_trl_calls").scores("as_trl_calls", told) == [1, 1, 1]
+
+
+HINTED = Problem("2", ASKED.messages, extras={"hint": "h"})
+
+
+def hinted(*texts: str) -> list[Sample]:
+    return [Sample(HINTED, text) for text in texts]
+
+
+def test_a_round_is_one_call_and_none_leaves_a_completion_out() -> None:
+    assert apart("together").scores("together", hinted("a", "none", "c")) == [3, None, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("hang", "took more than 2 s"),  # half a second for each
+        ("raise", "RuntimeError: it was asked to"),
+        ("short", "ValueError: it must return one reward for each of 4 completions, got 1"),
+    ],
+)
+def test_a_failed_call_costs_its_round_alone_and_is_told(text: str, reason: str) -> None:
+    rewards = apart("together", seconds=0.5)
+    with capture_logs() as logs:
+        assert rewards.scores("together", hinted("a", text, "c", "d")) == [NAN] * 4
+    assert rewards.scores("together", hinted("a", "b")) == [2, 2]
+    assert rewards.failures == {"together": 4}
+    (log,) = logs
+    assert reason in log.get("reason", log.get("exception"))
+
+
+def test_async_functions_of_many_and_of_one() -> None:
+    """Those of one completion are called for all at once, and an exception costs its completion alone."""
+    rewards = apart("together_async", "one_async")
+    assert rewards.scores("together_async", samples("a", "b")) == [1, 1]
+    with capture_logs() as logs:
+        assert rewards.scores("one_async", samples("a", "raise", "ccc")) == [1, NAN, 3]
+    assert len(logs) == 1 and rewards.failures == {"together_async": 0, "one_async": 1}
+
+
+def test_processes_judge_side_by_side() -> None:
+    rewards = Sandbox({"process": own("process")}, seconds=30, memory=0, workers=2)
+    first = rewards.scores("process", samples(*"abcd"))
+    assert len(set(first)) == 2 and first[0] == first[2] and first[1] == first[3]
+    both = Sandbox({"raising": own("raising")}, seconds=30, memory=0, workers=3)
+    assert both.scores("raising", samples("a", "bb", "raise", "dddd", "eeeee")) == [1, 2, NAN, 4, 5]
+    assert both.scores("raising", samples("a")) == [1] and both.failures == {"raising": 1}
+    assert both.scores("raising", []) == []
+
+
+def test_each_error_is_told_once_with_the_users_lines_alone() -> None:
+    rewards = apart("raising_twice")
+    with capture_logs() as logs:
+        rewards.scores("raising_twice", samples("first", "second", "first", "third"))
+    told = [log["exception"] for log in logs]
+    assert [text.strip().split("\n")[-1] for text in told] == ["RuntimeError: one fault", "KeyError: 'second'"]
+    for text in told:
+        assert "faulty.py" in text and "policy_trainer/rewards/s" not in text.replace("tests/policy_trainer", "")
+        assert text.count("File ") == 1
+
+
 def test_a_copy_that_a_reward_forks_answers_for_nobody() -> None:
     rewards = apart("forking", seconds=30)
     assert rewards.scores("forking", samples("a", "fork", "ccc", "fork", "eeeee")) == [1, 4, 3, 4, 5]
