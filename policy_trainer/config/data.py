@@ -46,8 +46,8 @@ class PromptConfig(Section):
     system_prompt: str | None = None
     """System prompt for every problem without a system message of its own. Default: the task's; empty: none."""
     assistant_prefill: str | None = None
-    """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the completion.
-    Default: the task's; empty: none."""
+    """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
+    completion. Default: the task's; empty: none."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3."""
 
