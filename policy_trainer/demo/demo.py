@@ -49,12 +49,14 @@ def demo(config: DemoConfig, console: Console) -> int:
         rename_earlier(directory, console)
     use_threads(1)  # more threads make so small a model slower
     base = _base_model(config, console)
+    console.print(f"measuring it on {EVAL_PROBLEMS} held-out problems before training", highlight=False)
     before = evaluate_with_progress(_eval_config(base, config), console, "before")
     result = train(_recipe(config, base, INLINE).model_copy(update={"resume": config.resume}), console)
     if not result.finished:
         command = resume_command(config.seed)
         console.print(f"stopped after {result.steps} steps; continue with: {command}", highlight=False)
         return 130
+    console.print(f"measuring the trained model on the same {EVAL_PROBLEMS} problems", highlight=False)
     after = evaluate_with_progress(_eval_config(directory.model, config), console, "after")
     records = read_metrics(directory.metrics)
     summary = summarise(config, result, before, after, records, time.monotonic() - began)
@@ -78,10 +80,15 @@ def set_up(config: DemoSetupConfig) -> Path:
 
 
 def _base_model(config: DemoConfig, console: Console) -> Path:
+    cache = config.run_dir.parent / "base_models"
+    console.print(
+        f"base model: a tiny one that has learnt sums from examples, kept in {cache}; making it takes about a minute",
+        highlight=False,
+    )
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("warming up the base model", total=None)
         return cached_base_model(
-            config.run_dir.parent / "base_models",
+            cache,
             config.seed,
             lambda done, total: progress.update(bar, completed=done, total=total),
         )

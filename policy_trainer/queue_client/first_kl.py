@@ -68,7 +68,7 @@ class SameReference(AnyReference):
 
 
 def _beside_noise(kl: float, noise_floor: float) -> str:
-    return f"{kl:.2g} nats a token (of rounding: {noise_floor:.1g})"
+    return f"{kl:.2g} nats a token (rounding alone: {noise_floor:.1g})"
 
 
 _EXPECTED: Mapping[str, type[AnyReference]] = {"same": SameReference, "different": AnyReference}

@@ -60,7 +60,7 @@ class InlineWorker:
         self._process.succeeded()
 
     def describe(self) -> str:
-        return f"the rollout worker (process {self._process.pid}) samples and judges completions"
+        return f"the rollout worker (process {self._process.pid}) starts, or samples and judges completions"
 
     def stop(self) -> None:
         self._process.stop()

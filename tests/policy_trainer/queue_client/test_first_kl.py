@@ -59,7 +59,7 @@ def test_another_model_is_refused_with_both_figures_and_what_to_do(
     with pytest.raises(RunFailed) as refused:
         check(make_tiny(dtype=dtype), make_tiny(seed=1, dtype=dtype), make_scored)
     said = str(refused.value)
-    assert "theirs" in said and "nats a token (of rounding: " in said
+    assert "theirs" in said and "nats a token (rounding alone: " in said
     assert "ref-server serve --model ours" in said and "--expect-reference different" in said
     assert len(said.splitlines()) <= 5
 

@@ -53,10 +53,11 @@ def trained(batch: RolloutBatch) -> Group:
 
 
 def make_samples(tokenizer: PreTrainedTokenizerFast, *writers: Any, every: int = 10, prompts: int = 4) -> Samples:
-    config = SamplesConfig(every=every, prompts=prompts)
-    return Samples(
-        config, writers, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), {tokenizer.eos_token_id}
-    )
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    eos: Any = tokenizer.eos_token_id
+    return Samples(SamplesConfig(every=every, prompts=prompts), writers, decode, {eos})
 
 
 def test_a_line_has_the_texts_rewards_and_advantages(

@@ -207,6 +207,9 @@ class Failing:
     def write(self, record: Any) -> None:
         raise ConnectionError("nobody answers")
 
+    def write_samples(self, groups: Any) -> None:
+        raise ConnectionError("nobody answers either")
+
     def close(self) -> None:
         raise ConnectionError("still nobody")
 
@@ -216,9 +219,11 @@ class TestFailures:
         notes: list[str] = []
         kept: list[Any] = []
         keeping: Any = SimpleNamespace(write=kept.append, close=lambda: kept.append("closed"))
-        trackers = Trackers([SafeTracker("wandb", Failing(), notes.append), keeping])
+        failing = SafeTracker("wandb", Failing(), notes.append)
+        trackers = Trackers([failing, keeping])
         trackers.write(STEP)
         trackers.write(EVALUATION)
+        failing.write_samples([SAMPLED])
         trackers.close()
         assert kept == [STEP, EVALUATION, "closed"]
         assert notes == ["wandb failed; the run continues without it: nobody answers"]

@@ -146,7 +146,7 @@ def make_trainer(
             FixedReference(),
             Reporters(
                 metrics,
-                Samples(config.samples, [SamplesFile(directory.samples)], tokenizer.decode, set()),
+                Samples(config.samples, [SamplesFile(directory.samples)], lambda ids: str(tokenizer.decode(ids)), set()),
                 Health(config.loss),
                 FirstSteps(2, tokenizer, frozenset()),
                 display,
@@ -168,7 +168,7 @@ def test_the_samples_of_a_step_have_its_advantages(make_trainer: Any) -> None:
     assert [(group.step, group.prompt, group.answer) for group in held_out] == [(0, "6*7=?", "42"), (2, "6*7=?", "42")]
     assert (group.step, len(group.completions)) == (1, 2)
     low, high = (item.advantage for item in group.completions)
-    assert low == -high < 0
+    assert low is not None and high is not None and low == -high < 0
 
 
 def test_a_stop_in_the_last_evaluation_leaves_a_checkpoint_acks_and_the_model(make_trainer: Any) -> None:
