@@ -146,7 +146,9 @@ def make_trainer(
             FixedReference(),
             Reporters(
                 metrics,
-                Samples(config.samples, [SamplesFile(directory.samples)], lambda ids: str(tokenizer.decode(ids)), set()),
+                Samples(
+                    config.samples, [SamplesFile(directory.samples)], lambda ids: str(tokenizer.decode(ids)), set()
+                ),
                 Health(config.loss),
                 FirstSteps(2, tokenizer, frozenset()),
                 display,
