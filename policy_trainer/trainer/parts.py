@@ -1,7 +1,7 @@
 """The objects that a trainer uses: files, batches, reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Reporters:
     health: Health
     first_steps: FirstSteps
     display: Display
-    stopwatch: Stopwatch
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def step(self, record: Mapping[str, Any], batches: Sequence[RolloutBatch]) -> None:
         """Reports a training step, and new health warnings."""

@@ -45,7 +45,7 @@ def test_it_leaves_nothing_behind_when_the_run_would_fail(tmp_path: Path, monkey
         raise UserError("data.path: it is no file")
 
     monkeypatch.setattr(module, "train", fail)
-    with pytest.raises(UserError, match="data.path"):
+    with pytest.raises(UserError, match=r"data\.path"):
         dry_run(config_of(tmp_path / "runs" / "mine"), Console(quiet=True))
     assert tried[0].parent == tmp_path, "on the disk that the run will use"
     assert not list(tmp_path.iterdir())
