@@ -29,7 +29,8 @@ ROOMS = {
     ),
     "policy_trainer": (
         "config", "lifecycle", "data", "rewards", "tasks", "sampling", "objective", "learner", "run_files", "reporting",
-        "evaluation", "queue_client", "reference", "rollout", "trainer", "sft", "demo", "presets", "cli", "__main__",
+        "evaluation", "queue_client", "reference", "rollout", "trainer", "sft", "demo", "presets", "cli", "door",
+        "__main__",
     ),
 }  # fmt: skip
 FORBIDDEN = {

@@ -5,10 +5,12 @@ The first Ctrl-C asks the training loop to stop between steps; a second stops th
 
 import os
 import signal
-import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
+
+_STDERR = 2
 
 
 class Stopped(Exception):
@@ -20,14 +22,18 @@ class RunFailed(Exception):
 
 
 class StopRequest:
-    """While active, SIGINT and SIGTERM set a flag instead of raising in the middle of a step."""
+    """While active, SIGINT and SIGTERM set a flag instead of raising in the middle of a step.
+
+    Only the main thread may handle signals: in another thread, `set` is the only request.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -50,5 +56,6 @@ class StopRequest:
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
-        # os.write, since the signal may have interrupted a print.
-        os.write(sys.stderr.fileno(), b"\nstopping; press Ctrl-C again to stop at once\n")
+        # os.write, since the signal may have interrupted a print. In a notebook sys.stderr is no file.
+        with suppress(OSError):
+            os.write(_STDERR, b"\nstopping; press Ctrl-C again to stop at once\n")

@@ -14,6 +14,7 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.data.sample import JudgesTogether, Score
 from policy_trainer.rewards import Sample
+from policy_trainer.rewards.callers import CallersReward
 from policy_trainer.rewards.correctness import needs_sandbox
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
 from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
@@ -54,7 +55,7 @@ class Judge:
         self._task = task
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
-        self._sandboxes: list[Sandbox] = []
+        self._counting: list[Sandbox | CallersReward] = []
         self._scorers = self._make_scorers({name: reward.rule for name, reward in chosen.items()})
 
     def judge(self, groups: Groups) -> list[Judgement]:
@@ -95,8 +96,8 @@ class Judge:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Number of completions so far on which each sandboxed reward failed, by name."""
-        return {name: count for sandbox in self._sandboxes for name, count in sandbox.failures.items()}
+        """Number of completions so far on which each reward of a sandbox or of the caller failed, by name."""
+        return {name: count for judge in self._counting for name, count in judge.failures.items()}
 
     def text(self, completion: Completion) -> str:
         """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token."""
@@ -118,7 +119,7 @@ class Judge:
         sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
         limits = {"seconds": self._config.seconds, "memory": int(self._config.memory_gib * _GIB)}
         sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
-        self._sandboxes.append(sandbox)
+        self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallersReward))]
         return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
 
 

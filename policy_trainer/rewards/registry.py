@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.data.sample import Reward
+from policy_trainer.rewards.callers import MODULE, CallersReward
 from policy_trainer.rewards.correctness import Accuracy, needs_sandbox, reads_tags
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
@@ -24,7 +25,7 @@ from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
 
 # A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
-Rule = Reward | Sandboxed | RewardModel
+Rule = Reward | Sandboxed | RewardModel | CallersReward
 
 RULES: Mapping[str, Reward | Sandboxed] = {
     "format": format_reward,
@@ -106,6 +107,8 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         return RULES[name]
     if name in CONFIGURED:
         return CONFIGURED[name](config, task)
+    if name.startswith(f"{MODULE}:"):
+        return CallersReward(name, seconds=config.judging.seconds)
     if ":" in name:
         own = UserFunction(name)
         return Sandboxed(own, own.load)

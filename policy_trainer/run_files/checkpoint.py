@@ -84,6 +84,10 @@ class Checkpoints:
         """The checkpoint to resume from."""
         return max(self._saved(), default=None)
 
+    def of_step(self, step: int) -> Path | None:
+        """The checkpoint of this step, if it is there."""
+        return path if (path := self._path(step)) in self._saved() else None
+
     def references(self) -> set[str | None]:
         """The snapshots that the checkpoints were trained with."""
         return {read_state(path).reference for path in self._saved()}

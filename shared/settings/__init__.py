@@ -4,7 +4,24 @@ Later ones override. One pydantic model describes them all. Unknown names and in
 setting's name and, where there is one, the name that was probably meant.
 """
 
-from shared.settings.load import Dtype, PresetSettings, Settings, from_values, load_settings, settings_config
+from shared.settings.load import (
+    Dtype,
+    PresetSettings,
+    Settings,
+    from_python,
+    from_values,
+    load_settings,
+    settings_config,
+)
 from shared.settings.suggestions import Hints
 
-__all__ = ["Dtype", "Hints", "PresetSettings", "Settings", "from_values", "load_settings", "settings_config"]
+__all__ = [
+    "Dtype",
+    "Hints",
+    "PresetSettings",
+    "Settings",
+    "from_python",
+    "from_values",
+    "load_settings",
+    "settings_config",
+]

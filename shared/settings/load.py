@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict, SettingsError
 
+from shared.errors import UserError
 from shared.settings.command_line import command_line
 from shared.settings.files import EarlierLife, EarlierLifeSource, FileSource, own_fields
 from shared.settings.names import setting_names
@@ -85,6 +86,22 @@ def load_settings(
 def from_values(cls: type[Settings], **values: Any) -> Settings:
     """Settings from these values and the defaults, independent of the environment."""
     return cls(_build_sources=((InitSettingsSource(cls, values),), {}))
+
+
+def from_python(
+    cls: type[Settings], values: Mapping[str, Any], *, presets: Mapping[str, PresetSettings], hints: Hints
+) -> Settings:
+    """Settings from these values, the file that `config` names, and the preset. The environment says nothing.
+
+    values: nested groups are dicts. Raises UserError for a wrong name or value.
+    """
+    try:
+        sources = (InitSettingsSource(cls, dict(values)), FileSource(cls, cls, hints), _PresetSource(cls, presets))
+        return cls(_build_sources=(sources, {}))
+    except ValidationError as error:
+        raise UserError(explain(error, cls, hints)) from None
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from None
 
 
 class _PresetSource(InitSettingsSource):

@@ -19,12 +19,13 @@ class Hints:
     """What a program knows about names that are not settings of the command at hand.
 
     commands: each command's settings. renamed: names in another program -> ours, dotted. absent: names in another
-    program -> why there is none here, and what to do instead.
+    program -> why there is none here, and what to do instead. listed: where all settings are.
     """
 
     commands: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    listed: str = "--help-all lists all"
 
 
 NO_HINTS = Hints()
@@ -39,7 +40,7 @@ def explain_unknown(name: str, known: list[str], hints: Hints, spell: Spell) -> 
     meant = renamed or _namesakes(name, known) or ([] if owners else _similar(name, known))
     told = [f"it belongs to {', '.join(owners)}"] if owners else []
     told += [_did_you_mean(meant, spell)] if meant else []
-    return "; ".join(told) or "--help-all lists all"
+    return "; ".join(told) or hints.listed
 
 
 def _namesakes(name: str, known: list[str]) -> list[str]:

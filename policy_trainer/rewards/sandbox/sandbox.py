@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from policy_trainer.data.sample import Reward, Sample, Score
+from policy_trainer.rewards.sandbox.answers import refusal
 from policy_trainer.rewards.sandbox.failures import Failures
 from policy_trainer.rewards.sandbox.process import ProcessEnded, SandboxProcess
 from policy_trainer.rewards.user_function import UserFunction
@@ -121,7 +122,7 @@ class _Lane:
         size = len(samples) if self.judges_together(name) else 1
         for _ in range(0, len(samples), size):
             answers = process.receive(seconds=self._seconds * size)["answers"]
-            if refused := next((answer["refused"] for answer in answers if "refused" in answer), None):
+            if refused := refusal(answers):
                 raise UserError(refused)
             scores.extend(answer.get("score", math.nan) for answer in answers)
             self._failures.judged(name, answers)

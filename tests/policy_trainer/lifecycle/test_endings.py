@@ -1,6 +1,8 @@
 """Ctrl-C between steps, and a second one at once."""
 
+import io
 import signal
+import threading
 
 import pytest
 
@@ -27,3 +29,25 @@ def test_can_be_set_by_hand() -> None:
     stop.set()
     with pytest.raises(Stopped):
         stop.check()
+
+
+def test_another_thread_leaves_signals_alone() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def run() -> None:
+        with StopRequest() as stop:
+            seen.append(signal.getsignal(signal.SIGINT))
+            stop.set()
+            seen.append(bool(stop))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [before, True]
+
+
+def test_a_stop_needs_no_file_for_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # as in a notebook
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop
