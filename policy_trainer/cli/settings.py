@@ -25,7 +25,7 @@ HINTS = Hints(COMMANDS, RENAMED, ABSENT)
 # What --help lists.
 ESSENTIAL: Mapping[str, Sequence[str]] = {
     "train": (
-        "model", "task", "data.path", "rewards", "run_dir", "resume", "max_steps", "num_train_epochs",
+        "model", "task", "data.path", "rewards", "run_dir", "resume", "dry_run", "max_steps", "num_train_epochs",
         "sampling.num_generations",
         "sampling.max_completion_length", "optimizer.learning_rate", "loss.beta", "server", "device", "config",
     ),

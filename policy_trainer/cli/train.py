@@ -15,6 +15,10 @@ def run(arguments: list[str]) -> int:
 
     console = Console(stderr=True)
     tell_device(config.device, console)
+    if config.dry_run:
+        from policy_trainer.trainer.dry_run import dry_run
+
+        return 0 if dry_run(config, console).finished else 128 + signal.SIGINT
     result = train(config, console)
     if result.finished:
         # The run is complete: stopping its containers after a worker has exited must not make it fail.

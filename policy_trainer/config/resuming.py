@@ -19,7 +19,7 @@ FREE = (
     "sampling.num_generations", "sampling.prompts_per_round", "sampling.max_resamples",
 )  # fmt: skip
 # Settings of a process, which the run's file does not keep, and the directory that it was found in.
-_NOT_COMPARED = {"config", "resume", "token", "run_dir"}
+_NOT_COMPARED = {"config", "resume", "dry_run", "token", "run_dir"}
 
 
 @dataclass(frozen=True)

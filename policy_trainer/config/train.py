@@ -27,6 +27,8 @@ class TrainConfig(RunConfig):
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: bool = False
     """Continue from the newest checkpoint in run_dir."""
+    dry_run: bool = False
+    """Take one group through everything, from sampling to a checkpoint, in a temporary directory; then stop."""
     max_steps: int = Field(default=100, ge=0)
     """Total training steps of the run. 0: as many as num_train_epochs make."""
     num_train_epochs: float | None = Field(default=None, gt=0)

@@ -75,7 +75,8 @@ class Evaluation:
     def __str__(self) -> str:
         """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`; without gold answers the rewards alone."""
         accuracy = f"accuracy {self.accuracy:.3f}, 95% interval {self.low:.3f} to {self.high:.3f}, "
-        parts = [f"{name} {mean:.3f}" for name, mean in self.rewards.items() if name != "accuracy"]
+        known = {name: mean for name, mean in self.rewards.items() if not math.isnan(mean)}
+        parts = [f"{name} {mean:.3f}" for name, mean in known.items() if name != "accuracy"]
         among = f" ({', '.join(parts)})" if parts and len(self.rewards) > 1 else ""
         return (accuracy if self.has_accuracy else "") + f"reward {self.reward:.3f}" + among
 

@@ -1,5 +1,6 @@
 """Evaluation of a saved model, outside of a run: accuracy on held-out problems, greedy and sampled."""
 
+import math
 from collections.abc import Callable
 
 from rich.console import Console
@@ -63,12 +64,17 @@ def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
 
 def _row(item: Evaluation) -> dict[str, str]:
     accuracy = {"accuracy": f"{item.accuracy:.3f}", "95% interval": f"{item.low:.3f} to {item.high:.3f}"}
-    total = {"reward": f"{item.reward:.3f}"} if len(item.rewards) > 1 else {}
+    total = {"reward": _figure(item.reward)} if len(item.rewards) > 1 else {}
     return {
         "decoding": item.decoding,
         **(accuracy if item.has_accuracy else {}),
-        **{name: f"{value:.3f}" for name, value in item.rewards.items() if name != "accuracy"},
+        **{name: _figure(value) for name, value in item.rewards.items() if name != "accuracy"},
         **total,
         "tokens": f"{item.mean_tokens:.1f}",
         "finished": f"{item.finished:.3f}",
     }
+
+
+def _figure(value: float) -> str:
+    """A dash where no answer could be judged."""
+    return "-" if math.isnan(value) else f"{value:.3f}"

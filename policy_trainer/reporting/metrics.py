@@ -130,6 +130,7 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
     sampled = sum(len(rollout.group.completion_ids) for rollout in rollouts) + total("resampled_tokens")
     return {
         "sampling_seconds": seconds,
+        "judging_seconds": float(total("judging_seconds")),
         "sampler_waiting_seconds": waiting,
         "sampler_waiting_share": waiting / max(seconds + waiting, 1e-9),
         "sampler_tokens_per_second": sampled / seconds if seconds else math.nan,

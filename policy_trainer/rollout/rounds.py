@@ -4,6 +4,7 @@ Dynamic sampling (DAPO, arXiv 2503.14476, 3.2): a group whose rewards are all eq
 by the group of another problem, at most sampling.max_resamples times.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class Round:
 
     groups: list[SampledGroup]
     wasted: WastedSamples = field(default_factory=WastedSamples)
+    judging_seconds: float = 0.0
 
     def drop_without_variance(self) -> int:
         """Drops the groups whose rewards are all equal; returns how many there were."""
@@ -102,10 +104,12 @@ class Rounds:
         drawn = self._draw(draw, count, current)
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
+        began = time.monotonic()
         judged = self._judge.judge([(item.problem, own) for item, own in zip(drawn, sampled, strict=True)])
         for item, completions, judgement in zip(drawn, sampled, judged, strict=True):
             steps = self._steps(item.problem, judgement.samples)
             current.groups.append(SampledGroup(item, completions, judgement, steps))
+        current.judging_seconds += time.monotonic() - began
 
     def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:
         if not (self._config.judging.steps and isinstance(self._task, JudgesSteps)):

@@ -149,6 +149,7 @@ class RolloutWorker:
         cost = {
             "worker": self._config.worker,
             "sampling_seconds": (time.monotonic() - began) / len(sampled.groups),
+            "judging_seconds": sampled.judging_seconds / len(sampled.groups),
             "waiting_seconds": (waited + self._blocked) / len(sampled.groups),
         }
         wasted = asdict(sampled.wasted)

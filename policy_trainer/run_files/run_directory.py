@@ -145,7 +145,7 @@ class RunDirectory:
         The file is replaced in one rename, because a worker may read it at the same time. Raises UserError if the
         directory cannot be written.
         """
-        values = json.loads(config.model_dump_json(exclude={"config", "resume"}, exclude_none=True))
+        values = json.loads(config.model_dump_json(exclude={"config", "resume", "dry_run"}, exclude_none=True))
         temporary = self.config.with_name(f".{self.config.name}.tmp")
         with self._refusals():
             self.root.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
 """The objects that a trainer uses: files, batches, reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.queue_watch import QueueWatch
@@ -62,6 +63,7 @@ class Reporters:
     health: Health
     first_steps: FirstSteps
     display: Display
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def step(self, record: Mapping[str, Any], batches: Sequence[RolloutBatch]) -> None:
         """Reports a training step, and new health warnings."""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.queue_client.first_kl import choose_first_kl
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
@@ -50,9 +51,10 @@ class TrainResult:
     best_step: int | None
 
 
-def train(config: TrainConfig, console: Console) -> TrainResult:
+def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = None) -> TrainResult:
     """Trains until the last step or a request to stop.
 
+    stopwatch: gets the seconds of the trainer's stages.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
@@ -61,7 +63,7 @@ def train(config: TrainConfig, console: Console) -> TrainResult:
     with RunDirectory(config.run_dir).hold():
         files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(counted, files, console, stack).run()
+            build_trainer(counted, files, console, stack, stopwatch or Stopwatch()).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
@@ -78,7 +80,7 @@ def _headline(config: TrainConfig) -> str:
     return (
         f"run {config.run} in {config.run_dir}: {config.max_steps} steps, in each {config.groups_per_step} prompts "
         f"with {config.sampling.num_generations} completions; task {config.task}{rewards}; "
-        f"reference server {config.server}"
+        f"reference server: {'its own' if config.server == INLINE else config.server}"
     )
 
 
@@ -120,7 +122,9 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     return RunFiles(directory, checkpoints, checkpoint, state, lineage)
 
 
-def build_trainer(config: TrainConfig, files: RunFiles, console: Console, stack: ExitStack) -> Trainer:
+def build_trainer(
+    config: TrainConfig, files: RunFiles, console: Console, stack: ExitStack, stopwatch: Stopwatch
+) -> Trainer:
     """A trainer that is ready to run. The stack closes all that was opened, also after an error.
 
     Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
@@ -142,7 +146,8 @@ def build_trainer(config: TrainConfig, files: RunFiles, console: Console, stack:
 
     display.note(_headline(config))
     server.start(wait)  # before the policy, so that both load at the same time
-    policy = load_policy(config, files.resumed_from, display)
+    with stopwatch("load model"):
+        policy = load_policy(config, files.resumed_from, display)
     stop.check()
     past = read_metrics(files.directory.metrics)
     trackers = start_trackers(config, files.state.step, display.note)  # before the display: one may ask for a login
@@ -151,7 +156,8 @@ def build_trainer(config: TrainConfig, files: RunFiles, console: Console, stack:
     display.start()
     client = connect(config, server.url, outage)
     stack.callback(client.close)
-    reference, queue = _check_server(client, config, policy)
+    with stopwatch("server"):
+        reference, queue = _check_server(client, config, policy)
     server.answered()
     renewal = choose_renewal(
         config.reference.model_copy(update={"snapshot_root": server.snapshot_root}),
@@ -170,7 +176,7 @@ def build_trainer(config: TrainConfig, files: RunFiles, console: Console, stack:
         last_of_first(config.groups_per_step, config.max_steps), policy.tokenizer, policy.tagged_rewards
     )
     samples = _make_samples(config, files.directory, trackers, policy, console)
-    reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display)
+    reporters = Reporters(metrics, samples, Health(config.loss, past), first_steps, display, stopwatch)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     evaluated = next((record for record in reversed(past) if record["kind"] == "evaluation"), {})
     return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, evaluated=evaluated)

@@ -55,6 +55,7 @@ class Trainer:
         self._source = source
         self._renewal = renewal
         self._reporters = reporters
+        self._stopwatch = reporters.stopwatch
         self._first_kl = first_kl
         self._stop = stop
         self._evaluated = evaluated
@@ -78,7 +79,8 @@ class Trainer:
                 batches = [lease.batch for lease in leased]
                 kl_at_step_0 = self._compare_with_reference(batches)
                 groups: list[Group] = []
-                stats = learner.step(batches, step=state.step, on_groups=groups.extend)
+                with self._stopwatch("learn"):
+                    stats = learner.step(batches, step=state.step, on_groups=groups.extend)
                 feed.trained(leased)
                 self._count(leased, stats)
                 self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
@@ -126,7 +128,8 @@ class Trainer:
             finished=finished,
             lineage=self._files.lineage,
         )
-        publish(self._policy.learner.model, self._files.directory.weights, publication)
+        with self._stopwatch("publish"):
+            publish(self._policy.learner.model, self._files.directory.weights, publication)
 
     def _evaluate(self) -> bool:
         """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.
@@ -134,9 +137,10 @@ class Trainer:
         The best have the highest accuracy; where problems have no gold answers, the highest mean reward.
         """
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
-        evaluation = self._policy.evaluator.evaluate(
-            self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
-        )
+        with self._stopwatch("evaluate"):
+            evaluation = self._policy.evaluator.evaluate(
+                self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
+            )
         self._evaluated = evaluation.summary()
         self._reporters.samples.of_evaluation(sampled_groups(evaluation, self._state.step))
         self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **self._evaluated})
@@ -157,9 +161,10 @@ class Trainer:
         policy = self._policy
         self._state.ledger = self._source.ledger.ids()
         try:
-            path = self._files.checkpoints.save(
-                self._state, policy.learner.model, policy.tokenizer, policy.learner.weights, self._renewal.average
-            )
+            with self._stopwatch("checkpoint"):
+                path = self._files.checkpoints.save(
+                    self._state, policy.learner.model, policy.tokenizer, policy.learner.weights, self._renewal.average
+                )
         except (OSError, SafetensorError) as error:
             raise RunFailed(f"the checkpoint of step {self._state.step} cannot be written: {error}") from error
         self._source.feed.settle(path)
@@ -182,7 +187,7 @@ class Trainer:
     def _save_model(self) -> None:
         target = self._files.directory.model
         try:
-            with whole_directory(target) as directory:
+            with self._stopwatch("save model"), whole_directory(target) as directory:
                 save_model(self._policy.learner.model, self._policy.tokenizer, directory)
         except (OSError, SafetensorError) as error:
             raise RunFailed(f"{target} cannot be written: {error}; the last checkpoint holds the same model") from error

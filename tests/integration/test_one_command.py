@@ -120,3 +120,27 @@ def test_a_stop_while_the_server_loads_ends_all(random_model: Path, tmp_path: Pa
     began = time.monotonic()
     assert trainer.wait() == 130, trainer.output()
     assert not processes_of(run_dir) and time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_a_dry_run_tells_of_every_stage_and_leaves_nothing(random_model: Path, tmp_path: Path, start: Any) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    trainer = start(alone(random_model, home / "mine", "--dry-run", "--optimizer.warmup-steps", "10"))
+    assert trainer.wait() == 0, trainer.output()
+    stages = ("load the policy", "rollout worker", "sample a group", "judge", "score", "learn", "publish", "checkpoint")
+    assert all(stage in trainer.output() for stage in stages), trainer.output()
+    assert "(accuracy 0, length -0." in trainer.output() and "peak memory of the trainer" in trainer.output()
+    assert [path.name for path in home.iterdir()] == ["mine.log"]
+    assert not processes_of(home)
+
+
+@pytest.mark.slow
+def test_a_dry_run_fails_as_the_run_would(random_model: Path, tmp_path: Path, start: Any) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    data = ("--task", "jsonl", "--data.path", str(tmp_path / "missing.jsonl"))
+    trainer = start(alone(random_model, home / "mine", "--dry-run", *data))
+    assert trainer.wait() == 2, trainer.output()
+    assert "missing.jsonl" in trainer.output() and "Traceback" not in trainer.output()
+    assert [path.name for path in home.iterdir()] == ["mine.log"] and not processes_of(home)

@@ -136,7 +136,15 @@ def leased(make_scored: Any) -> list[Leased]:
             {"accuracy": [1, 1]},
             version=5,
             finished=[True, True],
-            sample=json.dumps({"index": 4, "sampling_seconds": 1.5, "resampled_groups": 1, "resampled_tokens": 5}),
+            sample=json.dumps(
+                {
+                    "index": 4,
+                    "sampling_seconds": 1.5,
+                    "judging_seconds": 0.5,
+                    "resampled_groups": 1,
+                    "resampled_tokens": 5,
+                }
+            ),
             deliveries=3,
             reference="3",
         ),
@@ -162,6 +170,7 @@ class TestBatchMetrics:
             "completion_length_max": 4,
             "truncated": pytest.approx(1 / 5),
             "sampling_seconds": 2.0,
+            "judging_seconds": 0.5,
             "sampler_waiting_seconds": 0.25,
             "sampler_waiting_share": pytest.approx(1 / 9),
             "sampler_tokens_per_second": pytest.approx((12 + 30 + 5) / 2),
