@@ -12,6 +12,7 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
+from policy_trainer.rewards.registry import teach_accuracy
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
 
@@ -68,17 +69,25 @@ class Evaluation:
         return not math.isnan(self.accuracy)
 
     @property
-    def score(self) -> float:
-        """The figure by which checkpoints are compared: accuracy, or the mean reward where there is no accuracy."""
-        return self.accuracy if self.has_accuracy else self.reward
+    def scores(self) -> tuple[float, ...]:
+        """What checkpoints are compared by, the first figure first; empty where nothing could be judged.
+
+        Accuracy, then the mean reward. Where no reward says what is right, the mean reward alone.
+        """
+        figures = (self.accuracy, self.reward) if teach_accuracy(self.rewards) else (self.reward,)
+        return tuple(figure for figure in figures if not math.isnan(figure))
 
     def __str__(self) -> str:
-        """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`; without gold answers the rewards alone."""
-        accuracy = f"accuracy {self.accuracy:.3f}, 95% interval {self.low:.3f} to {self.high:.3f}, "
+        """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`.
+
+        Without gold answers the rewards alone; the accuracy comes last where no reward says what is right.
+        """
+        accuracy = [f"accuracy {self.accuracy:.3f}, 95% interval {self.low:.3f} to {self.high:.3f}"]
         known = {name: mean for name, mean in self.rewards.items() if not math.isnan(mean)}
         parts = [f"{name} {mean:.3f}" for name, mean in known.items() if name != "accuracy"]
         among = f" ({', '.join(parts)})" if parts and len(self.rewards) > 1 else ""
-        return (accuracy if self.has_accuracy else "") + f"reward {self.reward:.3f}" + among
+        told = [*(accuracy if self.has_accuracy else ()), f"reward {self.reward:.3f}" + among]
+        return ", ".join(told if teach_accuracy(self.rewards) else reversed(told))
 
 
 class Evaluator:

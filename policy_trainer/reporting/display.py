@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policy_trainer.lifecycle.waits import Patience
+from policy_trainer.rewards.registry import teach_accuracy
 
 _LINE_EVERY = 10
 # Shorter waits are not shown: the panel would flicker.
@@ -164,12 +165,11 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
 
     floor = record.get("kl_noise_floor") or 0.0
     noise = f" (noise floor {floor:.1g})" if floor > _SHOWN_NOISE else ""
-    parts = [name for name in record if name.startswith("reward/")][:_PARTS]
-    # Problems without gold answers have no accuracy.
-    measure = "reward" if record.get("eval_accuracy") is None and record.get("eval_reward") is not None else "accuracy"
+    parts = [name for name in record if name.startswith("reward/")]
+    measure = _measure(record, [name.removeprefix("reward/") for name in parts])
     return {
         "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
-        **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
+        **{name.removeprefix("reward/"): number(name, ".3f") for name in parts[:_PARTS]},
         f"eval {measure}": number(f"eval_{measure}", ".3f"),
         "KL": number("kl", ".4f") + noise,
         "entropy": number("entropy", ".3f"),
@@ -186,3 +186,10 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
         "queue": f"{record.get('queued') or 0} to score, {record.get('ready') or 0} ready",
         "time left": "-" if left is None else f"{left:.0f} s",
     }
+
+
+def _measure(record: Mapping[str, Any], rewards: Sequence[str]) -> str:
+    """What is shown of the evaluation. Problems without gold answers have no accuracy; some rewards do not teach it."""
+    if record.get("eval_reward") is None:
+        return "accuracy"
+    return "reward" if record.get("eval_accuracy") is None or not teach_accuracy(rewards) else "accuracy"

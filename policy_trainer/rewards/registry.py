@@ -1,6 +1,6 @@
 """Rewards by the names that the configuration uses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policy_trainer.config import CommonConfig
@@ -55,6 +55,8 @@ SUMS: Mapping[str, Mapping[str, float]] = {
 
 # Rewards that compare with a gold answer.
 _GOLDEN = frozenset({"accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy"})
+# Rewards that say whether an answer is right.
+_RIGHT = _GOLDEN | {"nano_aha/equation", "grpo_zero/equation"}
 # Rewards that look for <answer> tags; accuracy does so where the task's `correct` does.
 _TAGGED = frozenset(
     {
@@ -89,6 +91,11 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
 def needs_answers(rewards: Sequence[str]) -> bool:
     """Whether any of these rewards compares with a gold answer. Without names, a task's own rewards do."""
     return not rewards or bool({part for name in rewards for part in SUMS.get(name, (name,))} & _GOLDEN)
+
+
+def teach_accuracy(parts: Iterable[str]) -> bool:
+    """Whether any of these rewards, parts of recipes, says that an answer is right. Else accuracy need not rise."""
+    return not _RIGHT.isdisjoint(parts)
 
 
 def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:

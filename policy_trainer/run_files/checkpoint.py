@@ -45,7 +45,7 @@ class TrainState:
     bad_steps_in_a_row: int = 0
     training_seconds: float = 0.0
     best_step: int | None = None
-    best_score: float | None = None
+    best_scores: list[float] = field(default_factory=list)
     reference: str | None = None
     reference_version: int = 0
     renewed_at: int = 0
@@ -113,8 +113,10 @@ class Checkpoints:
 
 def read_state(checkpoint: Path) -> TrainState:
     saved = json.loads((checkpoint / _STATE).read_text())
-    if "best_accuracy" in saved:  # the name before runs without gold answers had a best checkpoint, too
-        saved["best_score"] = saved.pop("best_accuracy")
+    for older in ("best_accuracy", "best_score"):  # before several figures were compared
+        if older in saved:
+            score = saved.pop(older)
+            saved["best_scores"] = [] if score is None else [score]
     return TrainState(**saved)
 
 

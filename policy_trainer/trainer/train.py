@@ -1,6 +1,5 @@
 """The training loop: take scored batches, step, publish, evaluate, checkpoint, acknowledge."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -134,7 +133,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.
 
-        The best have the highest accuracy; where problems have no gold answers, the highest mean reward.
+        `Evaluation.scores` says what is compared. Of equal ones the first is the best.
         """
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
         with self._stopwatch("evaluate"):
@@ -146,10 +145,10 @@ class Trainer:
         self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **self._evaluated})
         when = f"step {self._state.step}" + ("" if self._state.step else ", before training")
         self._reporters.display.note(f"{when}: held-out {evaluation}")
-        best, score = self._state.best_score, evaluation.score
-        if math.isnan(score) or (best is not None and score <= best):
+        scores = list(evaluation.scores)
+        if scores <= self._state.best_scores:
             return False
-        self._state.best_step, self._state.best_score = self._state.step, score
+        self._state.best_step, self._state.best_scores = self._state.step, scores
         return self._state.step > 0
 
     def _evaluating(self, done: int, total: int) -> None:

@@ -195,7 +195,7 @@ def test_without_gold_answers_there_are_rewards_and_no_accuracy(tokenizer: PreTr
     result = evaluator(tokenizer, task).evaluate(Parrot(tokenizer), GREEDY, 3)
     assert (result.problems, result.left_out) == (2, 1)
     assert not result.has_accuracy and result.rewards["format"] == 0.5 and result.rewards["length"] < 0
-    assert result.score == result.reward == pytest.approx(sum(result.rewards.values()))
+    assert result.scores == (result.reward,) == pytest.approx((sum(result.rewards.values()),))
     summary = result.summary()
     assert (summary["accuracy"], summary["low"], summary["high"]) == (None, None, None)
     assert str(result) == f"reward {result.reward:.3f} (format 0.500, length {result.rewards['length']:.3f})"
@@ -204,10 +204,28 @@ def test_without_gold_answers_there_are_rewards_and_no_accuracy(tokenizer: PreTr
 def test_accuracy_is_of_the_problems_with_gold_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     task = Lengthy((FORM.format(5), "5"), (FORM.format(6), "5"), (FORM.format(7), "unknown"), ("no idea.", ""))
     result = evaluator(tokenizer, task).evaluate(Parrot(tokenizer), GREEDY, 4)
-    assert (result.problems, result.left_out, result.accuracy, result.score) == (3, 1, 0.5, 0.5)
+    assert (result.problems, result.left_out, result.accuracy) == (3, 1, 0.5)
     assert (result.low, result.high) == wilson_interval(1, 2)
     assert result.rewards["format"] == pytest.approx(2 / 3)
-    assert str(result).startswith("accuracy 0.500, 95% interval 0.095 to 0.905, reward ")
+    assert result.scores == (result.reward,), "neither format nor length says what is right"
+    assert str(result).endswith("), accuracy 0.500, 95% interval 0.095 to 0.905")
+
+
+@pytest.mark.parametrize("rewards", [["accuracy", "length"], ["simple_grpo/accuracy", "length"]])
+def test_of_equal_accuracies_the_higher_reward_is_better(
+    rewards: list[str], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    short, long = (
+        Evaluator(
+            PromptEncoder(tokenizer, PromptConfig()),
+            Judge(tokenizer, FakeTask(*problems), TrainConfig(model="m", rewards=rewards)),
+            FakeTask(*problems),
+            batch_size=3,
+        ).evaluate(Parrot(tokenizer), GREEDY, 1)
+        for problems in ([("<answer>5</answer>", "5")], [("It is <answer>5</answer>", "5")])
+    )
+    assert short.scores == (1.0, short.reward) > long.scores == (1.0, long.reward)
+    assert str(short).startswith("accuracy 1.000, ")
 
 
 @pytest.mark.parametrize(

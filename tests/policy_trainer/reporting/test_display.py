@@ -122,3 +122,20 @@ def test_a_wait_is_told_as_a_sentence(terminal: bool) -> None:
     display.waiting("the reference server scores 3 batches", 4.0)
     display.stop()
     assert "waited 4 s so far: the reference server scores 3 batches" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "accuracy", "told"),
+    [
+        (("mine:short",), 0.0, "eval reward 1.500"),
+        (("mine:short", "accuracy"), 0.25, "eval accuracy 0.250"),
+        (("nano_aha/format", "nano_aha/equation"), 0.25, "eval accuracy 0.250"),
+        (("format",), None, "eval reward 1.500"),
+    ],
+)
+def test_the_evaluation_is_told_by_what_the_rewards_teach(
+    rewards: tuple[str, ...], accuracy: float | None, told: str
+) -> None:
+    parts = {f"reward/{name}": 0.5 for name in rewards}
+    line = shown({**STEP, "eval_accuracy": accuracy, "eval_reward": 1.5, **parts}, terminal=False)
+    assert told in line and line.count("eval ") == 1

@@ -1,6 +1,6 @@
 """The training loop with parts that fail or are stopped at the worst moment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
@@ -86,10 +86,11 @@ class Nothing:
 
 @dataclass
 class Evaluator:
-    """Answers, until the evaluation at which a stop is requested."""
+    """Answers with these scores in turn, until the evaluation at which a stop is requested."""
 
     stop: StopRequest
     stops_at: int | None
+    scores: Sequence[tuple[float, ...]] = ((0.5, 0.7),)
     evaluations: int = 0
 
     def evaluate(self, *_: Any, on_progress: Callable[[int, int], None], **__: Any) -> Any:
@@ -97,14 +98,15 @@ class Evaluator:
             self.stop.set()
         self.evaluations += 1
         on_progress(1, 2)
-        return Measured()
+        return Measured(self.scores[(self.evaluations - 1) % len(self.scores)])
 
 
+@dataclass
 class Measured:
     """An evaluation."""
 
-    score = 0.5
-    transcripts = (Transcript("6*7=?", "41", "42", False, 0.5, {"accuracy": 0.5}, 2, True, ""),)
+    scores: tuple[float, ...]
+    transcripts: ClassVar[Any] = (Transcript("6*7=?", "41", "42", False, 0.5, {"accuracy": 0.5}, 2, True, ""),)
 
     def summary(self) -> dict[str, float]:
         return {"accuracy": 0.5}
@@ -117,7 +119,10 @@ def make_trainer(
     """A trainer of two steps of one group each; its reference is itself unless kl is given."""
 
     def make(
-        *, stops_at: int | None = None, ref_logp: float | None = None
+        *,
+        stops_at: int | None = None,
+        ref_logp: float | None = None,
+        evaluated: Sequence[tuple[float, ...]] = ((0.5, 0.7),),
     ) -> tuple[Trainer, Feed, RunDirectory, Metrics]:
         config = TrainConfig(
             model="m", run_dir=tmp_path / "run", max_steps=2, groups_per_step=1, loss=LossConfig(beta=0.1)
@@ -137,7 +142,9 @@ def make_trainer(
         stop, ledger, metrics = StopRequest(), Ledger(), Metrics()
         feed = Feed(batches, ledger)
         display = LineDisplay(Console(quiet=True), 2, 0)
-        policy = Policy(tokenizer, learner, cast(Any, None), cast(Any, Evaluator(stop, stops_at)), frozenset())
+        policy = Policy(
+            tokenizer, learner, cast(Any, None), cast(Any, Evaluator(stop, stops_at, evaluated)), frozenset()
+        )
         trainer = Trainer(
             config,
             RunFiles(directory, Checkpoints(directory.checkpoints, keep=2), None, TrainState()),
@@ -221,3 +228,22 @@ def test_a_directory_that_was_begun_again_is_left_alone(make_trainer: Any) -> No
         trainer.run()
     assert not feed.settled
     assert not directory.weights.exists()
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([(0.5, 0.7), (0.5, 0.8)], 2),
+        ([(0.5, 0.7), (0.4, 0.9)], 0),
+        ([(0.5, 0.7), (0.5, 0.7)], 0),
+        ([(), (0.1,)], 2),
+        ([(), ()], None),
+    ],
+)
+def test_the_best_step_has_the_best_scores(
+    scores: list[tuple[float, ...]], best: int | None, make_trainer: Any
+) -> None:
+    trainer, _, directory, _ = make_trainer(evaluated=scores)
+    trainer.run()
+    newest = Checkpoints(directory.checkpoints, keep=2).newest()
+    assert newest is not None and read_state(newest).best_step == best
