@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -108,11 +111,14 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mamba": (MambaConfig(**RECURRENT), "padded"),
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1), "padded"),
 }
+_NO_EXPERTS_ON_CPU = Version(torch.__version__) < Version("2.9") and Version(transformers.__version__) < Version("5.14")
 PACKED = [name for name, (_, forward) in FAMILIES.items() if forward == "packed"]
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
     """A tiny random model of a family, in evaluation mode."""
+    if name == "mixtral" and _NO_EXPERTS_ON_CPU:
+        pytest.skip("transformers before 5.14 runs mixtures of experts on a CPU from PyTorch 2.9 on")
     torch.manual_seed(0)
     config = copy.deepcopy(FAMILIES[name][0])
     for key, value in changes.items():
