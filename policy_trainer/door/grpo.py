@@ -46,10 +46,10 @@ class GRPOResult:
     finished: bool
     steps: int
     run_dir: Path
-    model: str | None
-    best_model: str | None
-    history: list[Metrics] = field(repr=False)
-    evaluations: list[Metrics] = field(repr=False)
+    model: str | None = None
+    best_model: str | None = None
+    history: list[Metrics] = field(default_factory=list, repr=False)
+    evaluations: list[Metrics] = field(default_factory=list, repr=False)
 
 
 class GRPO:
@@ -99,11 +99,12 @@ class GRPO:
 
         Raises UserError for what cannot be used, RunFailed for a run that cannot go on.
         """
-        from policy_trainer.trainer.run import train  # late, as in the commands: wrong settings fail at once
+        from policy_trainer.trainer.dry_run import dry_run  # late, as in the commands: wrong settings fail at once
+        from policy_trainer.trainer.run import train
 
         console = _console()
         directory = RunDirectory(self.config.run_dir)
-        if directory.holds_a_run() and not self.config.resume:
+        if directory.holds_a_run() and not (self.config.resume or self.config.dry_run):
             raise UserError(
                 f"run_dir: {directory.root} holds a run already; give resume=True to continue it, or another run_dir"
             )
@@ -113,7 +114,9 @@ class GRPO:
                 data.write()
             stack.enter_context(_told(self.config))
             stack.enter_context(_environment(self._environment(stack)))
-            outcome = train(self.config, console)
+            outcome = (dry_run if self.config.dry_run else train)(self.config, console)
+        if self.config.dry_run:  # it has left nothing
+            return GRPOResult(outcome.finished, outcome.steps, directory.root)
         result = _result(outcome.finished, outcome.steps, directory, self.config, outcome.best_step)
         console.print(_last_words(result), highlight=False, soft_wrap=True)
         return result
@@ -140,8 +143,11 @@ class GRPO:
 
 
 def _console() -> Console:
-    """In a notebook plain lines on standard output, where standard error is red; else as the command."""
-    return Console(stderr=not Console().is_jupyter, force_jupyter=False)
+    """In a notebook plain lines on standard output: standard error is red, and a live table would be printed anew each
+    time. Else as the command."""
+    if Console().is_jupyter:
+        return Console(force_jupyter=False, force_terminal=False)
+    return Console(stderr=True)
 
 
 @contextmanager

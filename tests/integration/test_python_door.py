@@ -1,0 +1,127 @@
+"""`GRPO` in a script and in a real Jupyter kernel, with the example of docs/python.md."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from policy_trainer import GRPO, RunFailed, UserError
+from shared.models import load_model
+from tests.integration.processes import processes_of, steps_of
+from tests.policy_trainer.rewards import faulty
+
+PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text()
+EXAMPLE = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
+PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]
+# Small steps on the CPU.
+QUICK: dict[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "groups_per_step": 2,
+    "sampling": {"num_generations": 4, "max_completion_length": 12, "prompts_per_round": 2},
+    "evaluation": {"problems": 2, "eval_steps": 0},
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with problems.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in PROBLEMS))
+    return tmp_path
+
+
+def small(code: str, model: Path, steps: int, **settings: Any) -> str:
+    """The page's example with a tiny model and small steps."""
+    for text, own in (
+        ('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(model))),
+        ("max_steps=100", f"max_steps={steps}, **{QUICK | settings!r}"),
+    ):
+        assert text in code
+        code = code.replace(text, own)
+    return code
+
+
+def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(small(EXAMPLE, random_model, 2), space)
+    result = space["result"]
+    assert result.finished and result.steps == len(result.history) == 2 and not processes_of(site / "runs")
+    assert load_model(result.model, revision=None, device="cpu", dtype="auto")
+    assert [record["step"] for record in result.evaluations] == [0, 2]
+    # Lengths differ, and with them the rewards.
+    assert result.history[-1]["reward"] == result.history[-1]["reward/caller:concise"] < 0
+    told = capfd.readouterr()
+    assert told.out.strip() == f"runs/default/model {result.history[-1]['reward']}"
+    assert "2 steps; the model is in runs/default/model" in told.err
+    with pytest.raises(UserError, match="holds a run already; give resume=True"):
+        exec(small(EXAMPLE, random_model, 2), space)
+
+
+@pytest.mark.slow
+def test_functions_of_a_module_run_in_the_worker(random_model: Path, site: Path) -> None:
+    # It leaves the process for a completion "leave", and hangs for "hang": both are rare here.
+    result = GRPO(model=random_model, dataset=PROBLEMS, rewards=[faulty.sleeping], max_steps=1, **QUICK).train()
+    assert result.history[0]["reward/tests.policy_trainer.rewards.faulty:sleeping"] > 0
+
+
+@pytest.mark.slow
+def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: Path, site: Path) -> None:
+    def broken(completions: list[str]) -> list[float]:
+        raise KeyError("no such thing")
+
+    with pytest.raises((RunFailed, UserError), match=r"no such thing|trained no token"):
+        GRPO(model=random_model, dataset=PROBLEMS, rewards=broken, max_steps=20, **QUICK).train()
+    assert not processes_of(site / "runs")
+
+
+@pytest.mark.slow
+def test_a_dry_run_leaves_no_run(random_model: Path, site: Path) -> None:
+    rewards = [lambda completion: len(set(completion))]
+    result = GRPO(model=random_model, dataset=PROBLEMS, rewards=rewards, dry_run=True, **QUICK).train()
+    assert result.finished and result.model is None
+    assert [path.name for path in (site / "runs/default").iterdir()] == ["data"]
+
+
+@pytest.mark.slow
+def test_in_a_notebook_an_interrupt_leaves_a_checkpoint_and_the_cell_goes_on(random_model: Path, site: Path) -> None:
+    endless = small(EXAMPLE, random_model, 1000)
+    cells = [
+        endless,
+        "before = result.steps, result.finished, result.model",
+        endless.replace("max_steps=1000", "resume=True, max_steps=before[0] + 2"),
+        "print(before, result.steps, result.finished, len(result.history))",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    asyncio.run(_run(notebook, site))
+    first, last = _output(notebook.cells[0]), _output(notebook.cells[3])
+    assert "the same call with resume=True goes on" in first and "step 1/1000 · reward" in first
+    assert "\x1b" not in first  # plain lines
+    steps = int(re.findall(r"stopped after (\d+) steps", first)[0])
+    stopped = (steps, False, f"runs/default/checkpoints/step-{steps:08d}")
+    assert last.strip() == f"{stopped} {steps + 2} True {steps + 2}"
+    assert not processes_of(site / "runs")
+
+
+async def _run(notebook: Any, site: Path) -> None:
+    """Runs the cells, and interrupts the first one after a few steps."""
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(site)}})
+    async with client.async_setup_kernel():
+        first = asyncio.create_task(client.async_execute_cell(notebook.cells[0], 0))
+        while len(steps_of(site / "runs/default")) < 3 and not first.done():
+            await asyncio.sleep(0.1)
+        await client.km.interrupt_kernel()
+        await first
+        for number, cell in enumerate(notebook.cells[1:], 1):
+            await client.async_execute_cell(cell, number)
+
+
+def _output(cell: Any) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
