@@ -15,6 +15,8 @@ from shared.batch import RolloutBatch
 # What is looked at, at least: few groups may be alike by chance.
 _STEPS, _GROUPS = 2, 8
 ANSWER = "<answer>"
+# The share of completions cut off from which this is the likely cause.
+_MOSTLY = 0.75
 # Characters of a completion that are shown.
 _SHOWN = 160
 
@@ -69,7 +71,7 @@ class _Evidence:
             for name in sorted(names)
         }
         self.alike = not any(has_variance(compared_rewards(batch.rewards, batch.steps)) for batch in batches)
-        self.truncated = not any(batch.finished.any() for batch in batches)
+        self.cut_off = sum(int((~batch.finished).sum()) for batch in batches)
         self.tagged = sorted(tagged & names)
         self.texts = [decode(row.tolist()) for batch in batches for row in _rows(batch)]
         self.asked = any(ANSWER in decode(batch.group.prompt_ids.tolist()) for batch in batches)
@@ -109,12 +111,10 @@ def _never_asked(found: _Evidence) -> str | None:
 
 
 def _truncated(found: _Evidence) -> str | None:
-    if not (found.truncated and (found.alike or _without_answer(found))):
+    if found.cut_off < _MOSTLY * found.count or not (found.alike or _without_answer(found)):
         return None
-    return (
-        f"all {found.count} completions were cut off before their end: raise --sampling.max-completion-length. "
-        f"{found.example}"
-    )
+    cut = f"all {found.count}" if found.cut_off == found.count else f"{found.cut_off} of {found.count}"
+    return f"{cut} completions were cut off before their end: raise --sampling.max-completion-length. {found.example}"
 
 
 def _never_answered(found: _Evidence) -> str | None:

@@ -91,3 +91,12 @@ def test_a_run_that_goes_on_later_is_not_told_again(tokenizer: Any, make_batch: 
 @pytest.mark.parametrize(("groups", "steps", "last"), [(8, 100, 2), (64, 100, 2), (1, 100, 8), (3, 100, 3), (1, 1, 1)])
 def test_it_waits_for_a_few_groups(groups: int, steps: int, last: int) -> None:
     assert last_of_first(groups, steps) == last
+
+
+@pytest.mark.parametrize(("cut", "words"), [(3, "3 of 4 completions were cut off"), (2, "all 4 completions are wrong")])
+def test_where_most_completions_are_cut_off_this_is_the_cause(
+    cut: int, words: str, tokenizer: Any, make_batch: Any
+) -> None:
+    wrong = make_batch([WRONG] * 4, [0.0] * 4)
+    (told,) = said(tokenizer, [], [replace(wrong, finished=np.arange(4) >= cut)])
+    assert words in told
