@@ -1,6 +1,7 @@
 """The command `policy-trainer eval`."""
 
 import json
+import sys
 
 from rich.console import Console
 
@@ -15,7 +16,7 @@ _SAMPLES = 5
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a table to standard error and JSON to standard output."""
+    """Prints a table to standard error, and JSON to standard output unless that is a terminal."""
     config = read_settings(EvalConfig, _with_number_of_samples(arguments), "eval")
     # Imported late, so that wrong options fail before PyTorch loads.
     from policy_trainer.evaluation.eval_samples import sampled_groups
@@ -33,7 +34,8 @@ def run(arguments: list[str]) -> int:
             console.rule(item.decoding, align="left")
         for group in samples:
             console.print(view(group))
-    print(json.dumps({"model": config.model, "evaluations": results}, indent=2))
+    if not sys.stdout.isatty():  # people have read the table
+        print(json.dumps({"model": config.model, "evaluations": results}, indent=2))
     return 0
 
 

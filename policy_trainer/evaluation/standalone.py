@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Column, Table
+from rich.table import Table
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
@@ -53,20 +53,21 @@ def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> 
 
 
 def evaluation_table(evaluations: list[Evaluation], title: str) -> Table:
-    """Accuracy, where problems have answers, and every other reward; the total too where it is a sum of several."""
-    rows = [_row(item) for item in evaluations]
-    # Folded, not cut: the parts of one recipe differ at the end of their names.
-    table = Table(*(Column(name, overflow="fold") for name in rows[0]), title=title)
-    for row in rows:
-        table.add_row(*row.values())
+    """Accuracy, where problems have answers, and every other reward; the total too where it is a sum of several.
+
+    A row is a figure, so that many rewards with long names fit into 80 columns.
+    """
+    columns = [_figures(item) for item in evaluations]
+    table = Table("", *(item.decoding for item in evaluations), title=title)
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
     return table
 
 
-def _row(item: Evaluation) -> dict[str, str]:
+def _figures(item: Evaluation) -> dict[str, str]:
     accuracy = {"accuracy": f"{item.accuracy:.3f}", "95% interval": f"{item.low:.3f} to {item.high:.3f}"}
     total = {"reward": _figure(item.reward)} if len(item.rewards) > 1 else {}
     return {
-        "decoding": item.decoding,
         **(accuracy if item.has_accuracy else {}),
         **{name: _figure(value) for name, value in item.rewards.items() if name != "accuracy"},
         **total,

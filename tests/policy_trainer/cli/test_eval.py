@@ -1,6 +1,7 @@
-"""`policy-trainer eval --samples` prints texts beside the table, and adds them to the JSON."""
+"""`policy-trainer eval --samples` prints texts beside the table, and adds them to the JSON for programs."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -29,3 +30,13 @@ def test_samples(
     output = capsys.readouterr()
     assert [len(item.get("samples", ())) for item in json.loads(output.out)["evaluations"]] == [shown] * 2
     assert output.err.count("+1=?") == 2 * shown
+
+
+def test_people_are_spared_the_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(
+        "policy_trainer.evaluation.standalone.evaluate_with_progress", lambda *_: [evaluation("greedy")]
+    )
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert command.run(["--model", "m"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "" and "accuracy" in output.err and "0.800 to 1.000" in output.err

@@ -231,8 +231,8 @@ def test_of_equal_accuracies_the_higher_reward_is_better(
 @pytest.mark.parametrize(
     ("answer", "names"),
     [
-        ("5", ["decoding", "accuracy", "95% interval", "format", "reward", "tokens", "finished"]),
-        ("", ["decoding", "format", "length", "reward", "tokens", "finished"]),
+        ("5", ["accuracy", "95% interval", "format", "reward", "tokens", "finished"]),
+        ("", ["format", "length", "reward", "tokens", "finished"]),
     ],
 )
 def test_the_table_has_each_figure_once(tokenizer: PreTrainedTokenizerFast, answer: str, names: list[str]) -> None:
@@ -240,8 +240,9 @@ def test_the_table_has_each_figure_once(tokenizer: PreTrainedTokenizerFast, answ
         default_rewards = ("format", "accuracy") if answer else ("format", "length")
 
     result = evaluator(tokenizer, Both((FORM.format(5), answer))).evaluate(Parrot(tokenizer), GREEDY, 1)
-    columns = [str(column.header) for column in evaluation_table([result], "t").columns]
-    assert columns == names
+    table = evaluation_table([result, result], "t")
+    assert [str(column.header) for column in table.columns] == ["", "greedy", "greedy"]
+    assert list(table.columns[0].cells) == names
 
 
 def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> None:
