@@ -77,7 +77,10 @@ def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]
     held_out = {str(demonstration.problem) for demonstration in held_back}
     train = [demonstration for demonstration in found if str(demonstration.problem) not in held_out]
     if not train:
-        raise UserError(f"data.path: {data.path} has too few problems: one of every {EVAL_EVERY} is held out")
+        raise UserError(
+            f"data.path: {data.path} leaves no demonstration to train on: one of every {EVAL_EVERY}, "
+            "and each copy of it, is held out; add some, or name held-out ones with --data.eval-path"
+        )
     return train, held_back
 
 

@@ -53,7 +53,9 @@ def sft(config: SftConfig, console: Console) -> SftResult:
     source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     tokenizer = load_tokenizer(source, revision=revision)
-    data = load_demonstrations(config, model, tokenizer, lambda text: console.print(text, highlight=False))
+    data = load_demonstrations(
+        config, model, tokenizer, lambda text: console.print(text, highlight=False, soft_wrap=True)
+    )
     learner = make_learner(config, model)
     if checkpoint:
         restore(checkpoint, learner.weights)

@@ -118,7 +118,10 @@ def _every_tenth(problems: Sequence[Problem], source: SourceConfig) -> Split:
     ]
     if not train:
         where = f"data.path: {source.path}" if source.path else f"data.dataset: {source.dataset}"
-        raise UserError(f"{where} has too few problems: one of every {EVAL_EVERY} is held out")
+        raise UserError(
+            f"{where} leaves no problem to train on: one of every {EVAL_EVERY}, and each copy of it, is held out; "
+            "add problems, or name held-out ones with --data.eval-path"
+        )
     return Split(_chosen(problems, train), _chosen(problems, eval_places))
 
 

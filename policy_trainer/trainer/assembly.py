@@ -92,10 +92,15 @@ def _headline(config: TrainConfig) -> str:
     """What the run does, for whoever has never seen one."""
     rewards = f", rewards {', '.join(config.rewards)}" if config.rewards else ""
     return (
-        f"run {config.run} in {config.run_dir}: {config.max_steps} steps, in each {config.groups_per_step} prompts "
-        f"with {config.sampling.num_generations} completions; task {config.task}{rewards}; "
+        f"run {config.run} in {config.run_dir}: {_count(config.max_steps, 'step')}, in each "
+        f"{_count(config.groups_per_step, 'prompt')} with {_count(config.sampling.num_generations, 'completion')}; "
+        f"task {config.task}{rewards}; "
         f"reference server: {'its own' if config.server == INLINE else config.server}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) -> tuple[ModelInfo, QueueView]:

@@ -51,7 +51,9 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) 
     task = make_task(config)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
-    if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
+    encoder, first = PromptEncoder(tokenizer, config.data), task.problem(0)
+    encoder.encode(first)  # a chat template that is missing or refuses it shows at once, too
+    if encoder.in_chat(first) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)

@@ -69,6 +69,8 @@ class Trainer:
         try:
             if state.step == 0:
                 self._evaluate()
+            if state.step >= config.max_steps:
+                self._reporters.display.note(f"step {state.step} was the last; a higher --max-steps goes on")
             while state.step < config.max_steps and not self._stop:
                 began = time.monotonic()
                 self._renewal.ensure()

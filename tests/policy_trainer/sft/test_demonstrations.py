@@ -175,7 +175,7 @@ class TestSplit:
 
     def test_too_few(self, write: Callable[..., Path]) -> None:
         path = write({"prompt": "a", "completion": "b"})
-        with pytest.raises(UserError, match="has too few problems"):
+        with pytest.raises(UserError, match="leaves no demonstration to train on"):
             split(from_values(SftConfig, model="none", data={"path": path}).data)
 
 

@@ -113,5 +113,5 @@ class TestColumns:
 
 
 def test_a_file_of_one_problem_leaves_none_to_train_on(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^data\.path: .* too few"):
+    with pytest.raises(UserError, match=r"^data\.path: .* leaves no problem to train on.*--data.eval-path"):
         task_of(numbered(tmp_path / "p", 1))

@@ -1,0 +1,34 @@
+"""Loading the policy of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.reporting.display import LineDisplay
+from policy_trainer.trainer.policy import load_policy
+from shared.errors import UserError
+from shared.settings import from_values
+
+REFUSING = "{{ raise_exception('no system message') }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "remedy"), [(None, "--data.prompt-style plain"), (REFUSING, "--data.system-prompt")]
+)
+def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
+    template: str | None, remedy: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.chat_template = template  # type: ignore[assignment]
+    tokenizer.save_pretrained(tmp_path / "model")  # without weights: loading them would be refused
+    problems = [{"messages": [{"role": "user", "content": f"{n}+0=?"}], "answer": n} for n in range(20)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    config = from_values(
+        TrainConfig, model=str(tmp_path / "model"), task="jsonl", data={"path": tmp_path / "problems.jsonl"},
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    with pytest.raises(UserError, match=remedy):
+        load_policy(config, None, LineDisplay(Console(quiet=True), 1, 0))
