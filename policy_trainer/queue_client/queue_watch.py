@@ -11,6 +11,7 @@ _EVERY_SECONDS = 1.0
 # After a request without an answer: each one holds the training loop up until it times out.
 _UNANSWERED_SECONDS = 15.0
 _STATES = (State.QUEUED, State.SCORING, State.READY, State.EXPIRED, State.DEAD)
+_LOST = (State.DEAD, State.EXPIRED)
 
 
 class QueueWatch:
@@ -22,6 +23,7 @@ class QueueWatch:
         self._run = run
         self._not_before = 0.0
         self.depth: dict[str, int | None] = dict.fromkeys(_STATES)
+        self._at_first: dict[State, int] = {}
         self.scoring_seconds: float | None = None
         self.leases_full = False
 
@@ -33,6 +35,7 @@ class QueueWatch:
         if queue is not None:
             states = batches_by_state(queue, self._run)
             self.depth = {state: states[state] for state in _STATES}
+            self._at_first = self._at_first or {state: states[state] for state in _LOST}
             self.scoring_seconds = queue.scoring.working_seconds
             self.leases_full = leases_are_full(queue, self._run)
         pause = _UNANSWERED_SECONDS if queue is None else _EVERY_SECONDS
@@ -47,7 +50,6 @@ class QueueWatch:
             reason = f"the reference server scores {to_score} batches"
         else:
             reason = workers
-        lost = (
-            f"; {self.depth[state]} batches are {state}" for state in (State.DEAD, State.EXPIRED) if self.depth[state]
-        )
-        return reason + "".join(lost)
+        # A run of the same name may have left some: they are no reason to wait.
+        lost = {state: (self.depth[state] or 0) - before for state, before in self._at_first.items()}
+        return reason + "".join(f"; batches {state} since the start: {n}" for state, n in lost.items() if n > 0)

@@ -57,14 +57,26 @@ def test_what_was_seen_holds_while_the_server_does_not_answer(clock: list[float]
         ({}, "the worker"),
         ({"queued": 2, "scoring": 1}, "the reference server scores 3 batches"),
         ({"queued": 2, "leased": 8, "max_in_flight": 8}, "the reference server leases no more batches .*"),
-        ({"dead": 1, "expired": 4}, "the worker; 1 batches are dead; 4 batches are expired"),
+        ({"dead": 1, "expired": 4}, "the worker; batches dead since the start: 1; batches expired since the start: 4"),
     ],
 )
-def test_whom_a_trainer_waits_for(queue: dict[str, Any], reason: str) -> None:
-    watched = watch(queue_of(**queue))
+def test_whom_a_trainer_waits_for(queue: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((100.0, 100.0, 102.0, 102.0))
+    monkeypatch.setattr("policy_trainer.queue_client.queue_watch.time.monotonic", lambda: next(clock))
+    watched = watch(queue_of(), queue_of(**queue))
     assert watched.wait_reason("the worker") == "the worker", "nothing is known yet"
     watched.look()
+    watched.look()
     assert re.fullmatch(reason, watched.wait_reason("the worker"))
+
+
+def test_what_an_earlier_run_of_the_name_left_is_no_reason_to_wait(clock: list[float]) -> None:
+    watched = watch(queue_of(dead=1, expired=8), queue_of(dead=1, expired=9))
+    watched.look()
+    assert watched.wait_reason("the worker") == "the worker"
+    clock[0] += 2
+    watched.look()
+    assert watched.wait_reason("the worker") == "the worker; batches expired since the start: 1"
 
 
 def test_a_server_that_hangs_holds_up_one_look_for_a_moment(open_site: Any) -> None:
