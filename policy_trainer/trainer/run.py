@@ -50,7 +50,8 @@ def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = N
     if finished and not state.trained_tokens:
         raise RunFailed(
             f"{state.step} steps trained no token: no group had rewards that differ, or none could be judged.\n"
-            f"The model in {files.directory.model} is the one that the run began with; docs/troubleshooting.md has what to try"
+            f"The model in {files.directory.model} is the one that the run began with; "
+            "docs/troubleshooting.md has what to try"
         )
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
 
