@@ -27,14 +27,16 @@ def own_rewards(rewards: str | Function | Iterable[str | Function]) -> OwnReward
     several = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
     names, here = [], {}
     for reward in several:
-        if not isinstance(reward, str) and not callable(reward):
+        if isinstance(reward, str):
+            names.append(reward)
+        elif not callable(reward):
             raise UserError(f"rewards: must be names and functions, got {reward!r}")
-        name = reward if isinstance(reward, str) else importable_name(reward)
-        if name is None:
+        elif name := importable_name(reward):
+            names.append(name)
+        else:
             own = _unused(_name_of(reward), here)
-            name = f"{MODULE}:{own}"
+            names.append(f"{MODULE}:{own}")
             here[own] = own_reward(own, reward)
-        names.append(name)
     return OwnRewards(names, here)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import datasets
+import datasets.config
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -19,6 +19,7 @@ from tests.policy_trainer.rewards import faulty
 PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text()
 EXAMPLE = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
 PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]
+README = (Path(__file__).parents[2] / "README.md").read_text()
 # Small steps on the CPU.
 QUICK: dict[str, Any] = {
     "device": "cpu",
@@ -50,6 +51,7 @@ def small(code: str, model: Path, steps: int, **settings: Any) -> str:
 
 
 def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert EXAMPLE in README
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(small(EXAMPLE, random_model, 2), space)
     result = space["result"]
@@ -117,7 +119,8 @@ async def _run(notebook: Any, site: Path) -> None:
         first = asyncio.create_task(client.async_execute_cell(notebook.cells[0], 0))
         while len(steps_of(site / "runs/default")) < 3 and not first.done():
             await asyncio.sleep(0.1)
-        await client.km.interrupt_kernel()
+        manager: Any = client.km
+        await manager.interrupt_kernel()
         await first
         for number, cell in enumerate(notebook.cells[1:], 1):
             await client.async_execute_cell(cell, number)

@@ -15,16 +15,17 @@ ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
 
 def test_groups_are_dicts_and_presets_and_files_fill_what_is_not_given(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text("groups_per_step = 17\nmax_steps = 7\n")
+    file.write_text(f"groups_per_step = 17\nmax_steps = 7\nrun_dir = '{tmp_path}/run'\n")
     grpo = GRPO(
         model=tmp_path, dataset=ROWS, rewards=["format", lambda completion: 1.0], reward_weights=[1, 2], config=file,
-        preset="dapo", max_steps=5, loss={"epsilon": 0.1}, data={"answer_rule": "number"}, run_dir=tmp_path / "run",
+        preset="dapo", max_steps=5, loss={"epsilon": 0.1}, data={"answer_rule": "number"},
     )  # fmt: skip
     config = grpo.config
     assert (config.max_steps, config.groups_per_step, config.loss.epsilon) == (5, 17, 0.1)
     assert config.loss.epsilon_high == 0.28  # of the preset
     assert config.rewards == ["format", "caller:function"] and config.reward_weights == [1, 2]
-    assert config.task == "jsonl" and config.data.answer_rule == "number" and config.data.path is not None
+    assert config.task == "jsonl" and config.data.answer_rule == "number"
+    assert config.data.path is not None and config.data.path.parent == tmp_path / "run" / "data"
     assert not (tmp_path / "run").exists()
 
 
@@ -49,7 +50,7 @@ def test_the_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"xyzzy": 1}, "`policy-trainer train --help-all` lists all"),
         ({"preset": "none"}, "preset: there is no 'none'"),
         ({"model": object()}, "model: must be a directory or a Hub id, got object; save_pretrained"),
-        ({"dataset": ROWS, "data": {"path": "x"}}, "data.path: leave it out, or leave out dataset"),
+        ({"dataset": ROWS, "data": {"path": "x"}}, "data.path: leave it out, or leave out the argument"),
         ({"dataset": []}, "dataset: must be a datasets.Dataset"),
         ({"eval_dataset": "openai/gsm8k"}, "eval_dataset: must be rows or a file"),
         ({"config": "missing.toml"}, "missing.toml"),

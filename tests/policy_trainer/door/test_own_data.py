@@ -17,17 +17,15 @@ from shared.errors import UserError
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(20)]
 
 
-def problems_of(data: OwnData) -> list[Problem]:
-    data.write()
-    task = jsonl(SourceConfig(path=Path(data.settings["path"])), 0, OPTIONAL)
+def problems_of(data: OwnData, directory: Path) -> list[Problem]:
+    data.write(directory)
+    task = jsonl(SourceConfig(path=Path(data.placed(directory)["path"])), 0, OPTIONAL)
     return sorted((task.problem(i) for i in range(18)), key=lambda problem: problem.extras["level"])
 
 
 @pytest.mark.parametrize("problems", [ROWS, Dataset.from_list(ROWS), Dataset.from_list(ROWS).with_format("numpy")])
 def test_rows_become_a_file_with_all_columns(problems: Any, tmp_path: Path) -> None:
-    data = own_data(problems, tmp_path / "run" / "data", "dataset")
-    assert not (tmp_path / "run").exists()
-    first = problems_of(data)[0]
+    first = problems_of(own_data(problems, "dataset"), tmp_path / "run" / "data")[0]
     assert first.answer == "2" and first.prompt == "1+1=" and first.extras["level"] == 1
     assert [file.name[0] for file in (tmp_path / "run" / "data").iterdir()] == ["d"]
 
@@ -35,27 +33,27 @@ def test_rows_become_a_file_with_all_columns(problems: Any, tmp_path: Path) -> N
 def test_a_selection_is_written_as_it_is_seen_and_types_are_kept(tmp_path: Path) -> None:
     dated = [{**row, "day": datetime.date(2025, 1, 1 + row["level"])} for row in ROWS]  # type: ignore[operator]
     chosen = Dataset.from_list(dated).shuffle(seed=3).filter(lambda row: row["level"] > -1)
-    found = [problem.extras for problem in problems_of(own_data(chosen, tmp_path, "dataset"))]
+    found = [problem.extras for problem in problems_of(own_data(chosen, "dataset"), tmp_path)]
     assert all(extras["day"] == datetime.date(2025, 1, 1 + extras["level"]) for extras in found)
 
 
 def test_rows_of_a_list_may_differ_in_their_columns(tmp_path: Path) -> None:
     rows = [*ROWS[:19], {"prompt": "?", "level": 99, "hint": "é"}]
-    assert problems_of(own_data(rows, tmp_path, "dataset"))[-1].extras["hint"] == "é"
+    assert problems_of(own_data(rows, "dataset"), tmp_path)[-1].extras["hint"] == "é"
 
 
 @pytest.mark.parametrize("kind", [list, Dataset.from_list])
 def test_the_name_of_the_file_tells_other_problems(kind: Any, tmp_path: Path) -> None:
-    same, others = own_data(kind(ROWS), tmp_path, "dataset"), own_data(kind(ROWS[1:]), tmp_path, "dataset")
-    assert own_data(kind(list(ROWS)), tmp_path, "dataset").settings == same.settings != others.settings
+    first, same, others = (own_data(kind(rows), "dataset").placed(tmp_path) for rows in (ROWS, list(ROWS), ROWS[1:]))
+    assert first == same != others
 
 
 def test_files_and_names_stay_what_they_are(tmp_path: Path) -> None:
     file = tmp_path / "problems"
     file.write_text("")
-    assert own_data(file, tmp_path, "dataset").settings == {"path": str(file)}
-    assert own_data("missing.jsonl", tmp_path, "dataset").settings == {"path": "missing.jsonl"}
-    assert own_data("openai/gsm8k", tmp_path, "dataset").settings == {"dataset": "openai/gsm8k"}
+    assert own_data(file, "dataset").placed(tmp_path / "other") == {"path": str(file)}
+    assert own_data("missing.jsonl", "dataset").placed(tmp_path / "other") == {"path": "missing.jsonl"}
+    assert own_data("openai/gsm8k", "dataset").placed(tmp_path / "other") == {"dataset": "openai/gsm8k"}
 
 
 @pytest.mark.parametrize(
@@ -64,21 +62,21 @@ def test_files_and_names_stay_what_they_are(tmp_path: Path) -> None:
         [],
         ["text"],
         {"prompt": ["a"]},
-        DatasetDict(train=Dataset.from_list(ROWS)),
+        DatasetDict({"train": Dataset.from_list(ROWS)}),
         Dataset.from_list(ROWS).to_iterable_dataset(),
     ],
 )
 def test_what_holds_no_problems_is_refused(problems: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dataset: must be a datasets.Dataset, a list of dicts"):
-        own_data(problems, tmp_path, "dataset")
+        own_data(problems, "dataset")
 
 
 def test_a_value_that_json_lacks_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dataset\[1\]: cannot be written as JSON: .*; a datasets.Dataset keeps"):
-        own_data([{"prompt": "a"}, {"prompt": b"b"}], tmp_path, "dataset")
+        own_data([{"prompt": "a"}, {"prompt": b"b"}], "dataset")
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"run_dir: .* cannot be written"):
-        own_data(ROWS, tmp_path / "file" / "data", "dataset").write()
+        own_data(ROWS, "dataset").write(tmp_path / "file" / "data")
