@@ -76,7 +76,7 @@ class LineDisplay:
         self._first_step = first_step
         self._pace = _Pace(steps)
         self._patience = Patience()
-        self._evaluating_since = 0.0
+        self._evaluating_since: float | None = None
 
     def start(self) -> None:
         pass
@@ -96,8 +96,10 @@ class LineDisplay:
 
     def evaluating(self, done: int, total: int) -> None:
         now = time.monotonic()
-        self._evaluating_since = now if done == 0 else self._evaluating_since
-        if done and self._patience.is_over(now - self._evaluating_since):
+        if self._evaluating_since is None:  # the first may take long, and shows how long the others will
+            self.note(f"evaluating {total} held-out problems")
+        self._evaluating_since = self._evaluating_since if done and self._evaluating_since is not None else now
+        if 0 < done < total and self._patience.is_over(now - self._evaluating_since):
             self.note(f"evaluating: {done} of {total} held-out problems")
 
     def note(self, text: str) -> None:

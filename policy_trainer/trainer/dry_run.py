@@ -40,7 +40,7 @@ _STAGES = {
     "score": "score it with the reference",
     "learn": "learn from it",
     "publish": "publish weights for the workers",
-    "evaluate": f"evaluate {_EVAL_PROBLEMS} held-out problems, twice",
+    "evaluate": "evaluate a few held-out problems, twice",
     "checkpoint": "write a checkpoint",
     "save model": "write the trained model",
 }

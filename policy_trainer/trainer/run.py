@@ -49,7 +49,7 @@ def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = N
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
         raise RunFailed(
-            f"{state.step} steps trained no token: no group had rewards that differ, or none could be judged.\n"
+            "the run trained no token: no group had rewards that differ, or none could be judged.\n"
             f"The model in {files.directory.model} is the one that the run began with; "
             "docs/troubleshooting.md has what to try"
         )

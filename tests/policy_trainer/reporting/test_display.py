@@ -139,3 +139,19 @@ def test_the_evaluation_is_told_by_what_the_rewards_teach(
     parts = {f"reward/{name}": 0.5 for name in rewards}
     line = shown({**STEP, "eval_accuracy": accuracy, "eval_reward": 1.5, **parts}, terminal=False)
     assert told in line and line.count("eval ") == 1
+
+
+def test_lines_tell_of_the_first_evaluation_at_once_and_of_long_ones_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("policy_trainer.reporting.display.time.monotonic", lambda: now)
+    output = io.StringIO()
+    display = make_display(Console(file=output, width=300), steps=50, first_step=0)
+    display.evaluating(0, 64)
+    assert output.getvalue() == "evaluating 64 held-out problems\n"
+    for done in (32, 64, 0, 32, 64, 0):  # the next ones are quick, and take some time
+        display.evaluating(done, 64)
+    assert output.getvalue().count("\n") == 1
+    now += 60
+    display.evaluating(32, 64)
+    display.evaluating(64, 64)
+    assert output.getvalue().splitlines()[1:] == ["evaluating: 32 of 64 held-out problems"]
