@@ -43,7 +43,7 @@ class TestEncoder:
     def test_the_chat_template_gets_its_variables(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Qwen3's way: without thinking, the template itself writes an empty thought."""
         thinking = copy.deepcopy(tokenizer)
-        thinking.chat_template += (
+        thinking.chat_template = f"{tokenizer.chat_template}" + (
             "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}...{% endif %}"
         )
         assert encoded(thinking, ASKED) == "<|user|>1+1=?<|end|><|assistant|>"

@@ -513,8 +513,9 @@ class TestRemoval:
     def test_a_directory_that_must_not_be_cleaned(
         self, make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(path: Path) -> None:
-            raise PermissionError(f"{path} is read-only")
+        def refuse(path: Path, ignore_errors: bool = False) -> None:
+            if not ignore_errors:
+                raise PermissionError(f"{path} is read-only")
 
         monkeypatch.setattr("policy_trainer.reference.snapshots.shutil.rmtree", refuse)
         run = make_run(keep=9)

@@ -22,6 +22,7 @@ from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError
+from shared.settings import Dtype
 
 ASKED = ({"role": "user", "content": "1+1=?"},)
 TEXTS = ("2", "<think>1+1=2</think><answer>2</answer>", "", "no", "2" * 30, "3", "é日")
@@ -135,7 +136,7 @@ def test_a_score_that_is_not_finite_is_none(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_scores_of_half_precision(make: Make, dtype: str) -> None:
+def test_scores_of_half_precision(make: Make, dtype: Dtype) -> None:
     directory = make()
     scores = RewardModel(RewardModelConfig(path=str(directory), dtype=dtype)).scores(CHAT)
     assert scores == pytest.approx(alone(directory, [written(sample) for sample in CHAT]), abs=0.1)

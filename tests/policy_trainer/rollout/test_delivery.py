@@ -180,7 +180,7 @@ def test_uploads_are_made_at_once_and_recorded_in_order(tmp_path: Path) -> None:
 
 def test_a_server_that_refuses_everything_is_an_error(tmp_path: Path) -> None:
     class Closed(Server):
-        def upload(self, body: bytes) -> None:
+        def upload(self, body: bytes) -> Uploaded:
             raise RefServerError(422, "no", code="invalid_batch", field="format")
 
     box = outbox(tmp_path)

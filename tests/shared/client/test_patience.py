@@ -145,11 +145,11 @@ class TestOtherServers:
         with pytest.raises(NotRefServer):
             connect(site.url, patience=None).model()
 
-    @pytest.mark.parametrize("status", [301, 404, 502])
+    @pytest.mark.parametrize("status", [400, 502])
     def test_an_answer_without_a_code_is_told_as_it_is(
         self, connect: Connect, open_site: OpenSite, status: int
     ) -> None:
-        site = open_site(lambda _: Answer(status, b"hello", {"Location": "/elsewhere"}))
+        site = open_site(lambda _: Answer(status, b"hello"))
         with pytest.raises(RefServerError, match=f"^the answer was {status} .*: hello$") as refused:
             connect(site.url, patience=0).model()
         assert (refused.value.code, refused.value.request_id) == (None, None)

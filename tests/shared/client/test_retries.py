@@ -12,7 +12,7 @@ from uuid6 import uuid7
 from shared import wire
 from shared.api import LeaseBody, ModelInfo, Order
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
-from shared.client import Leased, RefServerError, Unreachable
+from shared.client import Leased, NotRefServer, RefServerError, Unreachable
 from tests.ports import free_port
 
 OpenSite = Callable[..., Any]
@@ -122,7 +122,7 @@ class TestOutages:
     def test_an_answer_that_is_no_json(self, script: Any, reply: Any, patient: Connect, waits: Waits) -> None:
         site = script(reply(502, b"<html>bad gateway</html>"), reply(200, MODEL))
         assert patient(site.url).model().name == "m"
-        assert "bad gateway" in waits.reasons[0]
+        assert waits.reasons[0].endswith("the answer was 502 Bad Gateway")  # without the page
 
     @pytest.mark.parametrize("wish", ["0", "", "soon", "-1", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT"])
     def test_any_wish_to_be_asked_later_leads_to_another_request(
@@ -188,8 +188,13 @@ class TestRefusals:
     @pytest.mark.parametrize("body", [b"", b"nope", b"[]", b"5", b'{"error": "nope"}', b'{"error": {}}'])
     def test_in_any_form(self, script: Any, reply: Any, patient: Connect, body: bytes) -> None:
         with pytest.raises(RefServerError) as refused:
-            patient(script(reply(404, body)).url).model()
-        assert (refused.value.status, refused.value.field) == (404, None)
+            patient(script(reply(400, body)).url).model()
+        assert (refused.value.status, refused.value.field) == (400, None)
+
+    @pytest.mark.parametrize("status", [301, 404, 405])
+    def test_that_only_another_server_gives(self, script: Any, reply: Any, patient: Connect, status: int) -> None:
+        with pytest.raises(NotRefServer, match=f"is not a reference server: it says {status} .*: nope$"):
+            patient(script(reply(status, b"nope")).url).model()
 
     @pytest.mark.parametrize("url", ["127.0.0.1:8400", "ftp://127.0.0.1", "localhost"])
     def test_a_url_that_never_works_is_not_waited_for(self, patient: Connect, waits: Waits, url: str) -> None:
@@ -221,6 +226,7 @@ class TestLease:
             "order": "freshest",
             "wait_seconds": 2,
             "lease_seconds": 30,
+            "lineage": None,
         }
 
     @pytest.mark.parametrize("scored", [True, False])

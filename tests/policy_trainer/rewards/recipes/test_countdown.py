@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.sample import Score
 from policy_trainer.rewards import Reward, Sample
 from policy_trainer.rewards.recipes.countdown import (
     grpo_zero_equation,
@@ -21,7 +22,7 @@ from shared.errors import UserError
 WHOLE = "so\n</think>\n<answer>{}</answer>"
 
 
-def scored(reward: Reward, completion: str, numbers: Any = (1, 2, 3), target: Any = 9) -> float:
+def scored(reward: Reward, completion: str, numbers: Any = (1, 2, 3), target: Any = 9) -> Score:
     return reward(Sample(Problem(str(target), extras={"numbers": numbers, "target": target}), completion))
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.data.problem import Problem
+from policy_trainer.data.sample import Score
 from policy_trainer.rewards import Reward, Sample
 from policy_trainer.rewards.recipes.gsm8k import (
     last_number,
@@ -20,7 +21,7 @@ from policy_trainer.rewards.recipes.gsm8k import (
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "x", " ", "\n", "\t"]), max_size=14)
 
 
-def scored(reward: Reward, completion: str, gold: str = "72") -> float:
+def scored(reward: Reward, completion: str, gold: str = "72") -> Score:
     return reward(Sample(Problem(gold), completion))
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ref_server.service.service import Service
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import RolloutBatch, ScoredBatch
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -367,7 +367,8 @@ def test_a_lease_has_its_own_lineage_s_batches_only(
     left, mine = upload(lineage="old"), upload(lineage="new")
     leased = lease(lineage="new")
     assert leased.headers["Batch-Id"] == mine
-    assert wire.decode(leased.content).rollout.lineage == "new"
+    batch = wire.decode(leased.content)
+    assert isinstance(batch, ScoredBatch) and batch.rollout.lineage == "new"
     listed = http.get(f"/v1/batches/{left}").json()
     assert (listed["lineage"], listed["state"], listed["reason"]) == ("old", "expired", "abandoned")
 
