@@ -5,6 +5,7 @@ argparse finds the command; pydantic-settings, which is built on argparse, then 
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -29,9 +30,17 @@ def choose_command(
     listed = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, summary in commands.items():
         listed.add_parser(name, help=summary)
+    _refuse_misspelt(arguments[:1], commands, parser)
     name = parser.parse_args(arguments[:1]).command
     module = import_module(f"{package}.{name.replace('-', '_')}")
     return name, partial(module.run, arguments[1:])
+
+
+def _refuse_misspelt(words: list[str], commands: Mapping[str, str], parser: ArgumentParser) -> None:
+    """Exits with status 2 where a word is nearly a command; argparse suggests none before Python 3.14."""
+    for word in words:
+        if word not in commands and (near := get_close_matches(word, commands, n=1)):
+            parser.error(f"argument COMMAND: there is no {word!r}; did you mean {near[0]}?")
 
 
 def _version() -> str:

@@ -13,6 +13,8 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -23,6 +25,10 @@ from shared.settings import Dtype
 
 # Raised when the model is missing or damaged, or the device is missing (AssertionError: PyTorch without CUDA).
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
+_NO_HUB = (
+    "There is no such directory either. Without the internet: copy the model's directory here and give its path, or set "
+    "HF_HUB_OFFLINE=1 if it was downloaded before"
+)
 # Parameters of mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -35,7 +41,7 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
     transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
     _join_logs()
     where = choose_device(device)
-    with _explained(name):
+    with _explained(name, revision):
         # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
         model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
         return model.to(where).eval()  # type: ignore[arg-type]
@@ -44,7 +50,7 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of the model `name`. Raises UserError when there is none."""
     _join_logs()
-    with _explained(name):
+    with _explained(name, revision):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
@@ -57,13 +63,15 @@ def _join_logs() -> None:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turns errors of loading the model `name` into UserError."""
     if not Path(name).is_dir() and _looks_like_a_path(name):  # else the hub would be asked for it, for a minute
         raise UserError(
             f"model: there is no directory {name}; give the path of a Hugging Face model's directory, or a hub id such "
             "as Qwen/Qwen2.5-0.5B-Instruct"
         )
+    if not Path(name).is_dir():
+        _refuse_silent_hub(name, revision)
     try:
         yield
     except _LOADING_ERRORS as error:
@@ -82,15 +90,23 @@ def _looks_like_a_path(name: str) -> bool:
     return not is_hub_id or Path(name).is_file() or (str(parent) != "." and parent.is_dir())
 
 
+def _refuse_silent_hub(name: str, revision: str | None) -> None:
+    """Raises UserError where the hub must be asked and cannot be reached: transformers would retry for a minute."""
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
+    except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
+        pass  # transformers explains what the hub answered, and names that cannot be a hub id
+    except Exception as error:  # of httpx, httpx2 or requests, as the version of huggingface_hub has it
+        raise UserError(f"model: {name} cannot be loaded: the hub cannot be reached: {error}\n{_NO_HUB}") from None
+
+
 def _reason(name: str, error: Exception) -> str:
     """What transformers says, in a line; of a hub id that no local directory has, how to work without the hub."""
     words = " ".join(str(error).split("\n\n")[0].split())
     if Path(name).is_dir():
         return words
-    return (
-        f"{shorten(words, 300, placeholder=' …')}\nThere is no such directory either. Without the internet: copy the "
-        "model's directory here and give its path, or set HF_HUB_OFFLINE=1 if it was downloaded before"
-    )
+    return f"{shorten(words, 300, placeholder=' …')}\n{_NO_HUB}"
 
 
 def save_model(

@@ -129,7 +129,9 @@ class DataConfig(PromptConfig, SourceConfig):
 def check_source(task: TaskName, source: SourceConfig) -> None:
     """Raises ValueError for a task without a source of problems, and for a setting that the task would ignore."""
     if task == "jsonl" and source.path is None:
-        raise ValueError("data.path: task jsonl needs a file of problems")
+        raise ValueError("data.path: task jsonl needs a file of problems: give --data.path FILE")
     if task == "dataset" and not source.dataset and source.path is None:
-        raise ValueError("data.dataset: task dataset needs the name of a Hugging Face dataset, or a file in data.path")
+        raise ValueError(
+            "data.dataset: task dataset needs the name of a Hugging Face dataset: give --data.dataset NAME, or a file as --data.path"
+        )
     refuse_unused(task, source)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Self, TypeVar
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag, SettingsConfigDict
 
 from ref_server.config import ServeConfig
@@ -21,7 +21,7 @@ class Connection(BaseSettings):
 
     model_config = settings_config(ENV_PREFIX)
 
-    url: str = Field(default="http://127.0.0.1:8400", pattern="^https?://")
+    url: str = "http://127.0.0.1:8400"
     """Where the server listens; also REF_SERVER_URL in the environment."""
     token_file: Path | None = None
     """File whose first token is used: a line of TOKEN, or of ROLE TOKEN as in the server's own; `#` begins a comment.
@@ -30,6 +30,13 @@ class Connection(BaseSettings):
     """The token itself, from the environment only."""
     tls_ca: Path | None = None
     """PEM file of the authority that signed the server's certificate, if it is a private authority."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
 
     @model_validator(mode="after")
     def _files_can_be_read(self) -> Self:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from shared.client.errors import ClientError, NotRefServer, RefServerError, Untrusted
+from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted
 
 
 def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
@@ -46,6 +46,8 @@ def remedy(error: ClientError, prefix: str) -> str:
         return f"; --token-file, or {prefix}TOKEN in the environment, must give a token of that role"
     if isinstance(error, NotRefServer):
         return "; give the URL that `ref-server serve` prints"
+    if isinstance(error, Unreachable):
+        return "; start one with `ref-server serve`, or give the URL of one that runs"
     return ""
 
 

@@ -28,7 +28,7 @@ class FileSource(TomlConfigSettingsSource):
         if self.current_state.get("config") is None:
             return {}
         path = Path(self.current_state["config"])
-        values = read_toml(path)
+        values = _read_config(path)
         for name in unknown_names(values, self._schema):
             raise ValueError(f"{path}: {name} is not a setting here; {self._meant(name)}")
         return own_fields(values, self.settings_cls)
@@ -69,6 +69,16 @@ def read_known(path: Path, cls: type[BaseModel]) -> tuple[dict[str, Any], list[s
     for name in unknown:
         values = without(values, name)
     return values, unknown
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The tables of the file that `config` names. Raises ValueError where it cannot be read or is not TOML."""
+    try:
+        return read_toml(path)
+    except OSError as error:
+        raise ValueError(f"config: {path} cannot be read: {error.strerror}; give a TOML file of settings") from None
+    except ValueError as error:
+        raise ValueError(f"config: {error}; a line is NAME = VALUE, with texts in quotes, or [GROUP]") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

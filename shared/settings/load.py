@@ -12,7 +12,7 @@ from shared.errors import UserError
 from shared.settings.command_line import command_line
 from shared.settings.files import EarlierLife, EarlierLifeSource, FileSource, own_fields
 from shared.settings.names import setting_names
-from shared.settings.refusals import explain, form_of_lists
+from shared.settings.refusals import explain, explain_unparsed
 from shared.settings.suggestions import NO_HINTS, Hints, explain_unknown
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -76,7 +76,7 @@ def load_settings(
     except ValidationError as error:
         message = explain(error, cls, hints)
     except SettingsError as error:
-        message = f"{error}: {form_of_lists(str(error))}"
+        message = explain_unparsed(error)
     except (OSError, ValueError) as error:
         message = str(error)
     print("\n".join(f"{prog}: {line}" for line in message.splitlines()), file=sys.stderr)

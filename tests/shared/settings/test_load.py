@@ -303,7 +303,7 @@ class Drawn(BaseSettings):
 def test_of_a_group_that_is_missing_what_it_needs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_settings(Drawn, [], prog="draw", schema=Drawn)
-    assert capsys.readouterr().err == "draw: size.width: Field required\n"
+    assert capsys.readouterr().err == "draw: size.width: must be given: --size.width on the command line, or in a file\n"
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])
