@@ -26,7 +26,7 @@ from shared.settings import Dtype
 # Raised when the model is missing or damaged, or the device is missing (AssertionError: PyTorch without CUDA).
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
 _NO_HUB = (
-    "There is no such directory either. Without the internet: copy the model's directory here and give its path, or set "
+    "there is no such directory either; without the internet copy the model's directory here and give its path, or set "
     "HF_HUB_OFFLINE=1 if it was downloaded before"
 )
 # Parameters of mallopt, from malloc.h.
@@ -51,7 +51,13 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     """The tokenizer of the model `name`. Raises UserError when there is none."""
     _join_logs()
     with _explained(name, revision):
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where the files are missing
+        raise UserError(
+            f"model: {name} has no tokenizer; copy tokenizer.json and tokenizer_config.json of the model that it was "
+            "made from into its directory"
+        )
+    return tokenizer
 
 
 def _join_logs() -> None:
@@ -98,15 +104,18 @@ def _refuse_silent_hub(name: str, revision: str | None) -> None:
     except (HfHubHTTPError, OfflineModeIsEnabled, ValueError):
         pass  # transformers explains what the hub answered, and names that cannot be a hub id
     except Exception as error:  # of httpx, httpx2 or requests, as the version of huggingface_hub has it
-        raise UserError(f"model: {name} cannot be loaded: the hub cannot be reached: {error}\n{_NO_HUB}") from None
+        raise UserError(f"model: {name} cannot be loaded: the hub cannot be reached: {error}; {_NO_HUB}") from None
 
 
 def _reason(name: str, error: Exception) -> str:
     """What transformers says, in a line; of a hub id that no local directory has, how to work without the hub."""
-    words = " ".join(str(error).split("\n\n")[0].split())
+    words = shorten(" ".join(str(error).split("\n\n")[0].split()), 300, placeholder=" …")
     if Path(name).is_dir():
-        return words
-    return f"{shorten(words, 300, placeholder=' …')}\n{_NO_HUB}"
+        inside = Path(name, "model")  # of a run
+        missing = "" if Path(name, "config.json").exists() else "; it has no config.json"
+        meant = f"did you mean {inside}?" if inside.is_dir() else "give a directory that `save_pretrained` wrote"
+        return f"{words.rstrip('.')}{missing}; {meant}"
+    return f"{words}; {_NO_HUB}"
 
 
 def save_model(

@@ -131,7 +131,5 @@ def check_source(task: TaskName, source: SourceConfig) -> None:
     if task == "jsonl" and source.path is None:
         raise ValueError("data.path: task jsonl needs a file of problems: give --data.path FILE")
     if task == "dataset" and not source.dataset and source.path is None:
-        raise ValueError(
-            "data.dataset: task dataset needs the name of a Hugging Face dataset: give --data.dataset NAME, or a file as --data.path"
-        )
+        raise ValueError("data.dataset: task dataset needs a dataset: give --data.dataset NAME, or --data.path FILE")
     refuse_unused(task, source)

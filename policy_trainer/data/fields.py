@@ -1,5 +1,9 @@
 """Checked fields of a row. Every function raises UserError, with column and place, for a value it cannot use."""
 
+import json
+import math
+from textwrap import shorten
+
 from policy_trainer.data.problem import Message
 from policy_trainer.data.rows import Row
 from shared.errors import UserError
@@ -16,9 +20,20 @@ def text_of(row: Row, column: str, where: str) -> str:
 def answer_of(row: Row, column: str, where: str) -> str:
     """The gold answer in this column, a number or a text, as text."""
     value = row.get(column)
-    if value == "" or isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{where}: {column} must be a number or a text that is not empty")
+    if not can_be_answer(value):
+        raise UserError(f"{where}: {column} must be a number or a text that is not empty{_got(value)}")
     return _encodable(str(value), column, where)
+
+
+def can_be_answer(value: object) -> bool:
+    """Whether a value can be a gold answer. Tables of pandas have NaN where an answer is missing."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _got(value: object) -> str:
+    return f", got {shorten(json.dumps(value, default=str), 60, placeholder=' …')}"
 
 
 def messages_of(row: Row, column: str, where: str) -> tuple[Message, ...]:

@@ -173,5 +173,7 @@ def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
     if context is None:
         return config.data.max_prompt_length
     if context <= new:
-        raise UserError(f"sampling.max_completion_length: {new} tokens leave no room in the context of {context}")
+        raise UserError(
+            f"sampling.max_completion_length: {new} tokens leave no room in the context of {context} tokens: lower it"
+        )
     return min(context - new, config.data.max_prompt_length)

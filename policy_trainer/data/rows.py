@@ -97,7 +97,7 @@ def read_file(path: Path, columns: Sequence[str], setting: str, others: Others =
     read = _read_parquet if path.suffix == ".parquet" else JsonLines
     rows = read(path, columns, setting, others)
     if not len(rows):
-        raise UserError(f"{setting}: {path} has no problems")
+        raise UserError(f"{setting}: {path} has no problems; write one JSON object a line")
     return rows
 
 
@@ -128,9 +128,9 @@ def _record(line: str, where: str, columns: Sequence[str]) -> Row:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not JSON: {error}") from None
+        raise UserError(f"{where}: is not JSON: {error}; write one JSON object a line") from None
     if not isinstance(record, dict):
-        raise UserError(f"{where}: must be an object with {', '.join(columns)}")
+        raise UserError(f"{where}: must be an object with {', '.join(columns)}; write one a line, not a list")
     return record
 
 

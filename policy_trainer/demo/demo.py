@@ -70,6 +70,7 @@ def demo(config: DemoConfig, console: Console) -> int:
 def set_up(config: DemoSetupConfig) -> Path:
     """Writes RUN_DIR/base, unless it exists, and RUN_DIR/config.toml, the --config of a trainer and its workers."""
     directory = RunDirectory(config.run_dir)
+    directory.make()  # before the base model, which takes a minute
     base = config.run_dir / "base"
     if not base.exists():
         use_threads(1)  # more threads make so small a model slower

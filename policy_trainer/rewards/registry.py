@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Task
@@ -120,7 +121,9 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         own = UserFunction(name)
         return Sandboxed(own, own.load)
     known = sorted([*RULES, *CONFIGURED, *SUMS])
-    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}; give module:function for your own")
+    near = get_close_matches(name, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "give module:function for your own"
+    raise UserError(f"rewards: {name!r} is none of {', '.join(known)}; {remedy}")
 
 
 def _soft_overlong(config: CommonConfig, task: Task) -> Reward:

@@ -96,24 +96,34 @@ class RunDirectory:
     def holds_a_run(self) -> bool:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
+    def has_trained(self) -> bool:
+        """Whether the run took a step. One that failed before has nothing to lose: a corrected one takes its place."""
+        if self.checkpoints.exists():
+            return True
+        with self.metrics.open(encoding="utf-8") as lines:
+            return any('"kind": "step"' in line for line in lines)
+
     def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
         """Writes the configuration. Returns whether an earlier run is continued.
 
-        What a resumed run changes is printed. Raises UserError if the directory holds a run and resume is off, or if
-        batches that wait would be wrong under the new settings, or if the directory cannot be written.
+        What a resumed run changes is printed. Raises UserError if the directory holds a run that trained and resume is
+        off, or if batches that wait would be wrong under the new settings, or if the directory cannot be written.
         """
         with self._refusals():
             known = self.holds_a_run()
-        if known and not resume:
+        if known and not resume and self.has_trained():
             raise UserError(
                 f"run_dir: {self.root} holds a run already; add --resume to continue it, or choose another --run-dir"
             )
         if resume and not known:
             console.print(f"{self.root} holds no run to resume: training begins at step 0", highlight=False)
-        if known:
+        if known and resume:
             self._compare(config, console)
         self.write_config(config)
-        return known
+        if known and not resume:
+            for left in (self.metrics, self.samples):
+                left.unlink(missing_ok=True)
+        return known and resume
 
     def _compare(self, config: BaseSettings, console: Console) -> None:
         """Prints what differs from the run's config.toml. Raises UserError for what must not differ."""
@@ -138,6 +148,11 @@ class RunDirectory:
                 f"leave it as it was, or start a new run {start}",
             ]
         )
+
+    def make(self) -> None:
+        """Makes the directory. Raises UserError if it cannot be written."""
+        with self._refusals():
+            self.root.mkdir(parents=True, exist_ok=True)
 
     def write_config(self, config: BaseSettings) -> None:
         """Writes the effective configuration, a file that every command takes with --config.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policy_trainer.data.fields import answer_of, messages_of, text_of
+from policy_trainer.data.fields import answer_of, can_be_answer, messages_of, text_of
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.rows import Row
 from policy_trainer.tasks.problem_set import user_message
@@ -13,9 +13,7 @@ MESSAGES = "messages"
 
 def answer_if_any(row: Row, column: str, where: str) -> str:
     """The gold answer in this column, or an empty text if the value cannot be one."""
-    value = row.get(column)
-    usable = isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
-    return answer_of(row, column, where) if usable else ""
+    return answer_of(row, column, where) if can_be_answer(row.get(column)) else ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from policy_trainer.reporting.sample_views import TerminalSamples
 from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.tracking import Trackers, start_trackers
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
-from policy_trainer.trainer.policy import Policy, load_policy
+from policy_trainer.trainer.policy import Policy, load_judging, load_policy
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
@@ -57,9 +57,10 @@ def build_trainer(
         wait(server.describe(reason), seconds)
 
     display.note(_headline(config))
+    judging = load_judging(config, files.resumed_from)  # mistakes in data and rewards show before anything starts
     server.start(wait)  # before the policy, so that both load at the same time
     with stopwatch("load model"):
-        policy = load_policy(config, files.resumed_from, display)
+        policy = load_policy(config, files.resumed_from, judging, display)
     stop.check()
     past = read_metrics(files.directory.metrics)
     reporters = _make_reporters(config, files, policy, past, display, console, stopwatch)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.cautions import cautions
+from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
@@ -40,20 +41,34 @@ class Policy:
     tagged_rewards: frozenset[str]
 
 
-def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) -> Policy:
-    """Loads the policy from the checkpoint, or from config.model without one.
+@dataclass(frozen=True)
+class Judging:
+    """What problems are and how they are judged: all of a policy that needs no weights."""
 
-    Raises UserError for data, rewards or a model that cannot be used.
-    """
-    source = str(checkpoint) if checkpoint else config.model
-    revision = None if checkpoint else config.revision
-    # Task and rewards first: their errors show at once, not after minutes of loading the model.
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    judge: Judge
+
+
+def load_judging(config: TrainConfig, checkpoint: Path | None) -> Judging:
+    """Raises UserError for data, rewards or a tokenizer that cannot be used."""
+    source, revision = _source(config, checkpoint)
     task = make_task(config)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
-    encoder, first = PromptEncoder(tokenizer, config.data), task.problem(0)
-    encoder.encode(first)  # a chat template that is missing or refuses it shows at once, too
-    if encoder.in_chat(first) and first.prompt:
+    # A chat template that is missing or refuses the problem shows at once, too.
+    PromptEncoder(tokenizer, config.data).encode(task.problem(0))
+    return Judging(task, tokenizer, judge)
+
+
+def load_policy(config: TrainConfig, checkpoint: Path | None, judging: Judging, display: Display) -> Policy:
+    """Loads the policy from the checkpoint, or from config.model without one.
+
+    Raises UserError for a model that cannot be used.
+    """
+    source, revision = _source(config, checkpoint)
+    task, tokenizer, judge = judging.task, judging.tokenizer, judging.judge
+    if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
@@ -64,6 +79,11 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, display: Display) 
         evaluator=make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size),
         tagged_rewards=tagged_rewards(config, task),
     )
+
+
+def _source(config: TrainConfig, checkpoint: Path | None) -> tuple[str, str | None]:
+    """Where weights and tokenizer are, and the revision of a Hub model."""
+    return (str(checkpoint), None) if checkpoint else (config.model, config.revision)
 
 
 def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None, display: Display) -> Learner:

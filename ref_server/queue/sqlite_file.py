@@ -149,7 +149,7 @@ def hold(path: Path) -> IO[bytes]:
         _refuse_network(path.parent)
         lock = lock_path.open("wb")
     except OSError as error:
-        raise StorageBroken(f"cannot write to {path.parent}: {error}") from error
+        raise StorageBroken(f"data_dir: cannot write to {path.parent}: {error}; choose another --data-dir") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

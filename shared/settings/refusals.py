@@ -45,9 +45,7 @@ def _message(item: Any, where: str) -> str:
     is_table = isinstance(item["input"], dict) and bool(item["loc"])
     if kind == "missing":
         in_a_list = any(isinstance(part, int) for part in item["loc"])
-        return (
-            "must be given" if in_a_list else f"must be given: {spell_option(where)} on the command line, or in a file"
-        )
+        return "is required" if in_a_list else f"is required: give {spell_option(where)}, or write it in a file"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"is a group of settings: write a table [{where}], or {spell_option(where)}.NAME VALUE"
     if kind == "list_type":
@@ -66,14 +64,14 @@ def _meant(location: tuple[int | str, ...], cls: type[BaseModel], hints: Hints) 
 def explain_unparsed(error: SettingsError) -> str:
     """The field of a list or a group that could not be parsed, and how to write it."""
     message = str(error)
-    field = re.search('field "([^"]+)"', message)
+    field = re.search(r'field "([^"]+)"|encountered for ([^:]+)', message)
     # pydantic-settings makes JSON of the command line's lists, and JSON has neither infinity nor NaN.
     form = (
         "numbers must be finite"
         if "CliSettingsSource" in message
-        else 'the environment must hold JSON, as in \'["a", "b"]\' or \'{"name": 1}\''
+        else """write lists as JSON, as in '["a", "b"]', and groups as in '{"name": 1}'"""
     )
-    return f"{field[1] if field else message}: {form}"
+    return f"{(field[1] or field[2]) if field else message}: {form}"
 
 
 def _required(info: FieldInfo) -> list[str]:

@@ -167,12 +167,42 @@ def test_a_hub_id_that_cannot_be_reached_says_how_to_work_without_it(monkeypatch
     def offline(*_: object, **__: object) -> None:
         raise OSError("We couldn't connect to 'https://huggingface.co'\nto load this file.\n\nSee the page.\n" * 3)
 
+    monkeypatch.setattr("shared.models.get_hf_file_metadata", lambda url: None)
     monkeypatch.setattr("shared.models.AutoTokenizer.from_pretrained", offline)
     with pytest.raises(UserError) as refused:
         load_tokenizer("owner/model")
     said = str(refused.value)
     assert "owner/model cannot be loaded: We couldn't connect" in said and "HF_HUB_OFFLINE=1" in said
     assert len(said.splitlines()) <= 5
+
+
+def test_the_hub_is_asked_once_where_transformers_would_retry_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unreachable(Exception):
+        """Like httpx's, no OSError."""
+
+    def offline(url: str) -> None:
+        raise Unreachable("Name or service not known")
+
+    def retry(*_: object, **__: object) -> None:
+        raise AssertionError("transformers was asked")
+
+    monkeypatch.setattr("shared.models.get_hf_file_metadata", offline)
+    monkeypatch.setattr("shared.models.AutoTokenizer.from_pretrained", retry)
+    with pytest.raises(UserError, match=r"owner/model .* the hub cannot be reached: Name .*HF_HUB_OFFLINE"):
+        load_tokenizer("owner/model")
+
+
+def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    """transformers makes a tokenizer without tokens where the files are missing."""
+    tiny().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^model: .*tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_the_directory_of_a_run_is_not_that_of_its_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=rf"it has no config.json; did you mean {tmp_path}/model"):
+        load_model(str(tmp_path), revision=None, device="cpu", dtype="auto")
 
 
 def test_no_such_model(tmp_path: Path) -> None:

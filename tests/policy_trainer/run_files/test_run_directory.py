@@ -24,6 +24,17 @@ class TestRunDirectory:
         directory.metrics.write_text("{}\n")
         assert directory.holds_a_run()
 
+    def test_a_run_that_failed_before_its_first_step_gives_way(self, tmp_path: Path) -> None:
+        directory = RunDirectory(tmp_path / "run")
+        directory.write_config(TrainConfig(model="m"))
+        directory.metrics.write_text('{"kind": "evaluation", "step": 0}\n')
+        assert not directory.open(TrainConfig(model="n"), Console(file=io.StringIO()), resume=False)
+        assert not directory.metrics.exists(), "the new run writes its own"
+        directory.metrics.write_text('{"kind": "evaluation", "step": 0}\n{"kind": "step", "step": 1}\n')
+        with pytest.raises(UserError, match=r"^run_dir: .* holds a run already; add --resume"):
+            directory.open(TrainConfig(model="n"), Console(file=io.StringIO()), resume=False)
+        assert len(directory.metrics.read_text().splitlines()) == 2
+
     @pytest.fixture
     def begun(self, tmp_path: Path) -> RunDirectory:
         directory = RunDirectory(tmp_path / "run")

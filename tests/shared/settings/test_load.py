@@ -303,7 +303,7 @@ class Drawn(BaseSettings):
 def test_of_a_group_that_is_missing_what_it_needs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_settings(Drawn, [], prog="draw", schema=Drawn)
-    assert capsys.readouterr().err == "draw: size.width: must be given: --size.width on the command line, or in a file\n"
+    assert capsys.readouterr().err == "draw: size.width: is required: give --size.width, or write it in a file\n"
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])
@@ -311,7 +311,7 @@ def test_lists_of_numbers_that_are_not_finite(number: str, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         load_settings(Drawn, ["--size.width", "3", "--weights", "1", number], prog="draw", schema=Drawn)
     words = capsys.readouterr().err
-    assert '"weights"' in words and words.endswith(": numbers must be finite\n")
+    assert words == "draw: weights: numbers must be finite\n"
 
 
 class Quoted(BaseSettings):
