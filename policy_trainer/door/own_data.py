@@ -73,7 +73,7 @@ def own_data(problems: Problems, name: str) -> OwnData:
     if _is_dataset(problems):
         return _table(problems, name)
     raise UserError(
-        f"{name}: must be a datasets.Dataset, a list of dicts that is not empty, or a path, got "
+        f"{name}: must be a datasets.Dataset or a list of dicts, with rows, or a path, got a "
         f"{type(problems).__name__}; of a DatasetDict give one split, of an IterableDataset list(….take(n))"
     )
 

@@ -5,12 +5,11 @@ The first Ctrl-C asks the training loop to stop between steps; a second stops th
 
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from types import FrameType
 from typing import Any
-
-_STDERR = 2
 
 
 class Stopped(Exception):
@@ -56,6 +55,13 @@ class StopRequest:
         if self._event.is_set():
             raise KeyboardInterrupt
         self._event.set()
-        # os.write, since the signal may have interrupted a print. In a notebook sys.stderr is no file.
-        with suppress(OSError):
-            os.write(_STDERR, b"\nstopping; press Ctrl-C again to stop at once\n")
+        _say("\nstopping; press Ctrl-C again to stop at once\n")
+
+
+def _say(text: str) -> None:
+    """Writes to standard error from a signal handler, which may have interrupted a print to it."""
+    with suppress(OSError, RuntimeError):
+        if sys.stderr is sys.__stderr__:
+            os.write(sys.stderr.fileno(), text.encode())
+        else:  # a notebook's, whose file is the notebook server's terminal
+            sys.stderr.write(text)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO, UserError
+from policy_trainer.run_files.run_directory import RunDirectory
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i)} for i in range(20)]
 
@@ -66,6 +67,21 @@ def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> Non
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"run_dir: .* holds a run already; give resume=True to continue it, or"):
         GRPO(model="m", dataset=ROWS, run_dir=tmp_path).train()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dataset": ROWS[1:]}, "data.path: --resume cannot change it"),
+        ({"rewards": ["format"]}, "rewards: --resume cannot change it"),
+    ],
+)
+def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = {"model": "m", "dataset": ROWS, "rewards": lambda completion: 1.0, "run_dir": tmp_path}
+    RunDirectory(tmp_path).write_config(GRPO(**given).config)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=message):
+        GRPO(**{**given, **changed, "resume": True}).train()
 
 
 def test_the_environment_is_as_it_was_after_a_refusal(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_files_and_names_stay_what_they_are(tmp_path: Path) -> None:
     ],
 )
 def test_what_holds_no_problems_is_refused(problems: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset: must be a datasets.Dataset, a list of dicts"):
+    with pytest.raises(UserError, match=r"dataset: must be a datasets.Dataset or a list of dicts"):
         own_data(problems, "dataset")
 
 

@@ -46,8 +46,10 @@ def test_another_thread_leaves_signals_alone() -> None:
     assert seen == [before, True]
 
 
-def test_a_stop_needs_no_file_for_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", io.StringIO())  # as in a notebook
+def test_a_stop_is_told_where_standard_error_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr("sys.stderr", told)  # as in a notebook
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop
+    assert "stopping; press Ctrl-C again" in told.getvalue()
