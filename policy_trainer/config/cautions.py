@@ -2,6 +2,9 @@
 
 from policy_trainer.config import TrainConfig
 
+# Steps whose groups may be sampled at once: more make the staleness of the last ones worth a word.
+_STEPS_AHEAD = 2
+
 
 def cautions(config: TrainConfig) -> list[str]:
     """One warning for each questionable combination of settings; each names its fields."""
@@ -28,6 +31,11 @@ def cautions(config: TrainConfig) -> list[str]:
         found.append(
             "sampling.repetition_penalty: completions are drawn from penalised probabilities, and the learner computes "
             "the others, so the ratio and the KL are biased; repetition_penalty = 1 turns it off"
+        )
+    if (steps := sampling.prompts_per_round / config.groups_per_step) > _STEPS_AHEAD:
+        found.append(
+            f"sampling.prompts_per_round: a round has the groups of {steps:g} steps, so the last of them are that many "
+            f"steps old when they are trained; {config.groups_per_step} keeps them fresh"
         )
     if config.reference.decay and not config.reference.sync_steps:
         found.append("reference.decay does nothing while reference.sync_steps is 0: the reference never changes")

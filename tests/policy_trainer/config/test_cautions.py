@@ -21,6 +21,7 @@ def said(**settings: Any) -> list[str]:
         ({"sampling": {"top_k": 5}}, "renormalise"),
         ({"sampling": {"min_p": 0.1}}, "renormalise"),
         ({"sampling": {"repetition_penalty": 1.2}}, "penalised"),
+        ({"groups_per_step": 2}, "the groups of 4 steps"),
         ({"reference": {"decay": 0.9}}, "sync_steps"),
         ({"judging": {"steps": True}}, "outcome"),
         ({"judging": {"model": {"path": "judge"}}}, "--rewards"),
