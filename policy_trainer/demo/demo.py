@@ -85,6 +85,7 @@ def _base_model(config: DemoConfig, console: Console) -> Path:
     console.print(
         f"base model: a tiny one that has learnt sums from examples, kept in {cache}; making it takes about a minute",
         highlight=False,
+        soft_wrap=True,
     )
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("warming up the base model", total=None)
