@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,8 @@ class ManyAtOnce:
         result = self.function(**_chosen(self.name, self.function, _many(samples)))
         if inspect.isawaitable(result):
             result = _loop().run(_awaited(result))
+        if isinstance(result, str) or not isinstance(result, Iterable):
+            raise ValueError(f"it must return a list of rewards, one for each completion, got {type(result).__name__}")
         scores = list(result)
         if len(scores) != len(samples):
             raise ValueError(f"it must return one reward for each of {len(samples)} completions, got {len(scores)}")
@@ -164,7 +166,10 @@ def _checked(answer: Any) -> Score:
         return None
     if isinstance(answer, str):
         raise ValueError(f"a reward must be a number, got the text {answer[:40]!r}")
-    number = float(answer)
+    try:
+        number = float(answer)
+    except TypeError:
+        raise ValueError(f"a reward must be a number or None, got {type(answer).__name__}") from None
     if math.isnan(number) or abs(number) <= _LARGEST:
         return number
     raise ValueError(f"a reward must be a number of at most {_LARGEST:g}, got {number}")

@@ -21,6 +21,7 @@ from tests.ports import free_port
 MOST_LINES = 5
 # Every run that a mistake stops would be this one: on the CPU, with a server that is none.
 TRAIN = "train --device cpu --threads 1 --run-dir run --server http://127.0.0.1:1"
+EVAL = "policy-trainer eval --model model --device cpu --evaluation.problems 2 --sampling.max-completion-length 4"
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(20)]
 FILES = {
@@ -47,9 +48,12 @@ TEXTS = {
     ),
     "damaged.py": "def f(completion)\n    return 1\n",
     "raising.py": "raise RuntimeError('no key')\n",
-    "mine.py": "number = 3\n\ndef by_position(completion, /):\n    return 1\n",
+    "mine.py": "number = 3\n\ndef by_position(completion, /):\n    return 1\n"
+    "\ndef by_colour(completions, colour):\n    return [1.0] * len(completions)\n",
     "own.py": "class Raises:\n    def __init__(self, data, seed):\n        raise LookupError('no such file')\n"
-    "\nclass Bare:\n    def __init__(self, data, seed):\n        pass\n",
+    "\nclass Bare:\n    def __init__(self, data, seed):\n        pass\n"
+    "\nclass Late(Bare):\n    name = 'late'\n    default_rewards = ('accuracy',)\n    correct = problem = print\n"
+    "\n    def eval_problems(self):\n        raise LookupError('no such row')\n",
 }
 
 
@@ -165,6 +169,9 @@ DATA = {
     "no demonstrations": Mistake("policy-trainer sft --model model", ("data.path: is required", "--data.path")),
     "own task": train("--model model --task nowhere:Task", "task:", "No module named 'nowhere'"),
     "own task that raises": train("--model model --task own:Raises", "task:", "LookupError: no such file", "own.py"),
+    "own task that raises later": Mistake(
+        f"{EVAL} --task own:Late", ("task:", "eval_problems() raised LookupError: no such row", "own.py")
+    ),
     "own task without members": train("--model model --task own:Bare", "task:", "eval_problems", "docs/tasks.md"),
 }
 REWARDS = {
@@ -175,6 +182,7 @@ REWARDS = {
     "raises": reward("raising:f", "RuntimeError: no key"),
     "no function at all": reward("mine:number", "not a function"),
     "by position": reward("mine:by_position", "by name"),
+    "unknown argument": Mistake(f"{EVAL} --rewards mine:by_colour", ("rewards:", "needs colour", "available: answer")),
     "model without a path": train("--model model --rewards model", "judging.model.path", "directory or hub id"),
 }
 SERVERS = {
