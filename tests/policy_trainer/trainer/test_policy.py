@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.reporting.display import LineDisplay
-from policy_trainer.trainer.policy import load_policy
+from policy_trainer.trainer.policy import load_judging
 from shared.errors import UserError
 from shared.settings import from_values
 
@@ -31,4 +29,4 @@ def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
         run_dir=tmp_path / "run",
     )  # fmt: skip
     with pytest.raises(UserError, match=remedy):
-        load_policy(config, None, LineDisplay(Console(quiet=True), 1, 0))
+        load_judging(config, None)
