@@ -56,7 +56,7 @@ class TestRefusals:
             (TrainConfig, ["--task", "chess"], "task"),
             (TrainConfig, ["--task", "jsonl"], "data.path"),
             (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "1", "2"], "reward_weights"),
-            (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "inf"], 'field "reward_weights"'),
+            (TrainConfig, ["--rewards", "accuracy", "--reward-weights", "inf"], "reward_weights: numbers"),
             (TrainConfig, ["--server", "127.0.0.1:8400"], "server"),
             (TrainConfig, ["--loss.beta", "inf"], "loss.beta"),
             (TrainConfig, ["--optimizer.betas", "0.9", "--optimizer.betas", "1.0"], "betas"),
