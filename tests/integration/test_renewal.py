@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from policy_trainer.run_files.checkpoint import read_state
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.api import LeaseBody
 from shared.batch import ScoredBatch
 from shared.client import RefServerClient
@@ -52,9 +53,10 @@ def scored_by_its_own_weights(server: Server, seen: set[str]) -> bool:
     return False
 
 
-def everything(server: Server, run: str) -> list[ScoredBatch]:
+def everything(server: Server, run_dir: Path) -> list[ScoredBatch]:
     """All scored batches that are not settled, leased as a restarted trainer would lease them."""
-    terms = LeaseBody(consumer=f"trainer of {run}", incarnation="the next", run=run, wait_seconds=1)
+    run, lineage = run_dir.name, RunDirectory(run_dir).lineage
+    terms = LeaseBody(consumer=f"trainer of {run}", incarnation="the next", run=run, lineage=lineage, wait_seconds=1)
     batches: list[ScoredBatch] = []
     with RefServerClient(server.url) as client:
         while leased := client.lease(terms):
@@ -78,7 +80,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
     served = server.get("/v1/model")
     current = served["reference_version"]
     assert served["snapshot"] == f"iterative/epoch-0000-version-{current:08d}" and current > 1
-    batches = everything(server, "iterative")
+    batches = everything(server, run_dir)
     versions = [int(batch.reference_version) for batch in batches]
     assert set(versions) <= set(range(1, current + 1)) and max(versions) > 1
     models = {1: base_model, current: root / served["snapshot"]}

@@ -116,6 +116,7 @@ def test_own_data_with_another_architecture(tmp_path, start):
         train(
             model, server, run_dir, *QUICK, "--max-steps", "8", "--task", "jsonl", "--data.path", str(data),
             "--data.answer-rule", "number", "--data.max-prompt-length", "64", "--sampling.stop", "</answer>",
+            "--data.system-prompt", "",
         )
     )  # fmt: skip
     assert trainer.wait() == 0, trainer.output()
