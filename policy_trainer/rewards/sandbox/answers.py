@@ -28,7 +28,8 @@ def answers(reward: Reward | OwnReward, samples: list[Sample]) -> list[dict[str,
     try:
         outcomes = reward.outcomes(samples) if isinstance(reward, TOGETHER) else [reward(*samples)]
     except BaseException as error:  # a user's reward may raise anything, SystemExit too
-        outcomes = [error] * len(samples)
+        # Not kept in a variable: its traceback holds this frame, and in a circle the reward's memory would stay taken.
+        return [_answer(reward, error)] * len(samples)
     return [_answer(reward, outcome) for outcome in outcomes]
 
 
