@@ -91,7 +91,7 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
 
 def needs_answers(rewards: Sequence[str]) -> bool:
     """Whether any of these rewards compares with a gold answer. Without names, a task's own rewards do."""
-    return not rewards or bool({part for name in rewards for part in SUMS.get(name, (name,))} & _GOLDEN)
+    return not rewards or not _GOLDEN.isdisjoint(_parts(rewards))
 
 
 def teach_accuracy(parts: Iterable[str]) -> bool:
@@ -101,8 +101,13 @@ def teach_accuracy(parts: Iterable[str]) -> bool:
 
 def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:
     """The configured rewards, else the task's defaults, that look for <answer> tags."""
-    names = {part for name in config.rewards or task.default_rewards for part in SUMS.get(name, (name,))}
+    names = _parts(config.rewards or task.default_rewards)
     return frozenset(names & (_TAGGED | ({"accuracy"} if reads_tags(task.correct) else set())))
+
+
+def _parts(rewards: Iterable[str]) -> set[str]:
+    """Names of the rewards, with those of its parts instead of a recipe's."""
+    return {part for name in rewards for part in SUMS.get(name, (name,))}
 
 
 def accuracy_reward(task: Task) -> Reward | Sandboxed:
