@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_limit
+from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.registry import teach_accuracy
@@ -60,8 +61,7 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """The fields as JSON values, without transcripts and with None for NaN."""
-        told = {name: _none_for_nan(value) for name, value in asdict(self).items() if name != "transcripts"}
-        return {**told, "rewards": {name: _none_for_nan(mean) for name, mean in self.rewards.items()}}
+        return without_nan({name: value for name, value in asdict(self).items() if name != "transcripts"})
 
     @property
     def has_accuracy(self) -> bool:
@@ -221,10 +221,6 @@ def _transcript(item: _Answered) -> Transcript:
         item.sample.finished,
         problem.task,
     )
-
-
-def _none_for_nan(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def wilson_interval(successes: float, count: int) -> tuple[float, float]:
