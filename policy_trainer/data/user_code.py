@@ -1,8 +1,9 @@
 """Errors in a user's own module, told with the user's lines and without ours."""
 
 import inspect
+import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from shared.errors import UserError
 
 _PACKAGES = Path(__file__).parents[2]
-_OURS = tuple(str(_PACKAGES / name) for name in ("policy_trainer", "ref_server", "shared"))
+_OURS = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("policy_trainer", "ref_server", "shared"))
 # With two lines each, and the error's own line, five in all.
 _FRAMES = 2
 
@@ -40,9 +41,14 @@ def accepts(function: Callable[..., Any], *arguments: Any) -> str | None:
     return None
 
 
+def their_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames of a traceback that are not this program's."""
+    return [frame for frame in frames if not frame.filename.startswith(_OURS)]
+
+
 def _frames(error: Exception) -> list[str]:
     """The last lines of a traceback that are the user's: file, line and code."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    frames = their_frames(traceback.extract_tb(error.__traceback__))
     return [
         line
         for frame in frames[-_FRAMES:]

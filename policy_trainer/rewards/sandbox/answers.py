@@ -1,12 +1,11 @@
 """What a process that runs users' rewards answers for each sample: a score, an error, or a refusal."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from traceback import StackSummary, TracebackException
 from typing import Any
 
 from policy_trainer.data.sample import Reward, Sample, Score
+from policy_trainer.data.user_code import their_frames
 from policy_trainer.rewards.signatures import Concurrent, ManyAtOnce, OwnReward
 from shared.errors import UserError
 
@@ -14,8 +13,6 @@ from shared.errors import UserError
 TOGETHER = (Concurrent, ManyAtOnce)
 # Only the end of a traceback is sent: it names the error.
 _MAX_CHARACTERS = 4000
-# The directory of this program's own code.
-_OURS = str(Path(__file__).parents[2]) + os.sep
 
 
 def shares(reward: Reward | OwnReward, samples: Sequence[Sample]) -> list[list[Sample]]:
@@ -49,7 +46,7 @@ def own_frames(error: BaseException) -> TracebackException:
     told = TracebackException.from_exception(error)
     part: TracebackException | None = told
     while part is not None:
-        part.stack = StackSummary.from_list([frame for frame in part.stack if not frame.filename.startswith(_OURS)])
+        part.stack = StackSummary.from_list(their_frames(part.stack))
         part = part.__cause__ or part.__context__
     return told
 
