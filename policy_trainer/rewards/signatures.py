@@ -20,16 +20,32 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Parameters:
+    """What a function is called with. required, named: its parameters' names. takes_any: it has a `**` parameter."""
+
+    required: tuple[str, ...]
+    named: frozenset[str]
+    takes_any: bool
+
+    def choose(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the function `name` names, or all if it takes `**`. Raises UserError if one is missing."""
+        if missing := [wanted for wanted in self.required if wanted not in known]:
+            raise UserError(f"rewards: {name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
+        return {key: known[key] for key in known if self.takes_any or key in self.named}
+
+
+@dataclass(frozen=True)
 class OneAtATime:
     """`def f(completion, answer, …) -> float | None`."""
 
     name: str
     function: Function
+    parameters: Parameters
 
     def __call__(self, sample: Sample) -> Score:
         """The function's result. Raises ValueError for a result that is not a finite number, UserError if the function
         requires an argument that this problem does not have."""
-        return _checked(self.function(**_chosen(self.name, self.function, _one(sample))))
+        return _checked(self.function(**self.parameters.choose(self.name, _one(sample))))
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,7 @@ class Concurrent:
 
     name: str
     function: Function
+    parameters: Parameters
 
     def outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
         """A score for each sample, or the exception that its call raised."""
@@ -49,7 +66,7 @@ class Concurrent:
         return await asyncio.gather(*map(self._score, samples), return_exceptions=True)
 
     async def _score(self, sample: Sample) -> Score:
-        return _checked(await self.function(**_chosen(self.name, self.function, _one(sample))))
+        return _checked(await self.function(**self.parameters.choose(self.name, _one(sample))))
 
 
 @dataclass(frozen=True)
@@ -58,10 +75,11 @@ class ManyAtOnce:
 
     name: str
     function: Function
+    parameters: Parameters
 
     def outcomes(self, samples: Sequence[Sample]) -> list[Score | BaseException]:
         """A score for each sample. Raises ValueError if the function does not return one number or None for each."""
-        result = self.function(**_chosen(self.name, self.function, _many(samples)))
+        result = self.function(**self.parameters.choose(self.name, _many(samples)))
         if inspect.isawaitable(result):
             result = _loop().run(_awaited(result))
         if isinstance(result, str) or not isinstance(result, Iterable):
@@ -81,16 +99,26 @@ def own_reward(name: str, function: Function) -> OwnReward:
     name: for errors. Raises UserError for a function that cannot be called by name.
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise UserError(f"rewards: {name} is not a function with a known signature: {error}") from error
-    if positional := [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]:
+    if positional := [parameter.name for parameter in signature if parameter.kind is parameter.POSITIONAL_ONLY]:
         raise UserError(f"rewards: {name} takes {', '.join(positional)} by position only: arguments are given by name")
-    if any(parameter.name == "completions" for parameter in parameters):
-        return ManyAtOnce(name, function)
+    parameters = _parameters(signature)
+    if any(parameter.name == "completions" for parameter in signature):
+        return ManyAtOnce(name, function, parameters)
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is awaited, too
     awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-    return Concurrent(name, function) if awaited else OneAtATime(name, function)
+    return (Concurrent if awaited else OneAtATime)(name, function, parameters)
+
+
+def _parameters(signature: Iterable[inspect.Parameter]) -> Parameters:
+    plain = [one for one in signature if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return Parameters(
+        required=tuple(one.name for one in plain if one.default is one.empty),
+        named=frozenset(one.name for one in plain),
+        takes_any=any(one.kind is one.VAR_KEYWORD for one in signature),
+    )
 
 
 def _one(sample: Sample) -> dict[str, Any]:
@@ -130,23 +158,6 @@ def _asked(sample: Sample) -> str | list[dict[str, str]]:
 
 def _answered(sample: Sample) -> str | list[dict[str, str]]:
     return sample.completion if sample.problem.prompt else [{"role": "assistant", "content": sample.completion}]
-
-
-def _chosen(name: str, function: Function, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the function names, or all if it takes `**`."""
-    required, named, takes_any = _parameters(function)
-    if missing := [wanted for wanted in required if wanted not in known]:
-        raise UserError(f"rewards: {name} needs {', '.join(missing)}; available: {', '.join(sorted(known))}")
-    return {key: known[key] for key in known if takes_any or key in named}
-
-
-def _parameters(function: Function) -> tuple[tuple[str, ...], frozenset[str], bool]:
-    """Required names, all names, and whether it takes any other."""
-    parameters = inspect.signature(function).parameters.values()
-    plain = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    required = tuple(one.name for one in plain if one.default is one.empty)
-    return required, frozenset(one.name for one in plain), takes_any
 
 
 @cache
