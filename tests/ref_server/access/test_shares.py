@@ -1,0 +1,61 @@
+import random
+from collections import Counter
+
+import pytest
+
+from ref_server.access.shares import Shares
+
+
+def fill(shares: Shares, *holders: str) -> Counter[str]:
+    """Holders take one after the other until nobody gets more."""
+    got: Counter[str] = Counter()
+    hungry = set(holders)
+    while hungry:
+        for holder in sorted(hungry):
+            if shares.take(holder):
+                got[holder] += 1
+            else:
+                hungry.remove(holder)
+    return got
+
+
+@pytest.mark.parametrize("holders", [1, 2, 3, 9])
+def test_greedy_holders_get_equal_parts_and_leave_as_much(holders: int) -> None:
+    got = fill(Shares(1000), *map(str, range(holders)))
+    assert set(got.values()) <= {1000 // (holders + 1), 1000 // (holders + 1) + 1}
+    assert got.total() <= 1000
+
+
+def test_a_newcomer_finds_room_beside_a_greedy_one() -> None:
+    shares = Shares(1000)
+    fill(shares, "greedy")
+    assert fill(shares, "newcomer") == {"newcomer": 250}
+    assert not shares.take("greedy")
+
+
+def test_a_size_is_given_whole_or_not_at_all() -> None:
+    shares = Shares(10)
+    assert not shares.take("a", 6)
+    assert shares.take("a", 5)
+    assert not shares.take("b", 3)
+    assert shares.take("b", 2)
+
+
+def test_nothing_is_lost_or_gained() -> None:
+    shares, chance = Shares(100), random.Random(0)
+    held: list[tuple[str, int]] = []
+    for _ in range(5000):
+        holder, size = chance.choice("abc"), chance.randrange(40)
+        if shares.take(holder, size):
+            held.append((holder, size))
+        assert sum(size for _, size in held) <= 100
+        if held and chance.random() < 0.4:
+            shares.give(*held.pop(chance.randrange(len(held))))
+    for each in held:
+        shares.give(*each)
+    assert fill(shares, "alone") == {"alone": 50}
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_where_nothing_would_be_left_nothing_is_given(most: int) -> None:
+    assert not Shares(most).take("a")
