@@ -111,4 +111,4 @@ def hold(directory: Path, *, worker: int, workers: int) -> IO[bytes]:
         f"worker: worker {worker} of {workers} already runs in {directory}; start others with --worker and --workers, "
         "beside a trainer with --rollout external"
     )
-    return locks.hold(directory, refusal, seconds=_LOCK_SECONDS)
+    return locks.hold(directory / "lock", refusal, seconds=_LOCK_SECONDS)

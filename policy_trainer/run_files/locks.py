@@ -1,27 +1,46 @@
-"""Locks of directories that one process may write at a time. The system releases them when the process ends."""
+"""Locks of what one process may use at a time. The system releases them when the process ends."""
 
 import fcntl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from shared.errors import UserError
 
 
-def hold(directory: Path, refusal: str, *, seconds: float = 0.0) -> IO[bytes]:
-    """Locks a directory, which is made if there is none, until the returned file is closed.
+def hold(
+    file: Path, refusal: str, *, seconds: float = 0.0, on_wait: Callable[[float], None] | None = None
+) -> IO[bytes]:
+    """Locks a file, which is made if there is none, until the returned file is closed.
 
-    Raises UserError with the refusal when another process still holds the lock after so many seconds.
+    on_wait: called while waiting, with the seconds waited so far; it may raise to stop. Raises UserError with the
+    refusal when another process still holds the lock after so many seconds.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = (directory / "lock").open("wb")
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except OSError:
-            if time.monotonic() >= deadline:
-                lock.close()
-                raise UserError(refusal) from None
-            time.sleep(0.1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = file.open("wb")
+    try:
+        _wait(lock, refusal, seconds, on_wait)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _wait(lock: IO[bytes], refusal: str, seconds: float, on_wait: Callable[[float], None] | None) -> None:
+    began = time.monotonic()
+    while not _try_lock(lock):
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            raise UserError(refusal)
+        if on_wait is not None:
+            on_wait(waited)
+        time.sleep(0.1)
+
+
+def _try_lock(lock: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

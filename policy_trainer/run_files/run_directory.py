@@ -90,7 +90,8 @@ class RunDirectory:
         """Locks the directory until the returned file is closed. Raises UserError while another trainer has it."""
         with self._refusals():
             return hold(
-                self.root, f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir"
+                self.root / "lock",
+                f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir",
             )
 
     def holds_a_run(self) -> bool:

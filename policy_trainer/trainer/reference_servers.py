@@ -1,8 +1,6 @@
 """The reference server of a trainer: one that it starts itself, or one that the user names."""
 
-import fcntl
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
@@ -14,11 +12,11 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.lifecycle.restarts import RestartedChild
 from policy_trainer.queue_client.server import token_of
+from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_port, write_address
 from shared.client.connection import OnWait
 from shared.devices import choose_device
-from shared.errors import UserError
 
 # A server that has run for this long did its work: its deaths are counted anew.
 _LASTING_SECONDS = 300.0
@@ -99,9 +97,7 @@ class InlineServer:
         """Raises UserError for an unusable token, or if the server of an earlier trainer does not end."""
         config = self._config
         data = self._directory.root / "server"
-        data.mkdir(parents=True, exist_ok=True)
-        self._lock = (data / "process.lock").open("wb")
-        _hold(self._lock, data, on_wait)
+        self._lock = _hold(data, on_wait)
         port = _free_port(read_port(self._directory))
         self.url = write_address(self._directory, port)
         device = reference_device(config.reference.device, config.device)
@@ -169,29 +165,19 @@ def _secrets(config: TrainConfig) -> dict[str, str]:
     return {"REF_SERVER_TOKEN": token} if token else {}
 
 
-def _hold(lock: IO[bytes], data: Path, on_wait: OnWait) -> None:
+def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
     """Locks the server's directory. The server inherits the lock, so that it lasts as long as the server does.
 
     Raises UserError when another trainer's server still holds it after _PREDECESSOR_SECONDS.
     """
-    began = time.monotonic()
-    while not _try_lock(lock):
-        waited = time.monotonic() - began
-        if waited > _PREDECESSOR_SECONDS:
-            raise UserError(
-                f"run_dir: the reference server of another trainer still works in {data}; wait for that trainer, "
-                "stop it, or choose another --run-dir"
-            )
-        on_wait(f"the reference server of an earlier trainer is still ending its work in {data}", waited)
-        time.sleep(0.1)
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    refusal = (
+        f"run_dir: the reference server of another trainer still works in {data}; wait for that trainer, "
+        "stop it, or choose another --run-dir"
+    )
+    reason = f"the reference server of an earlier trainer is still ending its work in {data}"
+    return hold(
+        data / "process.lock", refusal, seconds=_PREDECESSOR_SECONDS, on_wait=lambda waited: on_wait(reason, waited)
+    )
 
 
 def _free_port(wanted: int | None) -> int:

@@ -1,5 +1,6 @@
-"""A directory is one process's at a time."""
+"""A file is locked by one process at a time."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,25 @@ from shared.errors import UserError
 
 
 def test_a_second_one_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
-    directory = tmp_path / "made" / "for it"
-    with hold(directory, "it is taken"), pytest.raises(UserError, match="it is taken"):
-        hold(directory, "it is taken")
-    hold(directory, "it is taken").close()
+    file = tmp_path / "made" / "for it" / "lock"
+    with hold(file, "it is taken"), pytest.raises(UserError, match="it is taken"):
+        hold(file, "it is taken")
+    hold(file, "it is taken").close()
+
+
+def test_whoever_waits_is_told_for_how_long_and_may_stop(tmp_path: Path) -> None:
+    earlier, waits = hold(tmp_path / "lock", "it is taken"), []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            earlier.close()
+
+    hold(tmp_path / "lock", "it is taken", seconds=60, on_wait=wait).close()
+    assert len(waits) == 3 and all(before < after for before, after in pairwise(waits))
+
+    def stop(seconds: float) -> None:
+        raise InterruptedError
+
+    with hold(tmp_path / "lock", "it is taken"), pytest.raises(InterruptedError):
+        hold(tmp_path / "lock", "it is taken", seconds=60, on_wait=stop)

@@ -11,6 +11,7 @@ import torch
 from policy_trainer.config import DataConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.lifecycle import restarts
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
+from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_port, read_url
 from policy_trainer.trainer import reference_servers
@@ -128,7 +129,7 @@ def test_it_waits_for_the_server_of_a_killed_trainer(home: Home, monkeypatch: py
 
 
 def test_but_not_for_one_of_a_living_trainer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_servers, "time", Clock())
+    monkeypatch.setattr(locks, "time", Clock())
     home.started()
     with pytest.raises(UserError, match="run_dir: the reference server of another trainer still works in"):
         home.server().start(lambda reason, seconds: None)
