@@ -80,10 +80,8 @@ class GRPO:
 
         console = _console()
         directory = RunDirectory(self.config.run_dir)
-        if directory.holds_a_run() and not (self.config.resume or self.config.dry_run):
-            raise UserError(
-                f"run_dir: {directory.root} holds a run already; give resume=True to continue it, or another run_dir"
-            )
+        if not (self.config.resume or self.config.dry_run):  # before its data is written there
+            directory.refuse_trained("give resume=True to continue it, or another run_dir")
         with _only_run(), ExitStack() as stack:
             console.print(f"device: {describe_device(self.config.device)}", highlight=False)
             for data in self._data.values():

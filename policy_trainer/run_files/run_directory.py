@@ -101,8 +101,17 @@ class RunDirectory:
         """Whether the run took a step. One that failed before has nothing to lose: a corrected one takes its place."""
         if self.checkpoints.exists():
             return True
+        if not self.metrics.exists():
+            return False
         with self.metrics.open(encoding="utf-8") as lines:
             return any('"kind": "step"' in line for line in lines)
+
+    def refuse_trained(self, remedy: str) -> None:
+        """Raises UserError if the directory holds a run that trained, or cannot be read."""
+        with self._refusals():
+            trained = self.has_trained()
+        if trained:
+            raise UserError(f"run_dir: {self.root} holds a run already; {remedy}")
 
     def open(self, config: BaseSettings, console: Console, *, resume: bool) -> bool:
         """Writes the configuration. Returns whether an earlier run is continued.
@@ -110,12 +119,10 @@ class RunDirectory:
         What a resumed run changes is printed. Raises UserError if the directory holds a run that trained and resume is
         off, or if batches that wait would be wrong under the new settings, or if the directory cannot be written.
         """
+        if not resume:
+            self.refuse_trained("add --resume to continue it, or choose another --run-dir")
         with self._refusals():
             known = self.holds_a_run()
-        if known and not resume and self.has_trained():
-            raise UserError(
-                f"run_dir: {self.root} holds a run already; add --resume to continue it, or choose another --run-dir"
-            )
         if resume and not known:
             console.print(f"{self.root} holds no run to resume: training begins at step 0", highlight=False)
         if known and resume:

@@ -64,9 +64,17 @@ def test_mistakes_name_the_setting_and_the_remedy(given: dict[str, Any], message
 
 
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
     with pytest.raises(UserError, match=r"run_dir: .* holds a run already; give resume=True to continue it, or"):
         GRPO(model="m", dataset=ROWS, run_dir=tmp_path).train()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_run_that_failed_before_its_first_step_gives_way_as_to_the_command(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "evaluation", "step": 0}\n')
+    with pytest.raises(UserError, match="model: there is no directory"):
+        GRPO(model=tmp_path / "none", dataset=ROWS, run_dir=tmp_path).train()
+    assert not (tmp_path / "metrics.jsonl").exists(), "the new run writes its own"
 
 
 @pytest.mark.parametrize(
