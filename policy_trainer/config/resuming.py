@@ -18,8 +18,10 @@ FREE = (
     "judging.seconds", "judging.memory_gib", "judging.workers", "judging.model.device", "judging.model.batch_size",
     "sampling.num_generations", "sampling.prompts_per_round", "sampling.max_resamples",
 )  # fmt: skip
-# Settings of a process, which the run's file does not keep, and the directory that it was found in.
-_NOT_COMPARED = {"config", "resume", "dry_run", "token", "run_dir"}
+# Settings of a process, which the run's config.toml does not keep.
+NOT_KEPT = {"config", "resume", "dry_run"}
+# Beside them a secret, and the directory that the file was found in.
+_NOT_COMPARED = NOT_KEPT | {"token", "run_dir"}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic_settings import BaseSettings
 from rich.console import Console
 
-from policy_trainer.config.resuming import Change, changes
+from policy_trainer.config.resuming import NOT_KEPT, Change, changes
 from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.locks import hold
 from shared.errors import UserError
@@ -168,7 +168,7 @@ class RunDirectory:
         The file is replaced in one rename, because a worker may read it at the same time. Raises UserError if the
         directory cannot be written.
         """
-        values = json.loads(config.model_dump_json(exclude={"config", "resume", "dry_run"}, exclude_none=True))
+        values = json.loads(config.model_dump_json(exclude=NOT_KEPT, exclude_none=True))
         temporary = self.config.with_name(f".{self.config.name}.tmp")
         with self._refusals():
             self.root.mkdir(parents=True, exist_ok=True)
