@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from policy_trainer.run_files.atomic_files import write_text
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 
@@ -59,9 +60,7 @@ def truncate_metrics(path: Path, step: int) -> None:
     """Drops the records after `step`, which the run resumes from. Step 0 is a new run and drops all of them."""
     if path.exists():
         kept = [record for record in read_metrics(path) if step and record["step"] <= step]
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:

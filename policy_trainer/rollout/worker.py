@@ -85,7 +85,7 @@ class RolloutWorker:
         self._task = task
         self._client = client
         self._wait = wait
-        self._weights = config.run_dir / "weights"
+        self._weights = RunDirectory(config.run_dir).weights
         self._loaded: Publication | None = None
         self._lineage: str | None = None
         self._blocked = 0.0
@@ -210,7 +210,7 @@ def run_worker(config: RolloutConfig) -> None:
     """Loads the model, checks that the server's reference matches it, and works until the run is finished."""
     use_threads(config.threads)
     log.info("device", device=describe_device(config.device))
-    weights = config.run_dir / "weights"
+    weights = RunDirectory(config.run_dir).weights
     wait = Waiting(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)

@@ -9,10 +9,15 @@ from pathlib import Path
 
 
 def write_json(path: Path, value: object) -> None:
+    """As write_text."""
+    write_text(path, json.dumps(value, indent=2))
+
+
+def write_text(path: Path, text: str) -> None:
     """Replaces the file in one rename, after its bytes are on the disk. A reader sees the old or the new file."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=2)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

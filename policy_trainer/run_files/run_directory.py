@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.resuming import NOT_KEPT, Change, changes
-from policy_trainer.run_files.atomic_files import write_json
+from policy_trainer.run_files.atomic_files import write_json, write_text
 from policy_trainer.run_files.locks import hold
 from shared.errors import UserError
 from shared.settings.files import read_known
@@ -169,11 +169,9 @@ class RunDirectory:
         directory cannot be written.
         """
         values = json.loads(config.model_dump_json(exclude=NOT_KEPT, exclude_none=True))
-        temporary = self.config.with_name(f".{self.config.name}.tmp")
         with self._refusals():
             self.root.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(tomli_w.dumps(values), encoding="utf-8")
-            temporary.replace(self.config)
+            write_text(self.config, tomli_w.dumps(values))
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

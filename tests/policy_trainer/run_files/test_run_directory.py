@@ -1,6 +1,7 @@
 """A run's directory: when it holds a run, and what a crash leaves of its configuration."""
 
 import io
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,6 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path, monkeypat
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"run_dir: .*new cannot be written: No space left on device; choose"):
         RunDirectory(tmp_path / "new").open(config, console, resume=False)
