@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.group import Group
+from policy_trainer.objective.group import Group, differ
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from shared.batch import Array
 
@@ -106,14 +106,7 @@ def deviations(rewards: Tensor) -> Tensor:
     rewarded = ~rewards.isnan()
     known = torch.where(rewarded, rewards.double(), 0.0)
     means = known.sum(-1, keepdim=True) / rewarded.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(rewarded & _differ(rewards), known - means, 0.0)
-
-
-def _differ(rewards: Tensor) -> Tensor:
-    """(..., n) -> bool (..., 1): whether any two rewards of a row differ. NaN takes no part."""
-    unknown = rewards.isnan()
-    highest = rewards.masked_fill(unknown, -torch.inf).amax(-1, keepdim=True)
-    return highest > rewards.masked_fill(unknown, torch.inf).amin(-1, keepdim=True)
+    return torch.where(rewarded & torch.from_numpy(differ(rewards.numpy())), known - means, 0.0)
 
 
 def _divisor(rewards: Tensor, config: LossConfig) -> Tensor:

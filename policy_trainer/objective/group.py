@@ -67,6 +67,12 @@ def compared_rewards(rewards: Array, steps: StepRewards | None) -> Array:
 
 
 def has_variance(rewards: Array) -> bool:
-    """Whether any two rewards differ. NaN takes no part."""
-    known = rewards[~np.isnan(rewards)]
-    return len(known) > 0 and bool(known.max() > known.min())
+    """Whether any two of (n,) rewards differ. NaN takes no part."""
+    return bool(differ(rewards).item())
+
+
+def differ(rewards: Array) -> Array:
+    """(..., n) -> bool (..., 1): whether any two rewards of a row differ. NaN takes no part."""
+    unknown = np.isnan(rewards)
+    highest = np.where(unknown, -np.inf, rewards).max(-1, keepdims=True, initial=-np.inf)
+    return highest > np.where(unknown, np.inf, rewards).min(-1, keepdims=True, initial=np.inf)

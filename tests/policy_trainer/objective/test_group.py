@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from policy_trainer.objective.group import has_variance
+from policy_trainer.objective.group import differ, has_variance
 
 NAN = math.nan
 
@@ -27,3 +27,8 @@ NAN = math.nan
 )
 def test_variance(rewards: list[float], expected: bool) -> None:
     assert has_variance(np.array(rewards)) is expected
+
+
+def test_each_row_has_its_own() -> None:
+    rows = np.array([[0.0, 1.0], [1.0, 1.0], [NAN, 1.0], [NAN, NAN]])
+    assert differ(rows).tolist() == [[True], [False], [False], [False]]
