@@ -1,7 +1,6 @@
 """Bearer tokens and their roles."""
 
 import hmac
-import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
@@ -9,9 +8,9 @@ from pathlib import Path
 from stat import S_IROTH
 from typing import Self
 
+from shared.api.tokens import TOKEN_CHARACTERS, is_token
+
 MIN_TOKEN_CHARACTERS = 16
-# The characters of a bearer token (RFC 6750).
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class Denied(Exception):
@@ -128,8 +127,8 @@ def _read_line(words: list[str]) -> tuple[Role, bytes]:
 def _check(token: str) -> None:
     if len(token) < MIN_TOKEN_CHARACTERS:
         raise ValueError(f"a token has at least {MIN_TOKEN_CHARACTERS} characters, or it can be guessed")
-    if not _TOKEN.fullmatch(token):
-        raise ValueError("a token is made of letters, digits and - . _ ~ + / =, or no header can carry it")
+    if not is_token(token):
+        raise ValueError(f"a token is made of {TOKEN_CHARACTERS}, or no header can carry it")
 
 
 def _digest(token: str) -> bytes:

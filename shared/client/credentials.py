@@ -1,12 +1,12 @@
 """Access to a server: reads a command's token, trusts a private CA, and suggests a fix when access is refused."""
 
-import re
 import ssl
 from http import HTTPStatus
 from pathlib import Path
 
 from pydantic import SecretStr
 
+from shared.api.tokens import TOKEN_CHARACTERS, is_token
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted
 
 
@@ -23,9 +23,9 @@ def choose_token(token: SecretStr | None, file: Path | None) -> str | None:
 
 
 def check_token(token: str) -> None:
-    """Raises ValueError if the token cannot be sent in a header (RFC 6750). The message does not contain the token."""
-    if not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", token):
-        raise ValueError("token: must be made of letters, digits and - . _ ~ + / =, or no header can carry it")
+    """Raises ValueError if the token cannot be sent in a header. The message does not contain the token."""
+    if not is_token(token):
+        raise ValueError(f"token: must be made of {TOKEN_CHARACTERS}, or no header can carry it")
 
 
 def trust(ca: Path) -> ssl.SSLContext:
