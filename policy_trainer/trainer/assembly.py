@@ -1,12 +1,13 @@
 """Assembles a trainer from its configuration: what it opens, in which order, and how that is closed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from rich.console import Console
 
 from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.stopwatch import Stopwatch
@@ -35,11 +36,16 @@ from shared.models import eos_token_ids
 
 
 def build_trainer(
-    config: TrainConfig, files: RunFiles, console: Console, stack: ExitStack, stopwatch: Stopwatch
+    config: TrainConfig,
+    task: Callable[[], Task],
+    files: RunFiles,
+    console: Console,
+    stack: ExitStack,
+    stopwatch: Stopwatch,
 ) -> Trainer:
     """A trainer that is ready to run. The stack closes all that was opened, also after an error.
 
-    Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
+    task: makes the task. Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
     """
     display = make_display(console, config.max_steps, files.state.step)
     stop = stack.enter_context(StopRequest())
@@ -57,7 +63,8 @@ def build_trainer(
         wait(server.describe(reason), seconds)
 
     display.note(_headline(config))
-    judging = load_judging(config, files.resumed_from)  # mistakes in data and rewards show before anything starts
+    # Mistakes in data and rewards show before anything starts.
+    judging = load_judging(config, task(), files.resumed_from)
     server.start(wait)  # before the policy, so that both load at the same time
     with stopwatch("load model"):
         policy = load_policy(config, files.resumed_from, judging, display)

@@ -19,7 +19,6 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import tagged_rewards
 from policy_trainer.run_files.checkpoint import restore
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.tasks.registry import make_task
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer
 
@@ -50,10 +49,9 @@ class Judging:
     judge: Judge
 
 
-def load_judging(config: TrainConfig, checkpoint: Path | None) -> Judging:
-    """Raises UserError for data, rewards or a tokenizer that cannot be used."""
+def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> Judging:
+    """Raises UserError for rewards, a tokenizer or prompts that cannot be used."""
     source, revision = _source(config, checkpoint)
-    task = make_task(config)
     tokenizer = load_tokenizer(source, revision=revision)
     judge = Judge(tokenizer, task, config)
     # A chat template that is missing or refuses the problem shows at once, too.

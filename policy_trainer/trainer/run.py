@@ -1,12 +1,15 @@
 """Runs a training: its steps, its files, its result."""
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from rich.console import Console
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.reporting.metrics import truncate_metrics
@@ -40,11 +43,12 @@ def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = N
     """
     refuse_missing(config.report_to)
     use_threads(config.threads)
-    counted = count_steps(config, console)
+    task = cache(partial(make_task, config))  # num_train_epochs and the policy need it: its data is read once
+    counted = count_steps(config, task, console)
     with RunDirectory(config.run_dir).hold():
         files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(counted, files, console, stack, stopwatch or Stopwatch()).run()
+            build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch()).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:
@@ -56,10 +60,10 @@ def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = N
     return TrainResult(finished, state.step, state.training_seconds, state.batches, state.best_step)
 
 
-def count_steps(config: TrainConfig, console: Console) -> TrainConfig:
+def count_steps(config: TrainConfig, task: Callable[[], Task], console: Console) -> TrainConfig:
     """The configuration with the steps that num_train_epochs makes, where it decides them.
 
-    Raises UserError for a task that has no epochs.
+    task: makes the task. Raises UserError for a task that has no epochs.
     """
     epochs = config.num_train_epochs
     if epochs is None:
@@ -71,7 +75,7 @@ def count_steps(config: TrainConfig, console: Console) -> TrainConfig:
             highlight=False,
         )
         return config
-    steps = steps_of_epochs(config, make_task(config))
+    steps = steps_of_epochs(config, task())
     console.print(f"num_train_epochs = {epochs:g}: {steps} steps of {config.groups_per_step} prompts", highlight=False)
     return config.model_copy(update={"max_steps": steps})
 

@@ -13,6 +13,8 @@ from policy_trainer.config import EvalConfig, RolloutConfig, TrainConfig
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rollout.worker import run_worker
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.tasks.registry import make_task
+from policy_trainer.trainer import run
 from policy_trainer.trainer.run import count_steps, train
 from shared.errors import UserError
 from shared.settings import from_values
@@ -45,7 +47,8 @@ class TestEpochs:
         """The given configuration, that with its steps, and what was printed."""
         output = io.StringIO()
         config = from_values(TrainConfig, model="m", run_dir=tmp_path / "run", groups_per_step=100, **settings)
-        return config, count_steps(config, Console(file=output, width=200)), output.getvalue()
+        counted = count_steps(config, lambda: make_task(config), Console(file=output, width=200))
+        return config, counted, output.getvalue()
 
     def test_decide_the_steps_and_say_so(self, tmp_path: Path) -> None:
         _, counted, said = self.count(tmp_path, num_train_epochs=2)
@@ -63,5 +66,17 @@ class TestEpochs:
         config, counted, _ = self.count(tmp_path, num_train_epochs=0.5)
         RunDirectory(config.run_dir).write_config(config)
         values = tomllib.loads((config.run_dir / "config.toml").read_text())
-        again = count_steps(from_values(TrainConfig, **values), Console(quiet=True))
+        resumed = from_values(TrainConfig, **values)
+        again = count_steps(resumed, lambda: make_task(resumed), Console(quiet=True))
         assert again.max_steps == counted.max_steps == 45
+
+    def test_the_data_is_read_once(
+        self, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[TrainConfig] = []
+        monkeypatch.setattr(run, "make_task", lambda config: made.append(config) or make_task(config))
+        tokenizer.save_pretrained(tmp_path / "model")
+        values = {"model": str(tmp_path / "model"), "rewards": ["no_such_module:reward"], "num_train_epochs": 2}
+        with pytest.raises(UserError, match="no_such_module"):  # once the task is there
+            train(from_values(TrainConfig, **values, run_dir=tmp_path / "run"), Console(quiet=True))
+        assert len(made) == 1
