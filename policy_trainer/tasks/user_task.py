@@ -10,6 +10,7 @@ from policy_trainer.data.problem import Correct, Problem, Task
 from policy_trainer.data.steps import JudgesSteps, Step
 from policy_trainer.data.user_code import accepts, told_as_theirs
 from policy_trainer.rewards.correctness import ByAnswer
+from policy_trainer.tasks.epochs import Finite
 from shared.errors import UserError
 
 # The members that every Task must have.
@@ -39,6 +40,8 @@ class _Telling:
         self.default_rewards = task.default_rewards
         # Ours is told apart by its type, since math-verify must run in the sandbox.
         self.correct: Correct = task.correct if isinstance(task.correct, ByAnswer) else _Correct(path, task.correct)
+        if isinstance(task, Finite):
+            self.training_problems = task.training_problems
 
     def problem(self, index: int) -> Problem:
         with told_as_theirs("task", f"{self._path}.problem({index})"):

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import SourceConfig, TrainConfig
+from policy_trainer.data.problem import Task
+from policy_trainer.tasks.arithmetic import Arithmetic
+from policy_trainer.tasks.countdown import countdown
 from policy_trainer.tasks.epochs import steps_of_epochs
 from policy_trainer.tasks.registry import make_task
 from shared.errors import UserError
@@ -43,10 +46,23 @@ def test_arithmetic_has_nine_thousand() -> None:
     assert steps(num_train_epochs=1, groups_per_step=9) == 1000
 
 
+def own(data: SourceConfig, seed: int) -> Task:
+    return Arithmetic(seed)
+
+
+def without_end(data: SourceConfig, seed: int) -> Task:
+    return countdown(data, seed)
+
+
+def test_a_task_of_ones_own_has_passes_if_it_says_how_many_problems_it_has() -> None:
+    assert steps(task=f"{__name__}:own", num_train_epochs=1, groups_per_step=9) == 1000
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({"task": "countdown"}, "without end"),
+        ({"task": f"{__name__}:without_end"}, "without end"),
         ({"task": "mixture", "data": {"mixture": [{"task": "arithmetic"}]}}, "different times"),
     ],
 )
