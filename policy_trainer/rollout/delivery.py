@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.5
 class Delivery:
     """Uploads the batches of an outbox. When `ahead` batches wait here, `send` waits too.
 
-    `send` raises the error of an upload that cannot succeed, in the thread that samples.
+    `send` and `check` raise the error of an upload that cannot succeed, in the thread that samples.
     """
 
     def __init__(self, client: RefServerClient, outbox: Outbox, *, ahead: int) -> None:
@@ -54,8 +54,9 @@ class Delivery:
         self._closed.set()
         self._thread.join()
 
-    def check_wanted(self) -> None:
+    def check(self) -> None:
         """Raises UserError after many batches in a row that the server expired as soon as they came."""
+        self._raise_failure()
         if self._unwanted_in_a_row >= _MAX_UNWANTED_IN_A_ROW:
             raise UserError(
                 f"run: the server expired the last {self._unwanted_in_a_row} batches at once: the run was finished, or "

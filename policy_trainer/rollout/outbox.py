@@ -45,6 +45,11 @@ class Outbox:
     def next_index(self) -> int:
         return self._next
 
+    @property
+    def waiting(self) -> int:
+        """How many batches have not been uploaded yet."""
+        return len(self._pending())
+
     def draw(self) -> int:
         """Takes the next of this worker's problem indexes."""
         index = self._next

@@ -120,21 +120,21 @@ class RolloutWorker:
 
     def _sample_rounds(self, outbox: Outbox, delivery: Delivery) -> None:
         while True:
-            waited = self._wait_for_room()
-            publication = self._load_newest()
-            delivery.check_wanted()
-            self._sample_round(outbox, publication, delivery, waited)
+            waited = self._wait_for_room(outbox, delivery)
+            self._sample_round(outbox, self._load_newest(), delivery, waited)
 
-    def _wait_for_room(self) -> float:
-        """Waits while max_waiting groups of the run wait to be trained on; returns the seconds waited.
+    def _wait_for_room(self, outbox: Outbox, delivery: Delivery) -> float:
+        """Waits while max_waiting groups wait to be trained on, in the server or here; returns the seconds waited.
 
         Groups of other lineages may be among them. They expire as soon as this run's trainer asks for a batch.
         """
         began = time.monotonic()
         while True:
             bound = self._load_newest().max_waiting
+            delivery.check()  # what can never be delivered would be waited for without end
+            here = outbox.waiting  # counted before the server's, so that one on its way is counted
             states = batches_by_state(self._client.queue(), self._config.run)
-            waiting = sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
+            waiting = here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
             seconds = time.monotonic() - began
             if waiting < bound:
                 return seconds

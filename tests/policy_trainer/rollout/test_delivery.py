@@ -16,32 +16,7 @@ from shared.api import State, Uploaded
 from shared.batch import ScoredBatch
 from shared.client import RefServerError
 from shared.errors import UserError
-
-
-class Server:
-    """Answers uploads once it is open."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        self.asked = threading.Event()
-        self.open = threading.Event()
-        self.failure: Exception | None = None
-        self.admitted = threading.Condition()
-        self.state = State.QUEUED
-
-    def upload(self, body: bytes) -> Uploaded:
-        self.asked.set()
-        assert self.open.wait(60)
-        if self.failure:
-            raise self.failure
-        with self.admitted:
-            self.bodies.append(body)
-            self.admitted.notify_all()
-        return Uploaded(id="any", state=self.state, created=True)
-
-    def wait_for(self, count: int) -> None:
-        with self.admitted:
-            assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=60)
+from tests.policy_trainer.rollout.fakes import Server
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -220,9 +195,9 @@ def test_a_worker_learns_that_nobody_wants_its_batches(tmp_path: Path) -> None:
         server.state = state
         for _ in range(count):
             delivery.send(box.draw(), b"")
-        until(lambda: not box.undelivered())
-        delivery.check_wanted()
+        until(lambda: not box.waiting)
+        delivery.check()
     delivery.send(box.draw(), b"")
-    until(lambda: not box.undelivered())
+    until(lambda: not box.waiting)
     with pytest.raises(UserError, match="run: the server expired the last 10 batches"):
-        delivery.check_wanted()
+        delivery.check()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,48 +13,12 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.reporting.metrics import WastedSamples
-from policy_trainer.rewards import equal_text
-from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.rewards.judging import Judge, Judgement
 from policy_trainer.rollout.rounds import Drawn, Round, Rounds, SampledGroup
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.batch import StepRewards
-
-
-class Counting:
-    """Problem i is the text of i; its answer is i."""
-
-    name = "counting"
-    correct = ByAnswer(equal_text)
-    default_rewards = ("accuracy",)
-
-    def problem(self, index: int) -> Problem:
-        return Problem(answer=str(index), prompt=str(index))
-
-    def eval_problems(self) -> Sequence[Problem]:
-        raise AssertionError
-
-
-class Scripted:
-    """Right half of the time for problems in `mixed`, always for others; two completions each."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, mixed: set[int]) -> None:
-        self.tokenizer = tokenizer
-        self.mixed = mixed
-        self.seeds: list[int] = []
-
-    def load(self, weights: Path) -> None:
-        raise AssertionError
-
-    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        self.seeds.append(seed)
-        numbers = [int(str(self.tokenizer.decode(list(prompt)))) for prompt in prompts]
-        return [[self.answer(n), self.answer(-1 if n in self.mixed else n)] for n in numbers]
-
-    def answer(self, number: int) -> Completion:
-        ids = np.array(self.tokenizer.encode(f"<answer>{number}</answer>"))
-        return Completion(ids, np.zeros(len(ids), dtype=np.float32), finished=True)
+from tests.policy_trainer.rollout.fakes import Counting, Scripted
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""A task, a sampler and a server of which a test knows what they will say."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.data.problem import Problem
+from policy_trainer.rewards import equal_text
+from policy_trainer.rewards.correctness import ByAnswer
+from policy_trainer.sampling.sampler import SamplingParams
+from shared.api import QueueView, State, Uploaded
+from tests.policy_trainer.queues import queue_of
+
+
+class Counting:
+    """Problem i is the text of i; its answer is i."""
+
+    name = "counting"
+    correct = ByAnswer(equal_text)
+    default_rewards = ("accuracy",)
+
+    def problem(self, index: int) -> Problem:
+        return Problem(answer=str(index), prompt=str(index))
+
+    def eval_problems(self) -> Sequence[Problem]:
+        raise AssertionError
+
+
+class Scripted:
+    """Right half of the time for problems in `mixed`, always for others; two completions each."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mixed: set[int]) -> None:
+        self.tokenizer = tokenizer
+        self.mixed = mixed
+        self.seeds: list[int] = []
+
+    def load(self, weights: Path) -> None:
+        raise AssertionError
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        self.seeds.append(seed)
+        numbers = [int(str(self.tokenizer.decode(list(prompt)))) for prompt in prompts]
+        return [[self.answer(n), self.answer(-1 if n in self.mixed else n)] for n in numbers]
+
+    def answer(self, number: int) -> Completion:
+        ids = np.array(self.tokenizer.encode(f"<answer>{number}</answer>"))
+        return Completion(ids, np.zeros(len(ids), dtype=np.float32), finished=True)
+
+
+class Server:
+    """Answers uploads once it is open."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.asked = threading.Event()
+        self.open = threading.Event()
+        self.failure: Exception | None = None
+        self.admitted = threading.Condition()
+        self.state = State.QUEUED
+
+    def upload(self, body: bytes) -> Uploaded:
+        self.asked.set()
+        assert self.open.wait(60)
+        if self.failure:
+            raise self.failure
+        with self.admitted:
+            self.bodies.append(body)
+            self.admitted.notify_all()
+        return Uploaded(id="any", state=self.state, created=True)
+
+    def wait_for(self, count: int) -> None:
+        with self.admitted:
+            assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=60)
+
+    def queue(self) -> QueueView:
+        return queue_of(ready=len(self.bodies))

@@ -1,0 +1,149 @@
+"""A worker with a scripted sampler and a server that answers when it is told to: what it samples, and when it waits."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import RolloutConfig, SamplingConfig
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
+from policy_trainer.run_files.atomic_files import write_json
+from shared import wire
+from shared.batch import RolloutBatch
+from shared.client import RefServerError
+from shared.errors import UserError
+from tests.policy_trainer.rollout.fakes import Counting, Scripted, Server
+
+ROUND = 3
+
+
+class Enough(Exception):
+    """The worker waits, as it should: the test is over."""
+
+
+class Waits(Waiting):
+    """Ends a worker that waits, once a condition holds."""
+
+    def __init__(self, enough: Callable[[], bool]) -> None:
+        self._enough = enough
+
+    def __call__(self, reason: str, seconds: float) -> None:
+        if self._enough():
+            raise Enough(reason)
+
+
+class Counted(Scripted):
+    """Remembers the weights that it sampled with. A round more than `most` is one too many."""
+
+    most = 99
+
+    def load(self, weights: Path) -> None:
+        self.weights = weights.name
+
+    def sample(self, prompts: Any, params: Any, seed: int) -> Any:
+        assert len(self.seeds) < self.most, "a round was sampled for which there was no room"
+        return super().sample(prompts, params, seed)
+
+
+@pytest.fixture
+def sampler(tokenizer: PreTrainedTokenizerFast) -> Counted:
+    return Counted(tokenizer, mixed=set(range(100)))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.open.set()
+
+
+@pytest.fixture
+def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, server: Server) -> Callable[..., None]:
+    def run(enough: Callable[[], bool] = lambda: True) -> None:
+        sampling = SamplingConfig(num_generations=2, prompts_per_round=ROUND)
+        config = RolloutConfig(model="m", run="ours", run_dir=tmp_path, sampling=sampling)
+        task, client, wait = Counting(), server, Waits(enough)
+        encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
+        RolloutWorker(config, sampler, encoder, judge, task, client, wait).run()  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Callable[..., None]:
+    def write(**fields: Any) -> None:
+        (tmp_path / "weights").mkdir(exist_ok=True)
+        whole = {"run": "ours", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": ROUND, "lineage": "one"}
+        write_json(tmp_path / "weights" / "latest.json", whole | fields)
+
+    return write
+
+
+def rollout_of(body: bytes) -> RolloutBatch:
+    batch = wire.decode(body)
+    assert isinstance(batch, RolloutBatch)
+    return batch
+
+
+def test_batches_that_are_not_delivered_yet_take_up_room(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+) -> None:
+    """The server has none of them, and says so; but it will."""
+    sampler.most = 1
+    publish()
+    with pytest.raises(Enough, match="train on 3 groups"):
+        work()
+    assert not server.bodies
+
+
+def test_it_samples_while_there_is_room(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+) -> None:
+    server.open.set()
+    sampler.most = 2
+    publish(max_waiting=ROUND + 1)
+    with pytest.raises(Enough):
+        work(lambda: len(sampler.seeds) == 2)
+
+
+def test_a_batch_says_which_weights_sampled_it(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+) -> None:
+    server.open.set()
+    publish(next_index=7)
+    with pytest.raises(Enough):
+        work(lambda: len(server.bodies) == ROUND)
+    batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)
+    for batch in batches:
+        assert (batch.run, batch.lineage, batch.epoch, batch.policy_version) == ("ours", "one", 1, 2)
+    assert [json.loads(batch.sample or "")["index"] for batch in batches] == [7, 8, 9]
+    assert [batch.rewards.tolist() for batch in batches] == [[1, 0]] * ROUND
+    assert sampler.weights == "0001-00000002.safetensors"
+
+
+def test_an_upload_that_cannot_succeed_ends_the_wait(
+    work: Callable[..., None], publish: Callable[..., None], server: Server
+) -> None:
+    """What is never delivered would take up its room for ever."""
+    server.failure = RefServerError(403, "the role is too small", code="forbidden")
+    server.open.set()
+    publish()
+    with pytest.raises(RefServerError, match="too small"):
+        work(lambda: False)
+
+
+def test_a_finished_run_ends_the_worker(work: Callable[..., None], publish: Callable[..., None]) -> None:
+    publish(finished=True)
+    with pytest.raises(RunFinished):
+        work()
+
+
+def test_weights_of_another_run_are_refused(work: Callable[..., None], publish: Callable[..., None]) -> None:
+    publish(run="theirs")
+    with pytest.raises(UserError, match=r"run: .* holds weights of run 'theirs', not 'ours'"):
+        work()
