@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.indexes import WAITING
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 
-# Must match the condition of the index `waiting_by_version`, or SQLite does not use it.
-_WAITING = "state IN ('queued', 'ready')"
 _OF_LINEAGE = "run = ? AND lineage = ?"
 _REASONS = {Count.EXPIRED_STALE: "stale", Count.EXPIRED_ABANDONED: "abandoned"}
 
@@ -32,7 +31,7 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
 
 def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
     """Epochs up to the request's in which its lineage has waiting batches, newest first. One index lookup per epoch."""
-    newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {_WAITING}"
+    newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {WAITING}"
     whose = (request.run, request.lineage or "")
     below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *whose, request.epoch)
     while below is not None:
@@ -65,7 +64,7 @@ def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None
 
 def _expire(tx: Transaction, request: LeaseBody, epoch: int, condition: str, version: int, why: Count) -> None:
     useless = tx.rows(
-        f"SELECT seq FROM batches WHERE {_OF_LINEAGE} AND epoch = ? AND {_WAITING} AND {condition} "
+        f"SELECT seq FROM batches WHERE {_OF_LINEAGE} AND epoch = ? AND {WAITING} AND {condition} "
         f"ORDER BY seq {tx.db.skip_locked}",
         request.run,
         request.lineage or "",

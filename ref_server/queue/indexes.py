@@ -1,11 +1,14 @@
 """The indexes of both stores. With them, no request reads batches that it does not need."""
 
+# Batches that may still be leased. SQLite uses an index with a condition for queries that have the same condition.
+WAITING = "state IN ('queued', 'ready')"
+
 # Those that know of lineages; a store of an older version gets them when it is opened.
-LINEAGE_INDEXES = """
+LINEAGE_INDEXES = f"""
 CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
 CREATE INDEX ready_freshest_of_run ON batches (run, lineage, returned DESC, policy_version DESC, seq DESC)
     WHERE state = 'ready';
-CREATE INDEX waiting_by_version ON batches (run, lineage, epoch, policy_version) WHERE state IN ('queued', 'ready');
+CREATE INDEX waiting_by_version ON batches (run, lineage, epoch, policy_version) WHERE {WAITING};
 CREATE INDEX leases_of_lineage ON batches (run, lineage, lease_seconds) WHERE state = 'leased';
 """
 INDEXES = (

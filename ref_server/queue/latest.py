@@ -2,6 +2,7 @@
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import batches, leasing
+from ref_server.queue.indexes import WAITING
 from ref_server.queue.interface import QueueFull, Upload
 from ref_server.queue.transaction import Transaction
 from shared.api import Order, State
@@ -45,7 +46,6 @@ def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
 def _oldest_waiting(tx: Transaction, run: str) -> tuple[int, str] | None:
     """seq and id of the oldest batch of a run that is neither leased nor being scored."""
     return tx.one(
-        f"SELECT seq, id FROM batches WHERE run = ? AND state IN ('queued', 'ready') "
-        f"ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
+        f"SELECT seq, id FROM batches WHERE run = ? AND {WAITING} ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
         run,
     )

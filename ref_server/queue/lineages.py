@@ -8,6 +8,7 @@ leased last. It is present for a while after each sign of life, and until then n
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.indexes import WAITING
 from ref_server.queue.interface import RunTaken
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
@@ -16,8 +17,6 @@ from shared.api import LeaseBody, State
 PRESENCE_SECONDS = 10.0
 # A sign of life is written down at most this often: polls come several times a second.
 _HEARD_SECONDS = 1.0
-# Must match the condition of the index `waiting_by_version`, or SQLite does not use it.
-_WAITING = "state IN ('queued', 'ready')"
 REASONS = {Count.EXPIRED_ABANDONED: "abandoned", Count.EXPIRED_FINISHED: "finished"}
 
 
@@ -128,7 +127,7 @@ def _taken(tx: Transaction, run: str) -> RunTaken:
 
 def _expire_waiting(tx: Transaction, run: str, lineages: str, lineage: str, why: Count) -> int:
     found = tx.rows(
-        f"SELECT seq FROM batches WHERE run = ? AND {lineages} AND {_WAITING} {tx.db.skip_locked}", run, lineage
+        f"SELECT seq FROM batches WHERE run = ? AND {lineages} AND {WAITING} {tx.db.skip_locked}", run, lineage
     )
     for (seq,) in found:
         expire(tx, seq, why)
