@@ -114,7 +114,7 @@ class RolloutBatch:
     ended by itself and was not cut off. sampler_logps: float32 (C,), log-probs of the sampled tokens at `temperature`
     under the policy that sampled them. loss_mask: bool (C,), false on tokens that must not be trained on.
     policy_versions: int64 (G,), if completions were sampled by different versions; `policy_version` is then the
-    oldest. lineage: which training of the run's name this is; None for clients that know of one only. sample: any JSON
+    oldest. lineage: which training of the run's name this is; empty for clients that know of one only. sample: any JSON
     of the client, as text. Raises BatchError if a field is invalid.
     """
 
@@ -133,7 +133,7 @@ class RolloutBatch:
     steps: StepRewards | None = None
     top_p: float | None = None
     top_k: int | None = None
-    lineage: str | None = None
+    lineage: str = ""
     task: str | None = None
     sample: str | None = None
 
@@ -183,7 +183,7 @@ class RolloutBatch:
     def _check_metadata(self) -> None:
         _check_id(self.id)
         _check_name("run", self.run)
-        if self.lineage is not None and not re.fullmatch(LINEAGE, self.lineage, re.ASCII):
+        if self.lineage and not re.fullmatch(LINEAGE, self.lineage, re.ASCII):
             raise BatchError("lineage", f"must match {LINEAGE}, got {self.lineage[:40]!r}")
         if self.task is not None:
             _check_name("task", self.task)

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from shared.batch import Array, BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
+from shared.batch import LINEAGE, Array, BatchError, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
 
 CONTENT_TYPE = "application/vnd.safetensors"
 ROLLOUT_FORMAT = "rollout-batch/1"
@@ -76,7 +76,7 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
         "top_k": rollout.top_k,
-        "lineage": rollout.lineage,
+        "lineage": rollout.lineage or None,
         "task": rollout.task,
         "sample": rollout.sample,
     }
@@ -173,7 +173,7 @@ def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch 
         steps=_steps(tensors),
         top_p=_number(metadata, "top_p", float) if "top_p" in metadata else None,
         top_k=_number(metadata, "top_k", int) if "top_k" in metadata else None,
-        lineage=metadata.get("lineage"),
+        lineage=_lineage(metadata),
         task=metadata.get("task"),
         sample=metadata.get("sample"),
     )
@@ -239,6 +239,13 @@ def _steps(tensors: dict[str, Array]) -> StepRewards | None:
         ends=_required(tensors, "step_ends"),
         counts=_required(tensors, "step_counts"),
     )
+
+
+def _lineage(metadata: dict[str, str]) -> str:
+    """Empty where the metadata have none. An empty one in them is refused: none is told in one way."""
+    if metadata.get("lineage") == "":
+        raise BatchError("lineage", f"must match {LINEAGE}, got ''")
+    return metadata.get("lineage", "")
 
 
 def _required(mapping: dict[str, Any], name: str) -> Any:

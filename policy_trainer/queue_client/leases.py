@@ -152,7 +152,7 @@ class LeaseFeed:
     def finish(self) -> None:
         """Ends leasing, and tells the server that the run is over: what is left of it expires."""
         self.close()
-        self._client.finish_run(self._terms.run, self._terms.lineage or None)
+        self._client.finish_run(self._terms.run, self._terms.lineage)
 
     def close(self) -> None:
         """Ends both threads and releases untrained batches. Trained batches that no checkpoint includes stay leased."""
@@ -178,7 +178,7 @@ class LeaseFeed:
     def _check_ours(self, leased: Leased) -> None:
         """Raises RunFailed for a batch that weights of this run cannot have sampled: whatever it is, it is no data."""
         batch = leased.rollout
-        if (batch.run, batch.lineage or "") != (self._terms.run, self._terms.lineage):
+        if (batch.run, batch.lineage) != (self._terms.run, self._terms.lineage):
             raise RunFailed(
                 f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
                 f"{self._terms.run!r}, lineage {self._terms.lineage!r}.\n"

@@ -189,7 +189,7 @@ class RolloutWorker:
         return RolloutBatch(
             id=str(uuid7()),
             run=publication.run,
-            lineage=publication.lineage or None,
+            lineage=publication.lineage,
             epoch=publication.epoch,
             policy_version=publication.version,
             temperature=self._params.temperature,

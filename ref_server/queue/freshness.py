@@ -32,7 +32,7 @@ def expire_useless(tx: Transaction, request: LeaseBody) -> None:
 def _waiting_epochs(tx: Transaction, request: LeaseBody) -> Iterator[int]:
     """Epochs up to the request's in which its lineage has waiting batches, newest first. One index lookup per epoch."""
     newest = f"SELECT max(epoch) FROM batches WHERE {_OF_LINEAGE} AND {WAITING}"
-    whose = (request.run, request.lineage or "")
+    whose = (request.run, request.own_lineage)
     below = tx.one(f"{newest} AND epoch <= coalesce(?, epoch)", *whose, request.epoch)
     while below is not None:
         yield below
@@ -45,7 +45,7 @@ def _remember_epoch(tx: Transaction, request: LeaseBody) -> None:
         tx.execute(
             "INSERT INTO epochs (run, lineage, epoch, fork_version) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             request.run,
-            request.lineage or "",
+            request.own_lineage,
             request.epoch,
             request.policy_version,
         )
@@ -56,7 +56,7 @@ def _fork_version(tx: Transaction, request: LeaseBody, epoch: int) -> int | None
     return tx.one(
         f"SELECT min(fork_version) FROM epochs WHERE {_OF_LINEAGE} AND epoch > ? AND epoch <= ?",
         request.run,
-        request.lineage or "",
+        request.own_lineage,
         epoch,
         request.epoch,
     )
@@ -67,7 +67,7 @@ def _expire(tx: Transaction, request: LeaseBody, epoch: int, condition: str, ver
         f"SELECT seq FROM batches WHERE {_OF_LINEAGE} AND epoch = ? AND {WAITING} AND {condition} "
         f"ORDER BY seq {tx.db.skip_locked}",
         request.run,
-        request.lineage or "",
+        request.own_lineage,
         epoch,
         version,
     )

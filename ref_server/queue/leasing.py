@@ -46,7 +46,7 @@ def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
     _supersede_older(tx, request)
     expire_useless(tx, request)
     leased = _lease(tx, request)
-    lineages.hear(tx, request.run, request.lineage or "")
+    lineages.hear(tx, request.run, request.own_lineage)
     return leased
 
 
@@ -185,7 +185,7 @@ def _first_ready(tx: Transaction, request: LeaseBody) -> int | None:
     if request.run is None:
         conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
     else:
-        conditions = {"run = ?": request.run, "lineage = ?": request.lineage or "", "epoch <= ?": request.epoch}
+        conditions = {"run = ?": request.run, "lineage = ?": request.own_lineage, "epoch <= ?": request.epoch}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     where = " AND ".join(["state = 'ready'", *given])
     order = f"ORDER BY {ORDERS[request.order]} LIMIT 1"

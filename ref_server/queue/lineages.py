@@ -41,7 +41,7 @@ def enter(tx: Transaction, request: LeaseBody) -> None:
     """
     if request.run is None:
         return
-    run, lineage = request.run, request.lineage or ""
+    run, lineage = request.run, request.own_lineage
     holder = _holder(tx, run)
     if holder is None or holder.lineage != lineage or holder.finished:
         if not _take(tx, run, lineage, finished=False):

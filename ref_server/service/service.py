@@ -121,7 +121,7 @@ class Service:
             id=batch.id,
             content_hash=parsed.content_hash(),
             run=batch.run,
-            lineage=batch.lineage or "",
+            lineage=batch.lineage,
             epoch=batch.epoch,
             policy_version=batch.policy_version,
             prompt_tokens=len(batch.group.prompt_ids),
@@ -134,11 +134,11 @@ class Service:
         self.scoring.ring()
         return uploaded
 
-    def finish(self, run: str, lineage: str | None) -> int:
+    def finish(self, run: str, lineage: str) -> int:
         """Ends a lineage of a run; returns how many batches expired. Raises BatchError for the legacy run."""
         if run == LEGACY_RUN:
             raise BatchError("run", f"must be another one: {LEGACY_RUN!r} has no trainer that leases")
-        return self.queue.finish(run, lineage or "")
+        return self.queue.finish(run, lineage)
 
     def read_rollout(self, body: bytes) -> RolloutBatch:
         """Decodes a rollout batch and checks it against the reference. Raises BatchError, TooLarge."""

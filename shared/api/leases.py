@@ -32,6 +32,11 @@ class LeaseBody(Request):
     wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120
 
+    @property
+    def own_lineage(self) -> str:
+        """The lineage, empty where none is named: JSON says that with null."""
+        return self.lineage or ""
+
     @model_validator(mode="after")
     def _versions_belong_to_a_run(self) -> "LeaseBody":
         if self.run is None and any(given is not None for given in (self.lineage, self.epoch, self.max_lag)):

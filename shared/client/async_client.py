@@ -105,7 +105,7 @@ class AsyncRefServerClient(Connection):
     async def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
         return await self._send_all(requests.release(leases, error))
 
-    async def finish_run(self, run: str, lineage: str | None = None) -> Finished:
+    async def finish_run(self, run: str, lineage: str = "") -> Finished:
         return await self._send(requests.finish_run(run, lineage))
 
     async def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:

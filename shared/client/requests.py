@@ -168,8 +168,8 @@ def release(leases: Sequence[Leased], error: str | None) -> list[Request[Outcome
     return [_settle("release", ReleaseBody(leases=keys, error=error)) for keys in _keys(leases)]
 
 
-def finish_run(run: str, lineage: str | None) -> Request[Finished]:
-    return _post(f"/v1/runs/{quote(run, safe='')}/finish", FinishBody(lineage=lineage), _as(Finished))
+def finish_run(run: str, lineage: str) -> Request[Finished]:
+    return _post(f"/v1/runs/{quote(run, safe='')}/finish", FinishBody(lineage=lineage or None), _as(Finished))
 
 
 def page(

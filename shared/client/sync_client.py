@@ -123,7 +123,7 @@ class RefServerClient(Connection):
         """Gives batches back unused. An error counts as a failed delivery; too many end a batch. Outcomes by id."""
         return self._send_all(requests.release(leases, error))
 
-    def finish_run(self, run: str, lineage: str | None = None) -> Finished:
+    def finish_run(self, run: str, lineage: str = "") -> Finished:
         """Tells the server that a run is over: what waits of it expires, and what is still uploaded."""
         return self._send(requests.finish_run(run, lineage))
 

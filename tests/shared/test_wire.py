@@ -136,7 +136,7 @@ def rollouts(draw: Any) -> RolloutBatch:
         steps=draw(st.none() | step_rewards(group)),
         top_p=draw(st.none() | st.floats(0, 1, exclude_min=True)),
         top_k=draw(st.none() | versions),
-        lineage=draw(st.none() | st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z")),
+        lineage=draw(st.just("") | st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z")),
         task=draw(st.none() | names),
         sample=draw(st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3).map(json.dumps)),
     )

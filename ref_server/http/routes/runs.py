@@ -24,4 +24,4 @@ def add(app: FastAPI, service: Service) -> None:
         curl localhost:8400/v1/runs/curl/finish -H 'Content-Type: application/json' -d '{}'
         ```
         """
-        return Finished(expired=await run_in_threadpool(service.finish, run, body.lineage))
+        return Finished(expired=await run_in_threadpool(service.finish, run, body.lineage or ""))

@@ -214,16 +214,16 @@ class ModelQueue:
         self._check_presence(request)
         self._supersede_older(request)
         if request.run is not None:
-            self._enter(request.run, request.lineage or "")
+            self._enter(request.run, request.own_lineage)
             if request.epoch is not None and request.policy_version is not None:
-                place = request.run, request.lineage or "", request.epoch
+                place = request.run, request.own_lineage, request.epoch
                 self.forks.setdefault(place, request.policy_version)
             for entry in self.entries:
                 if reason := self._useless(entry, request):
                     self._settle(entry, State.EXPIRED, reason)
         entry = self._lease(request)
         if request.run is not None:
-            self._hear(request.run, request.lineage or "")
+            self._hear(request.run, request.own_lineage)
         return entry
 
     def _lease(self, request: LeaseBody) -> Entry | None:
@@ -367,7 +367,7 @@ class ModelQueue:
         return holder.heard + holder.seconds > self.clock.now
 
     def _check_presence(self, request: LeaseBody) -> None:
-        if request.run is not None and self._is_anothers(request.run, request.lineage or ""):
+        if request.run is not None and self._is_anothers(request.run, request.own_lineage):
             raise RunTaken("taken", 0.0)
 
     def _enter(self, run: str, lineage: str) -> None:
@@ -398,7 +398,7 @@ class ModelQueue:
         upload = entry.upload
         if entry.state not in (State.QUEUED, State.READY) or request.run != upload.run:
             return None
-        if (request.lineage or "") != upload.lineage:
+        if request.own_lineage != upload.lineage:
             return "abandoned"
         if not self._suits(entry, request):
             return None
@@ -414,7 +414,7 @@ class ModelQueue:
     def _suits(entry: Entry, request: LeaseBody) -> bool:
         if request.run is None:
             return True
-        whose = (entry.upload.run, entry.upload.lineage) == (request.run, request.lineage or "")
+        whose = (entry.upload.run, entry.upload.lineage) == (request.run, request.own_lineage)
         return whose and (request.epoch is None or entry.upload.epoch <= request.epoch)
 
     def _apply_to_leases(
