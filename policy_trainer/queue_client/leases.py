@@ -11,7 +11,6 @@ import structlog
 
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import missing_input
-from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.ledger import Fate, Ledger
 from policy_trainer.queue_client.old_ids import drop_done
 from policy_trainer.queue_client.server import LeaseTerms
@@ -101,10 +100,10 @@ class LeaseFeed:
                     on_idle(time.monotonic() - idle_since)
                     continue
                 idle_since = time.monotonic()
-                self._check_ours(leased)
+                self._terms.check_ours(leased, version)
                 if not self._ledger.trainable([leased]):
                     continue
-                if self._too_old(leased):
+                if self._terms.too_old(leased.rollout, version):
                     self._release([leased])
                     continue
                 missing = missing_input(leased.batch, self._loss)
@@ -174,27 +173,6 @@ class LeaseFeed:
             return self._waiting.get(timeout=0.5)
         except queue.Empty:
             return None
-
-    def _check_ours(self, leased: Leased) -> None:
-        """Raises RunFailed for a batch that weights of this run cannot have sampled: whatever it is, it is no data."""
-        batch = leased.rollout
-        if (batch.run, batch.lineage) != (self._terms.run, self._terms.lineage):
-            raise RunFailed(
-                f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
-                f"{self._terms.run!r}, lineage {self._terms.lineage!r}.\n"
-                "The reference server mixes runs: use one of this version, with a --data-dir of its own"
-            )
-        if batch.policy_version > self._version:
-            raise RunFailed(
-                f"batch {leased.id} is of policy_version {batch.policy_version}, but this run has made "
-                f"{self._version} steps: its sampler names versions that do not exist.\n"
-                "policy_version must be the `version` of weights/latest.json; mend the sampler, drop the batch with\n"
-                f"`ref-server queue purge {leased.id}`, and go on with --resume"
-            )
-
-    def _too_old(self, leased: Leased) -> bool:
-        lag = self._version - leased.rollout.policy_version
-        return self._terms.max_lag is not None and lag > self._terms.max_lag
 
     def _start(self, taken: list[Leased]) -> list[Leased]:
         """Marks leases as started. Returns those that are still live: they may have expired during a suspension."""

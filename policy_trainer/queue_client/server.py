@@ -6,8 +6,10 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from policy_trainer.config import INLINE, RunConfig
+from policy_trainer.lifecycle.endings import RunFailed
 from shared.api import LeaseBody, Order, QueueView, State
-from shared.client import RefServerClient
+from shared.batch import RolloutBatch
+from shared.client import Leased, RefServerClient
 from shared.client.connection import OnWait
 from shared.client.credentials import choose_token
 from shared.errors import UserError
@@ -42,7 +44,7 @@ def _remedy(config: RunConfig) -> str:
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """Which batches a consumer wants: the same for all leases of one process."""
+    """Which batches a consumer wants, and whether one that came is such: the same for all leases of one process."""
 
     consumer: str
     run: str
@@ -67,6 +69,30 @@ class LeaseTerms:
             wait_seconds=wait_seconds,
             lease_seconds=self.lease_seconds,
         )
+
+    def check_ours(self, leased: Leased, version: int) -> None:
+        """Raises RunFailed for a batch that weights of this run cannot have sampled: whatever it is, it is no data.
+
+        version: the run's steps so far.
+        """
+        batch = leased.rollout
+        if (batch.run, batch.lineage) != (self.run, self.lineage):
+            raise RunFailed(
+                f"batch {leased.id} is of run {batch.run!r}, lineage {batch.lineage!r}; this trainer leases run "
+                f"{self.run!r}, lineage {self.lineage!r}.\n"
+                "The reference server mixes runs: use one of this version, with a --data-dir of its own"
+            )
+        if batch.policy_version > version:
+            raise RunFailed(
+                f"batch {leased.id} is of policy_version {batch.policy_version}, but this run has made "
+                f"{version} steps: its sampler names versions that do not exist.\n"
+                "policy_version must be the `version` of weights/latest.json; mend the sampler, drop the batch with\n"
+                f"`ref-server queue purge {leased.id}`, and go on with --resume"
+            )
+
+    def too_old(self, batch: RolloutBatch, version: int) -> bool:
+        """Whether a batch is more than max_lag versions behind a policy of that version."""
+        return self.max_lag is not None and version - batch.policy_version > self.max_lag
 
 
 def batches_by_state(queue: QueueView, run: str) -> Counter[State]:
