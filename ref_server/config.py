@@ -107,8 +107,9 @@ class ServeConfig(BaseSettings):
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
     max_bodies_mib: int = Field(default=256, ge=1)
-    """MiB of request bodies in memory at once, without JSON; beyond it the server answers 429. Checking and storing a
-    body takes up to four more times its length, so five times this bounds the memory of uploads."""
+    """MiB of request bodies in memory at once, without JSON; beyond it the server answers 429, and a client that would
+    hold more than is free. Checking and storing a body takes up to four more times its length, so five times this
+    bounds the memory of uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
     """Most tokens of a forward of several batches and direct requests. A larger batch is scored alone."""
     snapshot_root: Path | None = None
@@ -162,8 +163,11 @@ class ServeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _bodies_hold_the_largest(self) -> "ServeConfig":
-        if self.max_bodies_mib < self.max_body_mib:
-            raise ValueError(f"max_bodies_mib: {self.max_bodies_mib} is less than max_body_mib ({self.max_body_mib})")
+        if self.max_bodies_mib < 2 * self.max_body_mib:
+            raise ValueError(
+                f"max_bodies_mib: {self.max_bodies_mib} must be at least twice max_body_mib ({self.max_body_mib}): one "
+                "client may hold half of it"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,11 +9,13 @@ from ref_server.access.keys import Role
 T = TypeVar("T")
 
 JSON = "application/json"
+# For a route that takes a body of any kind, or of none that is named.
+ANY = "*/*"
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """role: the least that may use the route. media_types: accepted for its body; empty: any."""
+    """role: the least that may use the route. media_types: accepted for its body; empty: it takes no body."""
 
     role: Role
     media_types: tuple[str, ...] = ()

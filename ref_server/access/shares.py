@@ -1,6 +1,9 @@
 """Shares something limited among clients, without a list of them."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
 
 
 class Shares:
@@ -9,7 +12,7 @@ class Shares:
     One holder alone gets half of it, n holders that want all get 1 / (n + 1) each, and something is always free for a
     newcomer: the dynamic threshold of shared-memory switches with alpha = 1 (Choudhury and Hahne 1998).
 
-    A holder is any name: the server's are `holder` of a request's state, and the addresses of peers.
+    A holder is any name. The guard writes that of a request into its state: `scope["state"]["holder"]`.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,3 +34,30 @@ class Shares:
         self._held[holder] -= size
         if not self._held[holder]:
             del self._held[holder]
+
+    @contextmanager
+    def hold(self, holder: str) -> Iterator[Callable[[int], bool]]:
+        """A `take` for one piece of work: what it got is given back when the block ends."""
+        got = 0
+
+        def take(size: int) -> bool:
+            nonlocal got
+            given = self.take(holder, size)
+            got += size * given
+            return given
+
+        try:
+            yield take
+        finally:
+            self.give(holder, got)
+
+
+def peer(address: str) -> str:
+    """The holder that an address stands for: whoever has one address of IPv6 has all 2^64 of its network."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.version == 4 or ip.ipv4_mapped:
+        return address
+    return f"{ip.exploded[:19]}::/64"

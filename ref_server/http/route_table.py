@@ -10,6 +10,8 @@ from ref_server.access.requirements import UNDECLARED, Requirement, requirement_
 # The dashboard's page is open: it asks for a token itself.
 _DASHBOARD = ({"GET"}, re.compile("/"), Requirement(Role.OPEN))
 
+_NOWHERE = re.compile("")
+
 
 class RouteTable:
     """The routes that an application had when the table was built."""
@@ -20,15 +22,13 @@ class RouteTable:
             *((route.methods, route.path_regex, requirement_of(route)) for route in routes),
         ]
 
-    def role(self, method: str, path: str) -> Role:
-        """path: as the router sees it, percent-decoded. If several routes match, the greatest role is required."""
+    def find(self, method: str, path: str) -> tuple[str, Requirement]:
+        """A name of the route, and its requirement; of several that match, those of the one with the greatest role.
+        Where there is none, an empty name.
+
+        path: as the router sees it, percent-decoded.
+        """
         asked = "GET" if method == "HEAD" else method
-        roles = [found.role for methods, found in self._at(path) if asked in methods]
-        return max(roles, default=UNDECLARED.role)
-
-    def media_types(self, path: str) -> tuple[str, ...]:
-        """Media types that a POST or PUT to this path accepts; empty: any."""
-        return next((found.media_types for _, found in self._at(path) if found.media_types), ())
-
-    def _at(self, path: str) -> Iterable[tuple[Set[str], Requirement]]:
-        return ((methods, found) for methods, pattern, found in self._routes if pattern.fullmatch(path))
+        at = ((one, found) for methods, one, found in self._routes if asked in methods and one.fullmatch(path))
+        pattern, requirement = max(at, key=lambda each: each[1].role, default=(_NOWHERE, UNDECLARED))
+        return pattern.pattern, requirement

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from ref_server.access.keys import Denied, Role
-from ref_server.access.requirements import requires
+from ref_server.access.requirements import ANY, requires
 from ref_server.legacy.exchange import Exchange
 from ref_server.legacy.frame import MalformedUpload
 from ref_server.service.service import Service
@@ -22,7 +22,7 @@ def add(app: FastAPI, service: Service) -> None:
     wsgi: Any = WSGIMiddleware(make_bottle(Exchange(service)), workers=_THREADS)
     upload, get = Route("/upload", wsgi, methods=["POST"]), Route("/get", wsgi, methods=["GET"])
     get.methods = {"GET"}  # Starlette adds HEAD, which would take a batch and discard it
-    app.router.routes.extend([requires(Role.UPLOAD)(upload), requires(Role.TRAIN)(get)])
+    app.router.routes.extend([requires(Role.UPLOAD, ANY)(upload), requires(Role.TRAIN)(get)])
 
 
 def make_bottle(exchange: Exchange) -> Bottle:

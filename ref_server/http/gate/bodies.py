@@ -1,8 +1,7 @@
 """Reads request bodies within limits of size, time and memory."""
 
 import asyncio
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable
 
 from starlette.types import Message, Receive
 
@@ -17,41 +16,12 @@ LINGER_SECONDS = 10.0
 LINGER_IDLE_SECONDS = 1.0
 
 
-class Budget:
-    """Bytes of all bodies in memory, counted as they arrive: a large Content-Length alone blocks no other request."""
+async def read_body(receive: Receive, take: Callable[[int], bool], most: int) -> bytes | None:
+    """The whole body, or None when the client went away. Raises Problem 408, 413, 429.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.held = 0
-
-    def hold(self) -> "Held":
-        return Held(self)
-
-
-class Held:
-    """One request's part of a budget, given back when the block ends."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._bytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._budget.held -= self._bytes
-
-    def take(self, size: int) -> None:
-        """Raises Problem 429 when less than `size` bytes are left."""
-        if self._budget.held + size > self._budget.most:
-            message = f"request bodies fill all of the {self._budget.most} bytes that they may take at once"
-            raise Problem(429, "busy", message, headers={"Retry-After": "1"})
-        self._budget.held += size
-        self._bytes += size
-
-
-async def read_body(receive: Receive, held: Held, most: int) -> bytes | None:
-    """The whole body, or None when the client went away. Raises Problem 408, 413, 429."""
+    take: whether there is memory for so many bytes more. They count as they arrive: a large Content-Length alone
+    blocks no other request.
+    """
     begun = asyncio.get_running_loop().time()
     body = bytearray()
     more = True
@@ -67,14 +37,20 @@ async def read_body(receive: Receive, held: Held, most: int) -> bytes | None:
         chunk = message.get("body", b"")
         if len(body) + len(chunk) > most:
             raise too_large(most)
-        held.take(len(chunk))
+        if chunk and not take(len(chunk)):
+            raise busy("your request bodies would fill more of the memory for bodies than is free")
         body += chunk
         more = message.get("more_body", False)
     return bytes(body)
 
 
 def too_large(most: int) -> Problem:
-    return Problem(413, "too_large", f"the body must be at most {most} bytes", "body")
+    message = f"the body must be at most {most} bytes" if most else "this route takes no body"
+    return Problem(413, "too_large", message, "body")
+
+
+def busy(message: str) -> Problem:
+    return Problem(429, "busy", message, headers={"Retry-After": "1"})
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.access.keys import Role, Unauthenticated, one_admin, read_keys
+from ref_server.access.keys import Role, Unauthenticated, name, one_admin, read_keys
 from ref_server.config import ServeConfig
 
 TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
@@ -25,6 +25,13 @@ def test_a_token_file(tmp_path: Path) -> None:
     assert given == {token: role for role, token in TOKENS.items()}
     assert keys.role("bearer  second-token-of-a-trainer=") is Role.TRAIN
     assert keys.role("Bearer bare-token-of-an-admin") is Role.ADMIN
+
+
+def test_a_token_s_name_tells_nothing_about_it() -> None:
+    names = {name(f"Bearer {token}") for token in TOKENS.values()}
+    assert len(names) == len(TOKENS)
+    assert name(f"bearer  {TOKENS[Role.TRAIN]}") in names
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in names)
 
 
 SECRET = "s3cret-" * 4

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from ref_server.access.shares import Shares
+from ref_server.access.shares import Shares, peer
 
 
 def fill(shares: Shares, *holders: str) -> Counter[str]:
@@ -59,3 +59,30 @@ def test_nothing_is_lost_or_gained() -> None:
 @pytest.mark.parametrize("most", [0, 1])
 def test_where_nothing_would_be_left_nothing_is_given(most: int) -> None:
     assert not Shares(most).take("a")
+
+
+def test_what_a_piece_of_work_holds_ends_with_it() -> None:
+    shares = Shares(10)
+    with pytest.raises(KeyError), shares.hold("a") as take:
+        assert take(3)
+        assert take(2)
+        assert not take(1)
+        raise KeyError
+    with shares.hold("a") as take:
+        assert take(5)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("", "", True),
+    ],
+)
+def test_addresses_that_one_peer_can_choose_among_are_one(one: str, other: str, same: bool) -> None:
+    assert (peer(one) == peer(other)) is same

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -51,12 +52,11 @@ SLOW = {
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("path", ["/v1/batches", "/upload"])
-def test_a_body_comes_at_a_decent_pace(http: httpx.Client, path: str) -> None:
+def test_a_body_comes_at_a_decent_pace(http: httpx.Client) -> None:
     def send(kind: str) -> tuple[int, bytes]:
         length, pieces = SLOW[kind]
         with connected(http) as connection:
-            connection.sendall(head("POST", path, SAFETENSORS, length))
+            connection.sendall(head("POST", "/v1/batches", SAFETENSORS, length))
             return dripping(connection, iter(pieces))
 
     with ThreadPoolExecutor(len(SLOW)) as pool:  # all at once, since each waits for seconds
@@ -189,7 +189,7 @@ def let_it_read(http: httpx.Client) -> None:
 def test_bodies_share_their_memory(
     make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
 ) -> None:
-    with serve(make_service(max_body_mib=2, max_bodies_mib=2)) as http:
+    with serve(make_service(max_body_mib=2, max_bodies_mib=4)) as http:
         with ExitStack() as stack:
             for _ in range(30):
                 filling(stack, http, claimed=2 * MIB, sent=0)
@@ -215,17 +215,94 @@ def test_bodies_share_their_memory(
 def test_uploads_leave_room_for_leases(
     make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
 ) -> None:
-    with serve(make_service(max_body_mib=1, max_bodies_mib=1)) as http, ExitStack() as stack:
+    with serve(make_service(max_body_mib=1, max_bodies_mib=2)) as http, ExitStack() as stack:
         filling(stack, http, claimed=MIB, sent=MIB - 10)
         let_it_read(http)
         assert upload(http, rollout()).status_code == 429
         assert http.post("/v1/leases/extend", json={"leases": []}).status_code == 200
 
 
+def test_no_route_with_json_keeps_another_busy(make_service: Callable[..., Service], serve: Serve) -> None:
+    """Heartbeats were refused while 64 bodies of 1 MiB, for any routes and without a token, were on their way."""
+    with serve(make_service(token="one-token-for-all-of-them")) as http, ExitStack() as stack:
+        allowed = {"Authorization": "Bearer one-token-for-all-of-them"}
+        lines = ("Content-Type: application/json", f"Authorization: {allowed['Authorization']}")
+        for path in ("/v1/logprobs", "/v1/batches/lease", "/livez", "/v1/batches"):
+            for _ in range(20):
+                connection = stack.enter_context(connected(http))
+                connection.sendall(head("POST", path, *lines, f"Content-Length: {MIB}") + bytes(MIB - 1))
+        let_it_read(http)
+        assert http.post("/v1/batches/lease", json={"consumer": "c"}, headers=allowed).status_code == 429
+        for path in ("extend", "ack", "release"):
+            assert http.post(f"/v1/leases/{path}", json={"leases": []}, headers=allowed).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/livez"),
+        ("HEAD", "/readyz"),
+        ("GET", "/"),
+        ("GET", "/v1/batches"),
+        ("POST", "/v1/batches/some/requeue"),
+        ("DELETE", "/v1/batches/some"),
+    ],
+)
+@pytest.mark.parametrize("length", ["Content-Length: 1048575", "Transfer-Encoding: chunked"])
+def test_a_route_without_a_body_reads_none(http: httpx.Client, method: str, path: str, length: str) -> None:
+    """Each of them used to read as much as an upload, also without a token: four stopped all uploads."""
+    with connected(http) as connection:
+        connection.sendall(head(method, path, "Content-Type: application/json", length) + b"1\r\nx\r\n")
+        status, received = answer(connection)
+    assert status == 413
+    assert method == "HEAD" or b"takes no body" in received
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("POST", "/nowhere", 404), ("PUT", "/v1/batches", 405), ("POST", "/livez", 405)]
+)
+@pytest.mark.parametrize("length", ["Content-Length: 1048576", "Transfer-Encoding: chunked"])
+def test_where_there_is_no_route_the_router_says_so(
+    http: httpx.Client, method: str, path: str, status: int, length: str
+) -> None:
+    """A newer client of an older server should hear 404, whatever it sends there."""
+    with connected(http) as connection:
+        connection.sendall(head(method, path, "Content-Type: application/json", length))
+        assert f" {status} ".encode() in one_answer(connection)
+
+
+def test_open_routes_leave_all_memory_to_uploads(
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
+) -> None:
+    with serve(make_service(max_body_mib=1, max_bodies_mib=2)) as http, ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(connected(http))
+            connection.sendall(head("GET", "/livez", f"Content-Length: {MIB}") + bytes(MIB - 1))
+        let_it_read(http)
+        assert upload(http, rollout()).status_code == 201
+
+
+def test_a_token_leaves_room_for_another(
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch], tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("upload greedy-token-of-a-worker\nupload modest-token-of-a-worker\n")
+    with serve(make_service(max_body_mib=1, max_bodies_mib=4, token_file=tokens)) as http, ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(connected(http))
+            lines = (SAFETENSORS, "Authorization: Bearer greedy-token-of-a-worker", f"Content-Length: {MIB}")
+            connection.sendall(head("POST", "/v1/batches", *lines) + bytes(MIB - 1))
+        let_it_read(http)
+        http.headers["Authorization"] = "Bearer greedy-token-of-a-worker"
+        assert upload(http, rollout()).status_code == 429
+        http.headers["Authorization"] = "Bearer modest-token-of-a-worker"
+        assert upload(http, rollout()).status_code == 201
+
+
 def test_a_body_is_let_go_with_its_request(
     make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
 ) -> None:
-    with serve(make_service(max_body_mib=1, max_bodies_mib=1)) as http:
+    with serve(make_service(max_body_mib=1, max_bodies_mib=2)) as http:
         for _ in range(5):
             refused = http.post("/v1/batches", content=bytes(MIB - 1), headers={"Content-Type": wire.CONTENT_TYPE})
             assert refused.status_code == 422

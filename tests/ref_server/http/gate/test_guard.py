@@ -82,7 +82,7 @@ def test_hostile_lengths_behind_another_server(length: str) -> None:
 
     headers = [(b"host", b"localhost"), (b"content-length", length.encode("latin-1"))]
     state = {"request_id": "1"}
-    scope = {"type": "http", "method": "GET", "path": "/livez", "headers": headers, "state": state}
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "state": state}
     asyncio.run(Guard(app, ServeConfig(no_model=True, max_body_mib=1), RouteTable([]))(scope, receive, send))
     assert sent[0]["status"] == 413
 
