@@ -5,7 +5,6 @@ concatenated: C is the sum of their lengths, P the length of the prompt. A batch
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
+
+from shared.bounds import MAX_LOGP, MAX_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 Array = NDArray[Any]
 
@@ -67,6 +68,12 @@ class TokenGroup:
     def tokens(self) -> int:
         """P + C: the tokens of a forward pass that computes the prompt once."""
         return len(self.prompt_ids) + len(self.completion_ids)
+
+    def check_ids(self, vocabulary: int, whose: str) -> None:
+        """Raises BatchError unless every id lies in [0, vocabulary). whose: names it, for the message."""
+        for name, ids in (("prompt_ids", self.prompt_ids), ("completion_ids", self.completion_ids)):
+            if ids.min() < 0 or ids.max() >= vocabulary:
+                raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")
 
     @property
     def longest_row(self) -> int:
@@ -162,8 +169,7 @@ class RolloutBatch:
         counts = self.steps.counts
         if counts.min() < 0 or counts.max() > total or counts.sum() != total:
             raise BatchError("step_counts", f"must be >= 0 and sum to the {total} steps of step_rewards")
-        if np.isinf(self.steps.rewards).any():
-            raise BatchError("step_rewards", "must not be infinite (NaN means: could not be judged)")
+        _check_rewards("step_rewards", self.steps.rewards)
         ends = np.split(self.steps.ends, np.cumsum(counts)[:-1])
         for row, length in zip(ends, self.group.completion_lengths, strict=True):
             # Compare neighbours instead of subtracting them: differences of int64 can overflow.
@@ -173,10 +179,9 @@ class RolloutBatch:
     def _check_values(self) -> None:
         parts = {f"reward/{name}": part for name, part in self.reward_parts.items()}
         for name, values in {"rewards": self.rewards, **parts}.items():
-            if np.isinf(values).any():
-                raise BatchError(name, "must not be infinite (NaN means: could not be judged)")
-        if self.sampler_logps is not None and not np.isfinite(self.sampler_logps).all():
-            raise BatchError("sampler_logps", "must be finite")
+            _check_rewards(name, values)
+        if self.sampler_logps is not None:
+            _check_logps("sampler_logps", self.sampler_logps)
         if self.policy_versions is not None and self.policy_versions.min() != self.policy_version:
             raise BatchError("policy_versions", f"must have policy_version ({self.policy_version}) as their oldest")
 
@@ -190,8 +195,10 @@ class RolloutBatch:
         for name in ("epoch", "policy_version"):
             if not 0 <= getattr(self, name) < 2**63:
                 raise BatchError(name, f"must be an integer in [0, 2^63), got {getattr(self, name)}")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise BatchError("temperature", f"must be a finite number > 0, got {self.temperature}")
+        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+            raise BatchError(
+                "temperature", f"must lie in [{MIN_TEMPERATURE:g}, {MAX_TEMPERATURE:g}], got {self.temperature}"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise BatchError("top_p", f"must lie in (0, 1], got {self.top_p}")
         if self.top_k is not None and not 0 <= self.top_k < 2**63:
@@ -213,8 +220,7 @@ class ScoredBatch:
 
     def __post_init__(self) -> None:
         _check_tensor("ref_logps", self.ref_logps, np.float32, len(self.rollout.group.completion_ids))
-        if not np.isfinite(self.ref_logps).all():
-            raise BatchError("ref_logps", "must be finite")
+        _check_logps("ref_logps", self.ref_logps)
         _check_name("reference_version", self.reference_version)
 
 
@@ -228,6 +234,18 @@ def _check_tensor(name: str, value: Array, dtype: type[np.generic], length: int 
 def _check_optional(name: str, value: Array | None, dtype: type[np.generic], length: int) -> None:
     if value is not None:
         _check_tensor(name, value, dtype, length)
+
+
+def _check_rewards(name: str, values: Array) -> None:
+    if (np.abs(values) > MAX_REWARD).any():  # false for NaN
+        raise BatchError(name, f"must lie in [-{MAX_REWARD:g}, {MAX_REWARD:g}] (NaN means: could not be judged)")
+
+
+def _check_logps(name: str, values: Array) -> None:
+    if not np.isfinite(values).all():
+        raise BatchError(name, "must be finite")
+    if values.max() > MAX_LOGP:
+        raise BatchError(name, f"must be at most 0, as log-probs are, got {values.max():g}")
 
 
 def _check_name(field: str, value: str) -> None:

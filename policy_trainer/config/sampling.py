@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.sections import Section
+from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 
 class SamplingConfig(Section):
@@ -17,7 +18,7 @@ class SamplingConfig(Section):
     """Prompts that a worker samples together."""
     max_completion_length: int = Field(default=512, ge=1)
     """Maximum tokens of a completion; longer ones are cut off."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Logits are divided by it in sampling, scoring and training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. The learner

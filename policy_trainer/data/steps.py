@@ -1,6 +1,5 @@
 """Step rewards, mapped from text to tokens, for process supervision (DeepSeekMath, arXiv 2402.03300, 4.1.3)."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +9,7 @@ import numpy as np
 
 from policy_trainer.data.problem import Problem
 from shared.batch import StepRewards
+from shared.bounds import MAX_REWARD
 from shared.errors import UserError
 
 _UNDECODED = "\ufffd"
@@ -61,12 +61,15 @@ def step_rewards(
 
 
 def _by_token(steps: Sequence[Step], ids: list[int], text: Callable[[list[int]], str]) -> dict[int, float]:
-    """{index of the token that ends a step: its reward}, in rising order. Raises UserError for unsorted or infinite
-    steps."""
+    """{index of the token that ends a step: its reward}, in rising order. Raises UserError for unsorted steps,
+    and for rewards that no batch may have."""
     if any(one.end > other.end for one, other in pairwise(steps)):
         raise UserError(f"task: steps must be in the order of their ends, got {[step.end for step in steps]}")
-    if any(math.isinf(step.reward) for step in steps):
-        raise UserError(f"task: the reward of a step must not be infinite, got {[step.reward for step in steps]}")
+    if any(abs(step.reward) > MAX_REWARD for step in steps):  # false for NaN
+        raise UserError(
+            f"task: the reward of a step must lie in [-{MAX_REWARD:g}, {MAX_REWARD:g}], "
+            f"got {[step.reward for step in steps]}"
+        )
     rewards: dict[int, float] = {}
     token = 0
     for step in steps:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import structlog
 
-from policy_trainer.config import LossConfig
-from policy_trainer.learner.groups import missing_input
+from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.ledger import Fate, Ledger
 from policy_trainer.queue_client.old_ids import drop_done
 from policy_trainer.queue_client.server import LeaseTerms
 from policy_trainer.queue_client.takeover import Takeover
 from shared.api import Outcome
-from shared.client import Leased, RefServerClient, RefServerError
+from shared.client import Leased, RefServerClient, RefServerError, UnusableBatch
 
 log = structlog.get_logger()
 
+# Characters of the reason that a batch is given back with.
+_MAX_REASON = 1000
 # Length of a long poll; `close` waits until it ends.
 _POLL_SECONDS = 2.0
 
@@ -27,7 +28,8 @@ _POLL_SECONDS = 2.0
 class LeaseFeed:
     """Leases up to `ahead` batches in advance on one thread, and sends heartbeats on another.
 
-    allowance: batches that may be leased and not yet acked. loss: says which inputs a batch must have.
+    allowance: batches that may be leased and not yet acked. intake: says which batches can be trained
+    on; the others are released with an error, which counts as a delivery.
 
     A trained batch may be leased again: when the process was killed before its ack was answered, or when its lease was
     lost, as on a suspended machine. It is not trained again; it is acked once a checkpoint includes it.
@@ -38,7 +40,7 @@ class LeaseFeed:
         client: RefServerClient,
         terms: LeaseTerms,
         ledger: Ledger,
-        loss: LossConfig,
+        intake: Intake,
         *,
         ahead: int,
         allowance: int,
@@ -47,7 +49,7 @@ class LeaseFeed:
         self._client = client
         self._terms = terms
         self._ledger = ledger
-        self._loss = loss
+        self._intake = intake
         self._allowance = allowance
         self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
         self._version = version
@@ -87,8 +89,8 @@ class LeaseFeed:
     def take(self, count: int, *, version: int, on_idle: Callable[[float], None]) -> list[Leased]:
         """Waits for `count` batches that can be trained on at `version`, marked as started on the server.
 
-        on_idle is called every half second without a batch, with the seconds since the last. If it raises, the wait
-        ends and the batches taken so far are released.
+        on_idle is called every half second without a batch, and after each that is no use, with the seconds since the
+        last that was. If it raises, the wait ends and the batches taken so far are released.
         """
         self._version = version
         taken: list[Leased] = []
@@ -96,20 +98,10 @@ class LeaseFeed:
         try:
             while len(taken) < count:
                 leased = self._next()
-                if leased is None:
+                if leased is None or not self._trainable(leased):
                     on_idle(time.monotonic() - idle_since)
                     continue
                 idle_since = time.monotonic()
-                self._terms.check_ours(leased, version)
-                if not self._ledger.trainable([leased]):
-                    continue
-                if self._terms.too_old(leased.rollout, version):
-                    self._release([leased])
-                    continue
-                missing = missing_input(leased.batch, self._loss)
-                if missing:
-                    self._release([leased], error=missing)
-                    continue
                 taken.append(leased)
                 if len(taken) == count:
                     taken = self._start(taken)
@@ -126,6 +118,11 @@ class LeaseFeed:
     def unsettled(self) -> int:
         """How many trained batches wait for a checkpoint before they are acked."""
         return self._ledger.unsettled
+
+    @property
+    def unusable(self) -> int:
+        """How many batches were given back with an error since this process began."""
+        return self._ledger.refused
 
     @property
     def settling_is_due(self) -> bool:
@@ -174,6 +171,19 @@ class LeaseFeed:
         except queue.Empty:
             return None
 
+    def _trainable(self, leased: Leased) -> bool:
+        """Whether it can be trained on now. If not, it has been given back where it should be."""
+        self._terms.check_ours(leased, self._version)
+        if not self._ledger.trainable([leased]):
+            return False
+        if self._terms.too_old(leased.rollout, self._version):
+            self._release([leased])
+            return False
+        if refusal := self._intake.refusal(leased.batch):
+            self._refuse(leased, refusal)
+            return False
+        return True
+
     def _start(self, taken: list[Leased]) -> list[Leased]:
         """Marks leases as started. Returns those that are still live: they may have expired during a suspension."""
         taken = self._ledger.trainable(taken)  # a batch that came again may appear twice; keep the live lease
@@ -181,11 +191,15 @@ class LeaseFeed:
         self._ledger.forget(lease for lease in taken if outcomes[lease.id] != Outcome.OK)
         return [lease for lease in taken if outcomes[lease.id] == Outcome.OK]
 
-    def _release(self, leases: Sequence[Leased], *, error: str | None = None) -> None:
-        if error:
-            log.warning("a batch cannot be trained on", ids=[lease.id for lease in leases], error=error)
+    def _release(self, leases: Sequence[Leased]) -> None:
         self._ledger.forget(leases)
-        self._client.release(leases, error=error)
+        self._client.release(leases)
+
+    def _refuse(self, lease: Leased | UnusableBatch, reason: str) -> None:
+        """Gives a batch back with an error: after a few such deliveries it is dead."""
+        log.warning("a batch cannot be trained on", id=lease.id, error=reason)
+        self._ledger.refuse(lease)
+        self._client.release([lease], error=reason[:_MAX_REASON])
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -196,16 +210,24 @@ class LeaseFeed:
     def _fetch(self) -> None:
         while not self._stop.is_set():
             try:
-                leased = self._client.lease(self._terms.at(self._version, wait_seconds=self._poll_seconds))
+                leased = self._lease()
             except RefServerError as error:
                 self._stop.wait(self._takeover.refused(error))
                 continue
             self._takeover.admitted()
             self._entered.set()
-            if leased is None:
+            if isinstance(leased, UnusableBatch):
+                self._refuse(leased, leased.reason)
+            elif leased is None:
                 self._nothing_to_lease.set()
             else:
                 self._receive(leased)
+
+    def _lease(self) -> Leased | UnusableBatch | None:
+        try:
+            return self._client.lease(self._terms.at(self._version, wait_seconds=self._poll_seconds))
+        except UnusableBatch as error:
+            return error
 
     @property
     def _poll_seconds(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from shared.api import Outcome
-from shared.client import Leased
+from shared.client import Leased, UnusableBatch
 
 
 class Fate(Enum):
@@ -29,6 +29,7 @@ class Ledger:
         self._ids = set(ids)
         self._unsettled: set[str] = set()
         self._live: dict[str, Leased] = {}
+        self._refused = 0
         self._lock = threading.Lock()
 
     def ids(self) -> list[str]:
@@ -69,6 +70,18 @@ class Ledger:
         with self._lock:
             self._forget(leases)
 
+    @property
+    def refused(self) -> int:
+        """How many batches were refused."""
+        with self._lock:
+            return self._refused
+
+    def refuse(self, lease: Leased | UnusableBatch) -> None:
+        """Removes a lease whose batch cannot be trained on, and counts it."""
+        with self._lock:
+            self._refused += 1
+            self._forget([lease])
+
     def train(self, leases: Iterable[Leased]) -> None:
         """Marks batches as trained."""
         with self._lock:
@@ -96,7 +109,7 @@ class Ledger:
         with self._lock:
             self._ids -= set(ids) - self._unsettled
 
-    def _forget(self, leases: Iterable[Leased]) -> None:
+    def _forget(self, leases: Iterable[Leased | UnusableBatch]) -> None:
         for lease in leases:
             if self._live.get(lease.id) is lease:
                 del self._live[lease.id]

@@ -15,6 +15,10 @@ from shared.client import Leased
 
 Metrics = dict[str, Any]
 
+# Of the numbers that a batch's `sample` says: counts, seconds, the problem's index. Larger ones are a client's mistake,
+# and the run would go on from such an index.
+_LARGEST = 10**12
+
 
 @dataclass
 class WastedSamples:
@@ -87,7 +91,8 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
 
 def next_index(leased: Sequence[Leased]) -> int:
     """One more than the highest problem index of a step's batches; 0 when no batch has an index."""
-    return max((_numbers(lease.rollout.sample).get("index", -1) for lease in leased), default=-1) + 1
+    indexes = (_numbers(lease.rollout.sample).get("index") for lease in leased)
+    return max((index for index in indexes if isinstance(index, int)), default=-1) + 1
 
 
 def _rewards(rollouts: Sequence[RolloutBatch]) -> Metrics:
@@ -140,9 +145,8 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
 def _numbers(sample: str | None) -> Metrics:
     """The numbers in a batch's `sample`, by name. An outside client may have put any JSON there."""
     value = json.loads(sample or "{}")
-    return (
-        {name: item for name, item in value.items() if isinstance(item, int | float)} if isinstance(value, dict) else {}
-    )
+    items = value.items() if isinstance(value, dict) else ()
+    return {name: item for name, item in items if isinstance(item, int | float) and 0 <= item <= _LARGEST}
 
 
 def _mean(values: np.ndarray) -> float:

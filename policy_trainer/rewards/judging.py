@@ -18,6 +18,8 @@ from policy_trainer.rewards.callers import CallersReward
 from policy_trainer.rewards.correctness import needs_sandbox
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
 from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
+from shared.bounds import MAX_REWARD
+from shared.errors import UserError
 
 _GIB = 2**30
 
@@ -76,6 +78,11 @@ class Judge:
                 given = np.array([score is not None for score in scores[name]], dtype=np.bool_)
                 total += np.where(given, weight * parts[name], 0)
                 applies |= given
+        if (np.abs(total) > MAX_REWARD).any():
+            raise UserError(
+                f"reward_weights: a completion's weighted total is {np.nanmax(np.abs(total)):g} in magnitude; "
+                f"a batch takes {MAX_REWARD:g} at most: give smaller weights, or scale the rewards"
+            )
         return Judgement(np.where(applies, total, np.float32(np.nan)), parts, samples)
 
     def right(self, samples: Sequence[Sample]) -> np.ndarray:

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from policy_trainer.config import RewardModelConfig
 from policy_trainer.data.sample import Sample
+from shared.bounds import MAX_REWARD
 from shared.devices import choose_device
 from shared.errors import UserError
 from shared.models import context_length, load_tokenizer
@@ -35,7 +36,7 @@ class RewardModel:
         self._limit = min(config.max_length, context_length(self._model) or config.max_length)
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """One score for each sample, in float32; NaN where the model's output is not finite."""
+        """One score for each sample, in float32; NaN where the model's output is no reward that a batch can have."""
         rows = [self._encode(sample) for sample in samples]
         scores = [math.nan] * len(rows)
         # Rows of similar length share a forward, so that little is computed for padding.
@@ -43,7 +44,7 @@ class RewardModel:
         for start in range(0, len(order), self._batch_size):
             places = order[start : start + self._batch_size]
             for place, score in zip(places, self._forward([rows[place] for place in places]).tolist(), strict=True):
-                scores[place] = score if math.isfinite(score) else math.nan
+                scores[place] = score if abs(score) <= MAX_REWARD else math.nan  # false for NaN
         return scores
 
     def _encode(self, sample: Sample) -> list[int]:

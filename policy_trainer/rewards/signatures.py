@@ -8,13 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from policy_trainer.data.sample import Sample, Score
+from shared.bounds import MAX_REWARD
 from shared.errors import UserError
 
 if TYPE_CHECKING:  # a sandbox process without async rewards needs none of it
     import asyncio
-
-# A weighted sum of larger rewards could overflow float32.
-_LARGEST = 1e30
 
 Function = Callable[..., Any]
 
@@ -181,6 +179,6 @@ def _checked(answer: Any) -> Score:
         number = float(answer)
     except TypeError:
         raise ValueError(f"a reward must be a number or None, got {type(answer).__name__}") from None
-    if math.isnan(number) or abs(number) <= _LARGEST:
+    if math.isnan(number) or abs(number) <= MAX_REWARD:
         return number
-    raise ValueError(f"a reward must be a number of at most {_LARGEST:g}, got {number}")
+    raise ValueError(f"a reward must be a number of at most {MAX_REWARD:g}, got {number}")

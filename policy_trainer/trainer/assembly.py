@@ -12,6 +12,7 @@ from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.queue_client.first_kl import choose_first_kl
+from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
@@ -89,7 +90,8 @@ def build_trainer(
         on_wait=outage,
         note=display.note,
     )
-    source = _make_source(client, config, server, files, in_flight_allowance(queue), display, stop, stack)
+    intake = Intake.of(policy.learner.model, config.loss)
+    source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     evaluated = next((record for record in reversed(past) if record["kind"] == "evaluation"), {})
@@ -152,6 +154,7 @@ def _make_reporters(
 def _make_source(
     client: RefServerClient,
     config: TrainConfig,
+    intake: Intake,
     server: ReferenceServer,
     files: RunFiles,
     allowance: int,
@@ -172,7 +175,7 @@ def _make_source(
     )
     # Half of the allowance may wait for a checkpoint. The other half is for this step and the batches leased ahead.
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
-    feed = LeaseFeed(client, terms, ledger, config.loss, ahead=ahead, allowance=allowance, version=files.state.step)
+    feed = LeaseFeed(client, terms, ledger, intake, ahead=ahead, allowance=allowance, version=files.state.step)
 
     @stack.callback
     def close_feed() -> None:

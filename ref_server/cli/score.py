@@ -17,6 +17,7 @@ from ref_server.cli.terminal import print_error, show
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
 from shared.batch import BatchError, RolloutBatch, ScoredBatch
+from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 from shared.client import ClientError, RefServerClient, RefServerError
 
 # A busy server is asked again for this long. A server that does not answer the first request is not waited for.
@@ -42,7 +43,7 @@ class Score(ClientOptions):
     """The text that the completions continue."""
     completion: Annotated[list[str], NoDecode] = Field(default=[])
     """A text to be scored; may be repeated. It is used unchanged."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Logits are divided by it. A file holds its own."""
     file: Path | None = None
     """A batch (.safetensors), or JSONL; - is standard input."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from ref_server.legacy.frame import MalformedUpload, split_frame
 from ref_server.legacy.tensors import FLOATS, INTEGERS, read_tensor
 from shared.batch import TokenGroup
+from shared.bounds import MAX_LOGP, MAX_REWARD
 
 MAX_JSON_BYTES = 16 * 1024
 # A generator in string mode sends a question with its answers as text, and their rewards.
@@ -20,7 +21,8 @@ class LegacyUpload:
     """B rows, padded to L tokens each.
 
     base: the JSON object as it was uploaded, with the prompt's length. plen: p, in [1, L). inputs: int64 (B, L).
-    rewards: (B,) of any float dtype. gen_logps: (B, L-p) of any float dtype. Raises MalformedUpload for other shapes.
+    rewards: (B,) of any float dtype. gen_logps: (B, L-p) of any float dtype. Raises MalformedUpload for other shapes,
+    and for values that would break the trainer's step: those clients do not look at what they get.
     """
 
     base: str
@@ -40,6 +42,10 @@ class LegacyUpload:
         scored = (rows, length - self.plen)
         if self.gen_logps is not None and self.gen_logps.shape != scored:
             raise MalformedUpload(f"gen_logps must have shape {scored}, got {_shape(self.gen_logps)}")
+        if (self.rewards.double().abs() > MAX_REWARD).any():  # false for NaN
+            raise MalformedUpload(f"rewards must lie in [-{MAX_REWARD:g}, {MAX_REWARD:g}]")
+        if self.gen_logps is not None and not _are_logps(self.gen_logps):
+            raise MalformedUpload("gen_logps must be finite and at most 0, as log-probs are")
 
     @property
     def shares_prompt(self) -> bool:
@@ -100,6 +106,10 @@ def _read_base(part: bytes) -> tuple[str, int]:
 def _group(prompt: np.ndarray, completions: np.ndarray) -> TokenGroup:
     rows, length = completions.shape
     return TokenGroup(np.ascontiguousarray(prompt), completions.reshape(-1), np.full(rows, length))
+
+
+def _are_logps(values: Tensor) -> bool:
+    return bool(values.isfinite().all()) and values.max().item() <= MAX_LOGP
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
 from ref_server.scoring.loop import ScoringLoop
-from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_ids, check_size
+from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
 from shared.api import ModelInfo
@@ -71,7 +71,7 @@ class FrozenModel:
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids within the vocabulary, then lengths within what server and model take."""
-        check_ids(group, self._vocabulary_size, "the reference's vocabulary")
+        group.check_ids(self._vocabulary_size, "the reference's vocabulary")
         check_size(group, self.info.max_batch_tokens)
         if self.info.context_length is not None and group.longest_row > self.info.context_length:
             raise TooLarge(

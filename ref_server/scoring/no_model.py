@@ -8,7 +8,7 @@ import structlog
 
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
-from ref_server.scoring.reference import NoModel, Reference, Scores, check_ids, check_size
+from ref_server.scoring.reference import NoModel, Reference, Scores, check_size
 from shared.api import ModelInfo, State
 from shared.batch import TokenGroup
 
@@ -25,7 +25,7 @@ class NoReference:
         self.info = ModelInfo.model_validate({**nothing, "max_batch_tokens": max_batch_tokens})
 
     def check_tokens(self, group: TokenGroup) -> None:
-        check_ids(group, 2**63, "as token ids do")
+        group.check_ids(2**63, "as token ids do")
         check_size(group, self.info.max_batch_tokens)
 
     def encode(self, text: str) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
 from shared.api import ModelInfo
-from shared.batch import BatchError, TokenGroup
+from shared.batch import TokenGroup
 
 
 class TooLarge(ValueError):
@@ -145,10 +145,3 @@ def check_size(group: TokenGroup, max_batch_tokens: int) -> None:
         raise TooLarge(
             "completion_ids", f"and the prompt have {group.tokens} tokens; max_batch_tokens is {max_batch_tokens}"
         )
-
-
-def check_ids(group: TokenGroup, vocabulary: int, whose: str) -> None:
-    """Raises BatchError unless every id lies in [0, vocabulary)."""
-    for name, ids in (("prompt_ids", group.prompt_ids), ("completion_ids", group.completion_ids)):
-        if ids.min() < 0 or ids.max() >= vocabulary:
-            raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")

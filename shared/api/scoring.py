@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from shared.api.base import Answer, Name, Request, Version, example
+from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 TokenId = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 # fail_fast: report only the first fault, since a report of a million would take a minute.
@@ -21,7 +22,7 @@ class LogprobsRequest(Request):
     prompt_ids: TokenIds | None = None
     prompt: str | None = None
     completions: _Rows | _Texts = Field(min_length=1)
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False, strict=True)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE, strict=True)
     """The logits are divided by it."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ with RefServerClient("http://127.0.0.1:8400") as client:
 
 from shared.api import Uploaded
 from shared.client.async_client import AsyncRefServerClient
-from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted
+from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted, UnusableBatch
 from shared.client.requests import Leased
 from shared.client.sync_client import RefServerClient
 
@@ -23,5 +23,6 @@ __all__ = [
     "RefServerError",
     "Unreachable",
     "Untrusted",
+    "UnusableBatch",
     "Uploaded",
 ]

@@ -27,7 +27,7 @@ from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
 from shared.client.errors import ClientError
-from shared.client.requests import Leased, Outcomes, Request
+from shared.client.requests import Held, Leased, Outcomes, Request
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class AsyncRefServerClient(Connection):
     async def extend(self, leases: Sequence[Leased], lease_seconds: float, *, started: bool = False) -> Outcomes:
         return await self._send_all(requests.extend(leases, lease_seconds, started))
 
-    async def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
+    async def release(self, leases: Sequence[Held], *, error: str | None = None) -> Outcomes:
         return await self._send_all(requests.release(leases, error))
 
     async def finish_run(self, run: str, lineage: str = "") -> Finished:

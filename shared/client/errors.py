@@ -32,6 +32,20 @@ class NotRefServer(ClientError):
     """The server at the URL is not a reference server, or its version is unknown to this client."""
 
 
+class UnusableBatch(ClientError):
+    """A lease was granted, and its batch has a value that no batch may have: give it back with `release` and an error.
+
+    id, token: of the lease. field: the tensor or metadata key at fault.
+    """
+
+    def __init__(self, id: str, token: str, field: str, reason: str) -> None:
+        super().__init__(f"batch {id} cannot be used: {reason}")
+        self.id = id
+        self.token = token
+        self.field = field
+        self.reason = reason
+
+
 class RefServerError(ClientError):
     """The server answered with an error.
 

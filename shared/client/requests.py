@@ -36,7 +36,8 @@ from shared.api import (
     TokensView,
     Uploaded,
 )
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.batch import BatchError, RolloutBatch, ScoredBatch
+from shared.client.errors import UnusableBatch
 
 Outcomes = dict[str, Outcome]
 
@@ -68,6 +69,10 @@ class Leased:
     @property
     def rollout(self) -> RolloutBatch:
         return self.batch.rollout if isinstance(self.batch, ScoredBatch) else self.batch
+
+
+# What proves a lease: its id and token.
+Held = Leased | UnusableBatch
 
 
 @dataclass(frozen=True)
@@ -140,9 +145,12 @@ def lease(terms: LeaseBody) -> Request[Leased | None]:
         if response.status_code == httpx.codes.NO_CONTENT:
             return None
         headers = response.headers
-        return Leased(
-            wire.decode(response.content), headers["Batch-Id"], headers["Lease-Token"], int(headers["Deliveries"])
-        )
+        id, token, deliveries = headers["Batch-Id"], headers["Lease-Token"], int(headers["Deliveries"])
+        parsed = wire.parse(response.content)
+        try:
+            return Leased(parsed.batch(), id, token, deliveries)
+        except BatchError as error:
+            raise UnusableBatch(id, token, error.field, str(error)) from None
 
     asked = terms.model_copy(update={"request_id": terms.request_id or uuid4().hex})
     return _post("/v1/batches/lease", asked, read, read_seconds=terms.wait_seconds + _READ_SECONDS)
@@ -164,7 +172,7 @@ def check_train_role() -> Request[Outcomes]:
     return _settle("extend", ExtendBody(leases=[]))
 
 
-def release(leases: Sequence[Leased], error: str | None) -> list[Request[Outcomes]]:
+def release(leases: Sequence[Held], error: str | None) -> list[Request[Outcomes]]:
     return [_settle("release", ReleaseBody(leases=keys, error=error)) for keys in _keys(leases)]
 
 
@@ -225,7 +233,7 @@ def _settle(verb: str, body: LeasesBody) -> Request[Outcomes]:
     return _post(f"/v1/leases/{verb}", body, read)
 
 
-def _keys(leases: Sequence[Leased]) -> list[list[Key]]:
+def _keys(leases: Sequence[Held]) -> list[list[Key]]:
     """The keys of the leases, in parts of at most _KEYS_AT_ONCE so that each body stays small."""
     keys = [Key(id=lease.id, token=lease.token) for lease in leases]
     return [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]

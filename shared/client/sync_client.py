@@ -27,7 +27,7 @@ from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
 from shared.client.errors import ClientError
-from shared.client.requests import Leased, Outcomes, Request
+from shared.client.requests import Held, Leased, Outcomes, Request
 
 T = TypeVar("T")
 
@@ -105,6 +105,8 @@ class RefServerClient(Connection):
     def lease(self, terms: LeaseBody) -> Leased | None:
         """Leases one batch; None if none came within terms.wait_seconds. A retried request gets the same batch.
 
+        Raises UnusableBatch for one with a value that no batch may have, such as from an older store; release it.
+
         ```
         leased = client.lease(LeaseBody(consumer="me", run="by-hand", wait_seconds=20, lease_seconds=120))
         ```
@@ -119,7 +121,7 @@ class RefServerClient(Connection):
         """Heartbeat: makes leases end lease_seconds from now. started: training on them begins. Outcomes by id."""
         return self._send_all(requests.extend(leases, lease_seconds, started))
 
-    def release(self, leases: Sequence[Leased], *, error: str | None = None) -> Outcomes:
+    def release(self, leases: Sequence[Held], *, error: str | None = None) -> Outcomes:
         """Gives batches back unused. An error counts as a failed delivery; too many end a batch. Outcomes by id."""
         return self._send_all(requests.release(leases, error))
 

@@ -84,7 +84,8 @@ def refusal(body: bytes) -> BatchError:
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(str.isprintable)
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
-rewards = floats | st.just(math.nan)
+rewards = st.floats(-1e6, 1e6, width=32) | st.just(math.nan)
+logps = st.floats(max_value=0, width=32, allow_infinity=False)
 versions = st.integers(0, 2**63 - 1)
 
 
@@ -125,11 +126,11 @@ def rollouts(draw: Any) -> RolloutBatch:
         run=draw(names),
         epoch=draw(versions),
         policy_version=draw(versions) if policy_versions is None else int(policy_versions.min()),
-        temperature=draw(st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)),
+        temperature=draw(st.floats(1e-3, 1e3)),
         group=group,
         rewards=draw(arrays(rewards, size, np.float32)),
         finished=draw(arrays(st.booleans(), size, np.bool_)),
-        sampler_logps=draw(st.none() | arrays(floats, tokens, np.float32)),
+        sampler_logps=draw(st.none() | arrays(logps, tokens, np.float32)),
         loss_mask=draw(st.none() | arrays(st.booleans(), tokens, np.bool_)),
         policy_versions=policy_versions,
         reward_parts=draw(st.dictionaries(names, arrays(rewards, size, np.float32), max_size=3)),
@@ -146,7 +147,7 @@ def rollouts(draw: Any) -> RolloutBatch:
 def batches(draw: Any) -> RolloutBatch | ScoredBatch:
     rollout = draw(rollouts())
     tokens = len(rollout.group.completion_ids)
-    return draw(st.just(rollout) | st.builds(ScoredBatch, st.just(rollout), arrays(floats, tokens, np.float32), names))
+    return draw(st.just(rollout) | st.builds(ScoredBatch, st.just(rollout), arrays(logps, tokens, np.float32), names))
 
 
 def flat(value: Any) -> Any:
@@ -235,11 +236,11 @@ def test_whatever_is_admitted_can_be_scored() -> None:
     """A header of the largest size grows by what scoring adds: it would be taken, and then never scored."""
     tensors, metadata = valid(scored=False)
     parts = {f"reward/{index:0190}": tensors["rewards"] for index in range(230)}
-    plain = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e300", "sample": '""'})
+    plain = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e-3", "sample": '""'})
     room = wire.MAX_HEADER_BYTES - int.from_bytes(plain[:8], "little")
     assert 0 < room < 16 * 1024
     sample = '"' + "x" * room + '"'
-    largest = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e300", "sample": sample})
+    largest = safetensors.numpy.save(tensors | parts, metadata | {"temperature": "1e-3", "sample": sample})
     assert int.from_bytes(largest[:8], "little") == wire.MAX_HEADER_BYTES
     rollout = wire.decode(largest)
     assert isinstance(rollout, RolloutBatch)

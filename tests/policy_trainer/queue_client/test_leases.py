@@ -13,15 +13,17 @@ import pytest
 
 from policy_trainer.config import LossConfig
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
 from shared import wire
-from shared.batch import RolloutBatch, ScoredBatch, StepRewards
+from shared.batch import RolloutBatch, ScoredBatch, StepRewards, TokenGroup
 from shared.client import RefServerClient, RefServerError
 
 CHECKPOINT = Path("checkpoints/step-00000008")
 LOSS = LossConfig()
+VOCABULARY, CONTEXT = 100, 50
 
 
 class RefServer:
@@ -141,7 +143,8 @@ def open_feed(server: RefServer) -> Iterator[Callable[..., LeaseFeed]]:
         client = RefServerClient(server.site.url, patience=None)
         terms = LeaseTerms("trainer", "test", epoch=0, max_lag=max_lag, lease_seconds=lease_seconds)
         ledger = Ledger() if ledger is None else ledger
-        feed = LeaseFeed(client, terms, ledger, loss, ahead=ahead, allowance=allowance, version=version)
+        intake = Intake(loss, VOCABULARY, CONTEXT)
+        feed = LeaseFeed(client, terms, ledger, intake, ahead=ahead, allowance=allowance, version=version)
         opened.append((feed, client))
         return feed
 
@@ -160,6 +163,17 @@ def batches(make_scored: Any) -> Callable[..., list[Any]]:
         ]
 
     return make
+
+
+def spoiled(batch: Any, **values: Any) -> None:
+    """Gives a batch values that its constructor refuses. group: a prompt and completions of one token each."""
+    for name, value in values.items():
+        if name == "group":
+            prompt, completions = (np.array(ids, np.int64) for ids in value)
+            value = TokenGroup(prompt, completions, np.ones(len(completions), np.int64))
+        elif isinstance(value, tuple):
+            value = np.array(value, np.float32)
+        object.__setattr__(batch if name == "ref_logps" else batch.rollout, name, value)
 
 
 def patience(seconds: float) -> None:
@@ -339,6 +353,46 @@ class TestTake:
         assert ids(taken(open_feed(loss=LossConfig.model_validate(loss)), 1)) == [good.rollout.id]
         (body,) = [body for verb, body, _ in server.calls if verb == "release"]
         assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and lack in body["error"]
+
+    @pytest.mark.parametrize(
+        ("spoil", "reason"),
+        [
+            ({"group": ([3], [VOCABULARY, 5])}, "vocabulary"),
+            ({"group": ([-1], [4, 5])}, "vocabulary"),
+            ({"group": ([3] * CONTEXT, [4, 5])}, "context"),
+            ({"temperature": 1e-300}, "temperature"),
+            ({"rewards": (3e38, 0.0)}, "rewards"),
+            ({"sampler_logps": (0.5, -1.0)}, "sampler_logps"),
+            ({"ref_logps": (0.5, -1.0)}, "ref_logps"),
+        ],
+    )
+    def test_a_batch_that_would_break_the_step_is_given_back(
+        self, server: RefServer, open_feed: Any, batches: Any, spoil: dict[str, Any], reason: str
+    ) -> None:
+        """As a server without a model, or an older one, may hand it out: whoever uploads must not end the run."""
+        bad, good = batches(2)
+        spoiled(bad, **spoil)
+        server.put(bad, good)
+        feed = open_feed()
+        assert ids(taken(feed, 1)) == [good.rollout.id]
+        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
+        assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and reason in body["error"]
+        assert feed.unusable == 1
+
+    def test_a_stop_is_heard_where_every_batch_is_bad(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        bad = batches(1)[0]
+        spoiled(bad, group=([3], [VOCABULARY, 5]))
+        server.put(bad)
+        asked: list[float] = []
+
+        def idle(seconds: float) -> None:
+            asked.append(seconds)
+            if len(asked) == 5:
+                raise KeyboardInterrupt
+            server.put(bad)  # there is always one more
+
+        with pytest.raises(KeyboardInterrupt):
+            open_feed().take(1, version=0, on_idle=idle)
 
     @pytest.mark.parametrize("old_logps", ["recomputed", "current"])
     def test_what_the_loss_does_not_need_may_be_lacking(

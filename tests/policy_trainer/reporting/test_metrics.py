@@ -202,7 +202,14 @@ class TestBatchMetrics:
         assert (metrics["unrewarded"], next_index(leased), metrics["sampling_seconds"]) == (2, 0, 0)
         assert math.isnan(metrics["sampler_tokens_per_second"]) and metrics["sampler_waiting_share"] == 0
 
-    @pytest.mark.parametrize("sample", ["5", "[1]", '"text"', "null", "{}", '{"index": "7", "sampling_seconds": null}'])
+    @pytest.mark.parametrize(
+        "sample",
+        [
+            *("5", "[1]", '"text"', "null", "{}", '{"index": "7", "sampling_seconds": null}'),
+            *('{"index": 1e999, "judging_seconds": NaN}', '{"index": -5, "waiting_seconds": -1e999}'),
+            f'{{"index": {10**4000}, "sampling_seconds": {10**4000}, "resampled_tokens": {10**4000}}}',
+        ],
+    )
     def test_the_sample_of_an_outside_client_may_be_any_json(self, make_scored: Any, sample: str) -> None:
         """API.md: free for the client."""
         batch = make_scored([3], [[4], [5]], [0.0, 1.0])

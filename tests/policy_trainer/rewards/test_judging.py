@@ -66,6 +66,12 @@ def test_totals(
     assert judged.rewards.tolist() == expected
 
 
+def test_a_total_that_no_batch_takes_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = TrainConfig(model="m", rewards=["accuracy"], reward_weights=[-2e6])
+    with pytest.raises(UserError, match=r"reward_weights: .* 2e\+06"):
+        Judge(tokenizer, FakeTask(), config).judge([(ASKED, [said(tokenizer, text) for text in TEXTS])])
+
+
 def test_parts(tokenizer: PreTrainedTokenizerFast) -> None:
     judge = Judge(tokenizer, FakeTask(), TrainConfig(model="m"))
     parts = judge.judge([(ASKED, [said(tokenizer, text) for text in TEXTS])])[0].parts
