@@ -25,18 +25,19 @@ class QueueConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    max_batches: int = Field(default=10_000, ge=1)
-    """Batches that may wait in all runs together."""
-    max_batches_per_run: int = Field(default=10_000, ge=1)
-    """Batches that may wait in one run."""
-    max_mib: int = Field(default=4096, ge=1)
+    max_batches: int = Field(default=10_000, ge=2)
+    """Batches that may wait in all runs together. Of these and the next two limits a run may use at most as much as is
+    free: half when it is alone, a third each when there are two."""
+    max_batches_per_run: int | None = Field(default=None, ge=1)
+    """A further bound for the batches that wait in one run."""
+    max_mib: int = Field(default=4096, ge=2)
     """MiB of payload that may wait in all."""
-    max_mib_per_run: int = Field(default=4096, ge=1)
-    """MiB of payload that may wait in one run."""
-    max_in_flight: int = Field(default=4096, ge=1)
-    """Batches that may be leased and not yet acknowledged in all."""
-    max_in_flight_per_run: int = Field(default=4096, ge=1)
-    """Batches of one run that may be leased and not yet acknowledged; a trainer checkpoints at half of them."""
+    max_mib_per_run: int | None = Field(default=None, ge=1)
+    """A further bound for the MiB of payload that wait in one run."""
+    max_in_flight: int = Field(default=4096, ge=2)
+    """Batches that may be leased and not yet acknowledged in all; a trainer checkpoints at half of its run's share."""
+    max_in_flight_per_run: int | None = Field(default=None, ge=1)
+    """A further bound for the batches of one run that are leased and not yet acknowledged."""
     max_deliveries: int = Field(default=5, ge=1)
     """A batch is dead after this many failed deliveries, or interrupted scorings (its server ended)."""
     retention_days: float = Field(default=30, gt=0)
@@ -46,14 +47,20 @@ class QueueConfig(BaseModel):
     def limits(self) -> LimitsView:
         return LimitsView(
             max_batches=self.max_batches,
-            max_batches_per_run=self.max_batches_per_run,
+            max_batches_per_run=_of_one_run(self.max_batches, self.max_batches_per_run),
             max_bytes=self.max_mib * _MIB,
-            max_bytes_per_run=self.max_mib_per_run * _MIB,
+            max_bytes_per_run=_of_one_run(self.max_mib * _MIB, self.max_mib_per_run and self.max_mib_per_run * _MIB),
             max_in_flight=self.max_in_flight,
-            max_in_flight_per_run=self.max_in_flight_per_run,
+            max_in_flight_per_run=_of_one_run(self.max_in_flight, self.max_in_flight_per_run),
             max_deliveries=self.max_deliveries,
             max_scoring_attempts=_SCORING_ATTEMPTS,
         )
+
+
+def _of_one_run(of_all: int, bound: int | None) -> int:
+    """The most that a run may have when it is alone: at most as much as is free."""
+    alone = of_all // 2
+    return alone if bound is None else min(bound, alone)
 
 
 class ServeConfig(BaseSettings):
@@ -153,11 +160,11 @@ class ServeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _largest_body_fits_the_queue(self) -> "ServeConfig":
-        room = min(self.queue.max_mib, self.queue.max_mib_per_run)
+        room = self.queue.limits.max_bytes_per_run // _MIB
         if self.max_body_mib > room:
             raise ValueError(
-                f"max_body_mib: {self.max_body_mib} is more than the queue ever has room for ({room}); "
-                "lower it, or raise queue.max_mib and queue.max_mib_per_run"
+                f"max_body_mib: {self.max_body_mib} is more than the queue ever has room for in one run "
+                f"({room}: at most half of queue.max_mib); lower it, or raise queue.max_mib and queue.max_mib_per_run"
             )
         return self
 

@@ -149,6 +149,14 @@ def parse(body: bytes) -> Parsed:
     return Parsed(metadata, tensors)
 
 
+def run_of(body: bytes) -> str | None:
+    """The run that untrusted bytes name in their header, which alone is read; None if there is none."""
+    try:
+        return _read_header(body)[0].get("run")
+    except BatchError:
+        return None
+
+
 def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch | ScoredBatch:
     scored = _choose_format(metadata, tensors)
     rollout = RolloutBatch(

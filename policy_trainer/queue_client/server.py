@@ -101,11 +101,15 @@ def batches_by_state(queue: QueueView, run: str) -> Counter[State]:
 
 
 def in_flight_allowance(queue: QueueView) -> int:
-    """The most batches that one run may have leased and not yet acked."""
+    """The most batches that one run may have leased and not yet acked while no other run leases any."""
     return min(queue.limits.max_in_flight, queue.limits.max_in_flight_per_run)
 
 
 def leases_are_full(queue: QueueView, run: str) -> bool:
-    """Whether the server leases nothing more to a run until it acks or releases a batch."""
+    """Whether the server leases nothing more to a run until it acks or releases a batch.
+
+    A run may have at most as many in flight as are free.
+    """
     leased, of_run = queue.states[State.LEASED].batches, batches_by_state(queue, run)[State.LEASED]
-    return leased >= queue.limits.max_in_flight or of_run >= queue.limits.max_in_flight_per_run
+    free = queue.limits.max_in_flight - leased
+    return of_run + 1 > free - 1 or of_run >= queue.limits.max_in_flight_per_run

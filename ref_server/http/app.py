@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.http.errors import add_error_handlers
 from ref_server.http.gate.guard import Guard
-from ref_server.http.gate.load_shedder import LoadShedder, ShedUploads
+from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
 from ref_server.http.route_table import RouteTable
 from ref_server.http.routes import batches, documents, health, leases, metrics, reference, runs, scoring
@@ -31,19 +31,19 @@ def create_app(service: Service) -> FastAPI:
         description="Scores per-token log-probs with a frozen reference model, and queues generated batches durably.",
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
-    traffic, shedder, threads = Traffic(), LoadShedder(), BodyThreads(threads=32, most=256)
+    traffic, shedders, threads = Traffic(), LoadShedders(), BodyThreads(threads=32, most=256)
     add_error_handlers(app)
     health.add(app, service)
     metrics.add(app, service, traffic)
     scoring.add(app, service, threads)
-    batches.add(app, service, threads, shedder)
+    batches.add(app, service, threads, shedders)
     leases.add(app, service)
     runs.add(app, service)
     reference.add(app, service)
     if not service.config.no_model:
         _add_legacy(app, service)
     documents.add(app)
-    app.add_middleware(ShedUploads, shedder=shedder)
+    app.add_middleware(ShedUploads, shedders=shedders)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
     app.add_middleware(Requests, traffic=traffic)
     return app

@@ -3,6 +3,7 @@
 from ref_server.metrics.activity import Count
 from ref_server.queue import leasing, lineages
 from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
+from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
 from shared.api import State, Uploaded
 
@@ -137,7 +138,7 @@ def forget(tx: Transaction, older_than: float) -> None:
 
 
 def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
-    """Raises QueueFull when one more batch of payload_bytes would exceed a limit."""
+    """Raises QueueFull when one more batch of payload_bytes would exceed a limit, or the run's share of one."""
     limits = tx.limits
     batches, size, of_run, size_of_run = tx.one(
         f"""
@@ -150,18 +151,13 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
         run,
         run,
     )
-    if batches >= limits.max_batches:
-        raise NoRoom(f"{batches} batches wait and max_batches is {limits.max_batches}")
-    if of_run >= limits.max_batches_per_run:
-        raise QueueFull(f"{of_run} batches of run {run!r} wait and max_batches_per_run is {limits.max_batches_per_run}")
-    if size + payload_bytes > limits.max_bytes:
-        full = NoRoom if payload_bytes <= limits.max_bytes // 100 else QueueFull  # else smaller ones may fit
-        raise full(f"{size} bytes wait, this batch has {payload_bytes} and max_bytes is {limits.max_bytes}")
-    if size_of_run + payload_bytes > limits.max_bytes_per_run:
-        raise QueueFull(
-            f"{size_of_run} bytes of run {run!r} wait, this batch has {payload_bytes} "
-            f"and max_bytes_per_run is {limits.max_bytes_per_run}"
-        )
+    count = Share(run, of_run, batches, "batches", "wait")
+    if why := count.refusal(1, limits.max_batches, "max_batches", limits.max_batches_per_run):
+        raise NoRoom(why, run)
+    volume = Share(run, size_of_run, size, "bytes", "wait")
+    if why := volume.refusal(payload_bytes, limits.max_bytes, "max_bytes", limits.max_bytes_per_run):
+        # A large batch found no room: smaller ones may.
+        raise NoRoom(why, run) if payload_bytes <= limits.max_bytes // 100 else QueueFull(why)
 
 
 def _insert(tx: Transaction, upload: Upload, state: State) -> int:

@@ -25,7 +25,11 @@ class QueueFull(Exception):
 
 
 class NoRoom(QueueFull):
-    """The whole queue is full, so hardly any batch of any run is admitted."""
+    """The run's share of the queue is used up, so hardly any batch of the run is admitted."""
+
+    def __init__(self, message: str, run: str, retry_after: float = 1.0) -> None:
+        super().__init__(message, retry_after)
+        self.run = run
 
 
 class TooManyInFlight(QueueFull):

@@ -9,6 +9,7 @@ from ref_server.metrics.activity import Count
 from ref_server.queue import lineages
 from ref_server.queue.freshness import expire_useless
 from ref_server.queue.interface import Lease, Superseded, TooManyInFlight
+from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LEGACY_RUN, Key, LeaseBody, Order, Outcome, State
 
@@ -54,10 +55,12 @@ def _lease(tx: Transaction, request: LeaseBody) -> Lease | None:
     seq = _find_repeated(tx, request)
     repeated = seq is not None
     if seq is None:
-        _check_in_flight(tx, request)
+        _check_in_flight(tx, request.run)
         seq = _first_ready(tx, request)
         if seq is None:
             return None
+        if request.run is None:  # which run it counts for is only known now
+            _check_in_flight(tx, tx.one("SELECT run FROM batches WHERE seq = ?", seq))
         _grant(tx, seq, request)
     columns = "id, token, lease_seconds, deliveries + 1, body, returned"
     *granted, returned = tx.one(f"SELECT {columns} FROM batches JOIN payloads USING (seq) WHERE seq = ?", seq)
@@ -160,24 +163,25 @@ def _find_repeated(tx: Transaction, request: LeaseBody) -> int | None:
     )
 
 
-def _check_in_flight(tx: Transaction, request: LeaseBody) -> None:
-    """Raises TooManyInFlight when the leased, unsettled batches reach a limit."""
+def _check_in_flight(tx: Transaction, run: str | None) -> None:
+    """Raises TooManyInFlight when the leased, unsettled batches reach a limit, or the run's share of it."""
     leased, of_run = tx.one(
         """
         SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
                CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT)
         FROM depths WHERE state = 'leased'
         """,
-        request.run,
+        run,
     )
     limits = tx.limits
-    if leased >= limits.max_in_flight:
-        raise TooManyInFlight(f"{leased} batches are leased and not settled; max_in_flight is {limits.max_in_flight}")
-    if of_run >= limits.max_in_flight_per_run:
-        raise TooManyInFlight(
-            f"{of_run} batches of run {request.run!r} are leased and not settled; "
-            f"max_in_flight_per_run is {limits.max_in_flight_per_run}"
-        )
+    if run is None:
+        if leased >= limits.max_in_flight:
+            most = limits.max_in_flight
+            raise TooManyInFlight(f"{leased} batches are leased and not settled; max_in_flight is {most}")
+        return
+    share = Share(run, of_run, leased, "batches", "are leased and not settled")
+    if why := share.refusal(1, limits.max_in_flight, "max_in_flight", limits.max_in_flight_per_run):
+        raise TooManyInFlight(why)
 
 
 def _first_ready(tx: Transaction, request: LeaseBody) -> int | None:

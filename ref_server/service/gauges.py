@@ -49,7 +49,8 @@ def limits(bounds: LimitsView) -> Iterator[Metric]:
         ("waiting_bytes", "Bytes of payloads that may wait", bounds.max_bytes, bounds.max_bytes_per_run),
         ("in_flight_batches", "Batches that may be leased", bounds.max_in_flight, bounds.max_in_flight_per_run),
     ):
-        help = f"{help}, in all runs together (scope `all`) and in each (scope `run`); beyond it clients get 429."
+        scopes = "in all runs together (scope `all`), and in a run that is alone (scope `run`)"
+        help = f"{help}, {scopes}; beyond it clients get 429."
         family = GaugeMetricFamily(f"tandem_limit_{name}", help, labels=["scope"])
         family.add_metric(["all"], of_all)
         family.add_metric(["run"], of_run)

@@ -30,7 +30,8 @@ class ScoringView(Answer):
 
 
 # max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not
-# started. max_in_flight bounds leased batches that are not settled, whether their training has started or not.
+# started. max_in_flight bounds leased batches that are not settled, whether their training has started or not. A run
+# may use at most as much of each as is free. The limits per run are what it may use while it is alone.
 class LimitsView(Answer):
     max_batches: int
     max_batches_per_run: int

@@ -1,20 +1,24 @@
-"""Sheds load: refuses most uploads early while the queue is full."""
+"""Sheds load: refuses most uploads of a run early while its share of the queue is used up."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ref_server.http.gate.bodies import replay
 from ref_server.http.problem import no_room
 from ref_server.queue.interface import NoRoom
+from shared import wire
 
 # While the queue is full, this many uploads a second probe whether it still is, and this many at the same time.
 PROBES_PER_SECOND = 32.0
 MAX_PROBES = 16.0
 # All uploads are let in again this long after the last one that found no room.
 MEMORY_SECONDS = 5.0
+# Runs whose fullness is remembered.
+MAX_RUNS = 1000
 # Delay each 429: some clients ignore Retry-After.
 DELAY_SECONDS = 1.0
 _UPLOAD = ("POST", "/v1/batches")
@@ -22,7 +26,7 @@ _CODE = "queue_full"
 
 
 class LoadShedder:
-    """Remembers for a moment that the queue was full. Used on the event loop, except `note`.
+    """Remembers for a moment that the queue was full for a run. Used on the event loop, except `note`.
 
     The queue finds out that it is full only after an upload was decoded and hashed. Under overload, refused
     uploads would use up the time that accepted ones need. So while there is no room, only a few uploads are let in as
@@ -59,20 +63,45 @@ class LoadShedder:
             self._probes += probes and scope["state"].get("error_code") != _CODE
 
 
+class LoadShedders:
+    """One LoadShedder for each run that found no room lately. Clients name the runs, so only so many are remembered."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._of_run: dict[str, LoadShedder] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of_run)
+
+    def note(self, full: NoRoom) -> None:
+        shedder = self._of_run.pop(full.run, None) or LoadShedder(self._clock)
+        shedder.note(full)
+        self._of_run[full.run] = shedder  # the newest is the last
+        if len(self._of_run) > MAX_RUNS:
+            del self._of_run[next(iter(self._of_run))]
+
+    def of(self, run: str | None) -> LoadShedder | None:
+        return None if run is None else self._of_run.get(run)
+
+
 class ShedUploads:
     """ASGI middleware, inside of the guard, which has read the body: refuses an upload before it is decoded."""
 
-    def __init__(self, app: ASGIApp, shedder: LoadShedder) -> None:
+    def __init__(self, app: ASGIApp, shedders: LoadShedders) -> None:
         self._app = app
-        self._shedder = shedder
+        self._shedders = shedders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"], scope["path"]) != _UPLOAD:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != _UPLOAD or not self._shedders:
             await self._app(scope, receive, send)
-        elif full := self._shedder.refusal():
-            await receive()  # the body need not be kept meanwhile
+            return
+        body = (await receive())["body"]
+        shedder = self._shedders.of(wire.run_of(body))
+        if shedder and (full := shedder.refusal()):
+            del body  # it need not be kept meanwhile
             await asyncio.sleep(DELAY_SECONDS)
             await no_room(_CODE, full).answer(scope)(scope, receive, send)
-        else:
-            with self._shedder.admission(scope):
-                await self._app(scope, receive, send)
+            return
+        receive, body = replay(body, receive), b""
+        with shedder.admission(scope) if shedder else nullcontext():
+            await self._app(scope, receive, send)

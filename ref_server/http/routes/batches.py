@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
-from ref_server.http.gate.load_shedder import LoadShedder
+from ref_server.http.gate.load_shedder import LoadShedders
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
 from ref_server.http.threads import BodyThreads
@@ -23,13 +23,13 @@ T = TypeVar("T")
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
 
-def add(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
-    _add_upload(app, service, threads, shedder)
+def add(app: FastAPI, service: Service, threads: BodyThreads, shedders: LoadShedders) -> None:
+    _add_upload(app, service, threads, shedders)
     _add_views(app, service)
     _add_operations(app, service)
 
 
-def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: LoadShedder) -> None:
+def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: LoadShedders) -> None:
     @app.post(
         "/v1/batches", status_code=201, response_model=Admitted,
         responses={200: {"model": Admitted, "description": "uploaded before"}, **errors(409, 503, 507)},
@@ -46,7 +46,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedder: L
         try:
             uploaded = await threads.run(partial(service.admit, body))
         except NoRoom as full:
-            shedder.note(full)
+            shedders.note(full)
             raise
         return JSONResponse(
             uploaded.model_dump(mode="json", exclude={"created"}),

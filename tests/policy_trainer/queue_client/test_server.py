@@ -53,7 +53,10 @@ def test_the_allowance_is_the_smaller_limit() -> None:
         ({"leased": 7, "max_in_flight_per_run": 8}, False),
         ({"leased": 8, "max_in_flight_per_run": 8}, True),
         ({"leased": 1, "leased_by_others": 8, "max_in_flight_per_run": 8}, False),
-        ({"leased": 1, "leased_by_others": 7, "max_in_flight": 8}, True),
+        ({"leased": 1, "leased_by_others": 3, "max_in_flight": 8}, False),
+        ({"leased": 1, "leased_by_others": 5, "max_in_flight": 8}, True),
+        ({"leased": 3, "max_in_flight": 8}, False),
+        ({"leased": 4, "max_in_flight": 8}, True),
     ],
 )
 def test_whether_leases_are_full(numbers: dict[str, int], full: bool) -> None:

@@ -188,7 +188,7 @@ def test_a_full_queue_says_when_to_come_again(
     make_service: Callable[..., Service], serve: Serve, rollout: Rollout
 ) -> None:
     first = wire.encode(rollout(run="full"))
-    with serve(make_service(queue={"max_batches": 1})) as http:
+    with serve(make_service(queue={"max_batches": 2})) as http:
         assert upload(http, first).status_code == 201
         refused = upload(http, wire.encode(rollout(run="full")))
         assert error(refused, 429)["code"] == "queue_full"

@@ -239,7 +239,7 @@ def test_with_tokens_it_is_served_to_this_machine_alone(make_service: Make, serv
 
 
 def test_a_full_queue_drops_the_oldest(make_service: Make, serve: Serve) -> None:
-    service = make_service(legacy=True, queue={"max_batches": 2})
+    service = make_service(legacy=True, queue={"max_batches": 4})
     with serve(service) as http:
         for number in range(5):
             body = of(shared_prompt(seed=number), 4, rewards=torch.full((3,), float(number)))
@@ -253,7 +253,7 @@ def test_a_full_queue_drops_the_oldest(make_service: Make, serve: Serve) -> None
 def test_a_queue_that_is_full_of_others_says_so(
     make_service: Make, serve: Serve, rollout: Callable[..., RolloutBatch]
 ) -> None:
-    with serve(make_service(legacy=True, queue={"max_batches": 1})) as http:
+    with serve(make_service(legacy=True, queue={"max_batches": 2})) as http:
         headers = {"Content-Type": wire.CONTENT_TYPE}
         http.post("/v1/batches", content=wire.encode(rollout()), headers=headers).raise_for_status()
         answer = http.post("/upload", content=upload())

@@ -231,9 +231,10 @@ class ModelQueue:
             if entry.state is State.LEASED and entry.lease.repeats(request):
                 return entry
         leased = [entry for entry in self.entries if entry.state is State.LEASED]
-        of_run = [entry for entry in leased if entry.upload.run == request.run]
-        if len(leased) >= self.limits.max_in_flight or len(of_run) >= self.limits.max_in_flight_per_run:
+        if request.run is None and len(leased) >= self.limits.max_in_flight:
             raise TooManyInFlight("full")
+        if request.run is not None:
+            self._check_in_flight(leased, request.run)
         good = [entry for entry in self.entries if entry.state is State.READY and self._suits(entry, request)]
         if not good:
             return None
@@ -241,6 +242,7 @@ class ModelQueue:
             chosen = min(good, key=lambda e: (not e.returned, self.entries.index(e)))
         else:
             chosen = max(good, key=lambda e: (e.returned, e.upload.policy_version, self.entries.index(e)))
+        self._check_in_flight(leased, chosen.upload.run)
         chosen.state = State.LEASED
         chosen.hold = Hold(
             self.clock.now + request.lease_seconds,
@@ -250,6 +252,12 @@ class ModelQueue:
             seconds=request.lease_seconds,
         )
         return chosen
+
+    def _check_in_flight(self, leased: Sequence[Entry], run: str) -> None:
+        of_run = sum(entry.upload.run == run for entry in leased) + 1
+        free = self.limits.max_in_flight - len(leased) - 1
+        if of_run > free or of_run > self.limits.max_in_flight_per_run:
+            raise TooManyInFlight("full")
 
     def ack(self, keys: Sequence[Key]) -> list[Outcome]:
         def settle(entry: Entry) -> None:
@@ -337,12 +345,12 @@ class ModelQueue:
 
     def _has_room(self, run: str, size: int, without: Sequence[Entry] = ()) -> bool:
         waiting = [entry for entry in self.entries if entry.waits and entry not in without]
-        of_run = [entry for entry in waiting if entry.upload.run == run]
-        for part, batches, bytes_ in (
-            (waiting, self.limits.max_batches, self.limits.max_bytes),
-            (of_run, self.limits.max_batches_per_run, self.limits.max_bytes_per_run),
+        for amounts, more, of_all, of_one in (
+            ([1] * len(waiting), 1, self.limits.max_batches, self.limits.max_batches_per_run),
+            ([entry.size for entry in waiting], size, self.limits.max_bytes, self.limits.max_bytes_per_run),
         ):
-            if len(part) >= batches or sum(entry.size for entry in part) + size > bytes_:
+            of_run = sum(n for n, entry in zip(amounts, waiting, strict=True) if entry.upload.run == run) + more
+            if of_run > of_all - sum(amounts) - more or of_run > of_one:
                 return False
         return True
 

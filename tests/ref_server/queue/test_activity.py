@@ -12,7 +12,7 @@ from ref_server.queue.sqlite import SqliteQueue
 from shared.api import Key, LeaseBody
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
 
-LIMITS = make_limits(max_batches=3, max_deliveries=2, max_scoring_attempts=1)
+LIMITS = make_limits(max_batches=6, max_deliveries=2, max_scoring_attempts=1)
 
 
 @pytest.fixture

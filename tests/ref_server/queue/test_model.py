@@ -26,11 +26,11 @@ STEPS = 50
 EXAMPLES = int(os.environ.get("QUEUE_MODEL_STEPS", "1000")) // 40  # about as many operations an example
 # So tight that every one of them is met.
 LIMITS = make_limits(
-    max_batches=12,
-    max_batches_per_run=8,
-    max_bytes=120,
-    max_bytes_per_run=90,
-    max_in_flight=6,
+    max_batches=16,
+    max_batches_per_run=7,
+    max_bytes=160,
+    max_bytes_per_run=70,
+    max_in_flight=9,
     max_in_flight_per_run=4,
     max_deliveries=2,
     max_scoring_attempts=2,

@@ -113,7 +113,7 @@ def test_the_limits_hold_exactly_when_many_upload_at_once(backend: PostgresBacke
             return False
 
     with ExitStack() as opened:
-        limits = make_limits(max_batches=25)
+        limits = make_limits(max_batches=50)
         queues = [opened.enter_context(closing(PostgresQueue(backend.url, limits=limits))) for _ in range(2)]
         with ThreadPoolExecutor(8) as pool:
             admitted = list(pool.map(put, range(60)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,9 @@ def test_the_same_id_with_other_content_is_refused(queue: Queue) -> None:
     assert queue.payload("a") == b"raw"
 
 
-@pytest.mark.parametrize("limits", [{"max_batches": 1}, {"max_bytes": 5}, {"max_batches_per_run": 1}])
+@pytest.mark.parametrize(
+    "limits", [{"max_batches": 2}, {"max_bytes": 11}, {"max_batches_per_run": 1}, {"max_bytes_per_run": 5}]
+)
 def test_a_full_queue_refuses_naming_the_limit(open_queue: Open, limits: dict[str, int]) -> None:
     queue = open_queue(**limits)
     queue.put(upload("a"))
@@ -155,7 +158,7 @@ def test_a_full_queue_refuses_naming_the_limit(open_queue: Open, limits: dict[st
 
 
 def test_a_full_queue_knows_what_it_has(open_queue: Open) -> None:
-    queue = open_queue(max_batches=1)
+    queue = open_queue(max_batches=2)
     queue.put(upload("a"))
     assert not queue.put(upload("a")).created
 
@@ -166,21 +169,59 @@ def test_a_full_run_leaves_room_for_another(open_queue: Open) -> None:
     assert queue.put(upload("b", run="two")).created
 
 
+def test_a_run_may_have_as_many_as_are_free(open_queue: Open) -> None:
+    """One run alone gets half, two a third each; a third run finds a place at once."""
+    queue = open_queue(max_batches=12)
+    assert fill(queue, "one") == 6
+    assert fill(queue, "two") == 3
+    for id in ("one 0", "one 1"):
+        queue.drop(id)
+    assert fill(queue, "two") == 1, "they get alike: four each, and four are free"
+    assert fill(queue, "one") == 0
+    assert fill(queue, "three") == 2
+
+
+def test_a_run_may_lease_as_many_as_are_free(open_queue: Open) -> None:
+    queue = open_queue(max_in_flight=6)
+    make_ready(queue, *(upload(f"{run} {i}", run=run) for run in ("one", "two") for i in range(6)))
+    held = [lease(queue, run="one") for _ in range(3)]
+    with pytest.raises(TooManyInFlight, match="max_in_flight is 6"):
+        ask(queue, run="one")
+    with pytest.raises(TooManyInFlight, match="run 'one'"):
+        ask(queue)  # names no run: what it would get is of run one
+    assert lease(queue, run="two").id == "two 0"
+    with pytest.raises(TooManyInFlight):
+        ask(queue, run="two")
+    queue.ack([key(each) for each in held])
+    assert lease(queue, run="two").id == "two 1"
+
+
+def fill(queue: Queue, run: str) -> int:
+    """Uploads until the run is full; how many were admitted."""
+    known = sum(batch.run == run for batch in queue.list(None, None, 1000, None).batches)
+    for admitted in count():
+        try:
+            queue.put(upload(f"{run} {known + admitted}", run=run))
+        except QueueFull:
+            return admitted
+    raise AssertionError
+
+
 def test_bytes_up_to_the_limit_fit(open_queue: Open) -> None:
-    queue = open_queue(max_bytes=6)
+    queue = open_queue(max_bytes=12)
     queue.put(upload("a"))
     assert queue.put(upload("b")).created
 
 
 def test_scored_bodies_count_as_large_as_they_became(open_queue: Open) -> None:
-    queue = open_queue(max_bytes=12)
+    queue = open_queue(max_bytes=24)
     make_ready(queue, upload("a"))  # "scored raw" has 10 bytes
     with pytest.raises(QueueFull):
         queue.put(upload("b"))
 
 
 def test_scoring_and_leased_batches_count_until_training_starts(open_queue: Open) -> None:
-    queue = open_queue(max_batches=1)
+    queue = open_queue(max_batches=2)
     queue.put(upload("a"))
     [claim] = queue.claim(100)
     with pytest.raises(QueueFull):
@@ -194,7 +235,7 @@ def test_scoring_and_leased_batches_count_until_training_starts(open_queue: Open
 
 
 def test_a_started_batch_that_is_lost_counts_again(open_queue: Open, clock: Clock) -> None:
-    queue = open_queue(max_batches=1)
+    queue = open_queue(max_batches=2)
     make_ready(queue, upload("a"))
     lose(queue, clock, started=True)
     with pytest.raises(QueueFull):
@@ -202,7 +243,7 @@ def test_a_started_batch_that_is_lost_counts_again(open_queue: Open, clock: Cloc
 
 
 def test_dead_and_expired_batches_leave_room(open_queue: Open) -> None:
-    queue = open_queue(max_batches=2, max_scoring_attempts=1)
+    queue = open_queue(max_batches=4, max_scoring_attempts=1)
     queue.put(upload("dead"))
     queue.claim(100)
     queue.fail("dead", "boom")
@@ -212,7 +253,7 @@ def test_dead_and_expired_batches_leave_room(open_queue: Open) -> None:
     assert queue.put(upload("c")).created
 
 
-@pytest.mark.parametrize("limits", [{"max_in_flight": 2}, {"max_in_flight_per_run": 2}])
+@pytest.mark.parametrize("limits", [{"max_in_flight": 4}, {"max_in_flight_per_run": 2}])
 def test_leases_that_are_not_settled_are_bounded(open_queue: Open, limits: dict[str, int]) -> None:
     queue = open_queue(**limits)
     make_ready(queue, *(upload(id) for id in "abc"))
@@ -234,7 +275,7 @@ def test_a_run_at_its_bound_leaves_leases_to_another(open_queue: Open) -> None:
 
 
 def test_a_new_life_of_a_consumer_at_its_bound_can_go_on(open_queue: Open) -> None:
-    queue = open_queue(max_in_flight=1)
+    queue = open_queue(max_in_flight=2)
     make_ready(queue, upload("a"))
     lease(queue, incarnation="one")
     assert lease(queue, incarnation="two").id == "a"
@@ -804,7 +845,7 @@ def test_the_legacy_run_is_leased_to_nobody_who_does_not_name_it(queue: Queue) -
 
 
 def test_the_oldest_make_room(open_queue: Open) -> None:
-    queue = open_queue(max_batches=2, max_batches_per_run=2)
+    queue = open_queue(max_batches=4)
     assert queue.put_displacing(upload("a")) == []
     make_ready(queue, upload("b"))
     assert queue.put_displacing(upload("c")) == ["a"]
@@ -815,14 +856,14 @@ def test_the_oldest_make_room(open_queue: Open) -> None:
 
 
 def test_as_many_as_it_takes_make_room(open_queue: Open) -> None:
-    queue = open_queue(max_bytes=9)
+    queue = open_queue(max_bytes=18)
     for id in "abc":
         queue.put(upload(id))
     assert queue.put_displacing(upload("d", body=b"u" * 5)) == ["a", "b"]
 
 
 def test_others_make_no_room_and_neither_does_what_is_in_use(open_queue: Open) -> None:
-    queue = open_queue(max_batches=3)
+    queue = open_queue(max_batches=6)
     make_ready(queue, upload("leased"))
     lease(queue)
     queue.put(upload("scored"))
@@ -835,7 +876,7 @@ def test_others_make_no_room_and_neither_does_what_is_in_use(open_queue: Open) -
 
 
 def test_what_makes_too_little_room_stays(open_queue: Open) -> None:
-    queue = open_queue(max_bytes=9)
+    queue = open_queue(max_bytes=15)
     queue.put(upload("a"))
     queue.put(upload("other", run="other"))
     with pytest.raises(QueueFull):
@@ -846,7 +887,7 @@ def test_what_makes_too_little_room_stays(open_queue: Open) -> None:
 
 
 def test_displacing_at_once_keeps_the_bound(open_queue: Open) -> None:
-    queue = open_queue(max_batches=3)
+    queue = open_queue(max_batches=6)
     with ThreadPoolExecutor(8) as pool:
         displaced = list(pool.map(lambda i: queue.put_displacing(upload(str(i))), range(30)))
     gone = [id for ids in displaced for id in ids]
@@ -887,7 +928,7 @@ def test_a_requeued_batch_is_no_longer_settled(queue: Queue, clock: Clock) -> No
 
 
 def test_requeueing_respects_the_limits(open_queue: Open) -> None:
-    queue = open_queue(max_batches=1)
+    queue = open_queue(max_batches=2)
     make_ready(queue, upload("a"))
     ask(queue, run="run", policy_version=9, max_lag=0)
     queue.put(upload("b"))
@@ -917,7 +958,7 @@ def test_a_dropped_batch_is_gone_but_known(queue: Queue) -> None:
 
 
 def test_dropping_leaves_room(open_queue: Open) -> None:
-    queue = open_queue(max_batches=1)
+    queue = open_queue(max_batches=2)
     queue.put(upload("a"))
     queue.drop("a")
     assert queue.put(upload("b")).created

@@ -41,8 +41,8 @@ def labels(**values: str) -> Labels:
 
 @pytest.fixture
 def small(make_service: Callable[..., Service], serve: Serve) -> Iterator[httpx.Client]:
-    """A server with room for one batch that waits, and one in flight."""
-    with serve(make_service(queue={"max_batches": 2, "max_in_flight": 1})) as http:
+    """A server with room for one batch of each of two runs that waits, and one in flight."""
+    with serve(make_service(queue={"max_batches": 3, "max_in_flight": 2})) as http:
         yield http
 
 
@@ -73,7 +73,8 @@ def test_a_server_that_has_seen_work(small: httpx.Client, rollout: Rollout) -> N
     assert seen["tandem_waiting_batches", labels()] == 1
     assert seen["tandem_waiting_bytes", labels()] == seen["tandem_batch_bytes", labels(run="b", state="ready")]
     assert seen["tandem_oldest_waiting_seconds", labels()] > 0
-    assert seen["tandem_limit_in_flight_batches", labels(scope="all")] == 1
+    assert seen["tandem_limit_in_flight_batches", labels(scope="all")] == 2
+    assert seen["tandem_limit_in_flight_batches", labels(scope="run")] == 1
     assert seen["tandem_uploads_total", labels(outcome="admitted")] == 2
     assert seen["tandem_uploads_total", labels(outcome="duplicate")] == 1
     assert seen["tandem_leases_total", labels()] == 2

@@ -41,7 +41,7 @@ def told(make_service: Callable[..., Service], serve: Callable[..., Any], rollou
         held = http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 10}).headers
         return {"leases": [{"id": held["Batch-Id"], "token": held["Lease-Token"]}]}
 
-    serving: AbstractContextManager[httpx.Client] = serve(make_service(queue={"max_batches": 1, "max_deliveries": 1}))
+    serving: AbstractContextManager[httpx.Client] = serve(make_service(queue={"max_batches": 2, "max_deliveries": 1}))
     bodies = [wire.encode(rollout()) for _ in range(4)]
     with serving as http:
         upload(bodies[0], bodies[0], bodies[1])
