@@ -3,17 +3,12 @@
 # Batches that may still be leased. SQLite uses an index with a condition for queries that have the same condition.
 WAITING = "state IN ('queued', 'ready')"
 
-# Those that know of lineages; a store of an older version gets them when it is opened.
-LINEAGE_INDEXES = f"""
+INDEXES = f"""
 CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
 CREATE INDEX ready_freshest_of_run ON batches (run, lineage, returned DESC, policy_version DESC, seq DESC)
     WHERE state = 'ready';
 CREATE INDEX waiting_by_version ON batches (run, lineage, epoch, policy_version) WHERE {WAITING};
 CREATE INDEX leases_of_lineage ON batches (run, lineage, lease_seconds) WHERE state = 'leased';
-"""
-INDEXES = (
-    LINEAGE_INDEXES
-    + """
 CREATE INDEX batches_in_state ON batches (state, seq);
 CREATE INDEX ready_fifo ON batches (returned DESC, seq) WHERE state = 'ready';
 CREATE INDEX ready_freshest ON batches (returned DESC, policy_version DESC, seq DESC) WHERE state = 'ready';
@@ -22,4 +17,3 @@ CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX events_of_batch ON events (seq, number);
 """
-)

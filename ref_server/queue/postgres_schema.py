@@ -1,22 +1,14 @@
-"""The tables of the queue on PostgreSQL, in their own schema. `sqlite_file.py` explains the columns."""
+"""The tables of the queue on PostgreSQL, in their own schema. `sqlite_schema.py` explains the columns."""
 
 import psycopg
 
-from ref_server.queue.indexes import INDEXES, LINEAGE_INDEXES
+from ref_server.queue.indexes import INDEXES
 from ref_server.queue.interface import StorageBroken
+from ref_server.queue.postgres_upgrades import UPGRADES
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
-_RUNS = """
-CREATE TABLE runs (
-    run      TEXT COLLATE "C" PRIMARY KEY,
-    lineage  TEXT COLLATE "C" NOT NULL,
-    heard    DOUBLE PRECISION NOT NULL,
-    seconds  DOUBLE PRECISION NOT NULL,
-    finished BOOLEAN NOT NULL
-);
-"""
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
 CREATE TABLE version (number INTEGER NOT NULL);
@@ -76,12 +68,27 @@ CREATE TABLE epochs (
     PRIMARY KEY (run, lineage, epoch)
 );
 
+CREATE TABLE runs (
+    run      TEXT COLLATE "C" PRIMARY KEY,
+    lineage  TEXT COLLATE "C" NOT NULL,
+    heard    DOUBLE PRECISION NOT NULL,
+    seconds  DOUBLE PRECISION NOT NULL,
+    finished BOOLEAN NOT NULL
+);
+
 CREATE TABLE incarnations (
     number      BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     consumer    TEXT COLLATE "C" NOT NULL,
     incarnation TEXT COLLATE "C" NOT NULL,
     seen_at     DOUBLE PRECISION NOT NULL,
     UNIQUE (consumer, incarnation)
+);
+
+CREATE TABLE reference (
+    one      INTEGER PRIMARY KEY CHECK (one = 1),
+    snapshot TEXT,
+    version  BIGINT NOT NULL,
+    base     TEXT NOT NULL
 );
 
 -- Each row is a change in the number and bytes of batches; the depth is the sum of the rows. Transactions only append,
@@ -120,18 +127,6 @@ CREATE TRIGGER go AFTER DELETE ON batches
     REFERENCING OLD TABLE AS old FOR EACH STATEMENT EXECUTE FUNCTION batches_go();
 """
 
-# From each older version to the next, in the transaction that opens the store.
-_UPGRADES = {
-    1: f"""
-ALTER TABLE batches ADD COLUMN lineage TEXT COLLATE "C" NOT NULL DEFAULT '';
-ALTER TABLE epochs ADD COLUMN lineage TEXT COLLATE "C" NOT NULL DEFAULT '';
-ALTER TABLE epochs DROP CONSTRAINT epochs_pkey, ADD PRIMARY KEY (run, lineage, epoch);
-DROP INDEX ready_fifo_of_run, ready_freshest_of_run, waiting_by_version;
-{_RUNS}
-{LINEAGE_INDEXES}
-"""
-}
-
 # One statement, so nobody reads a partial sum. Does nothing for 100 rows or fewer: there is nothing to gain.
 ADD_UP = """
 WITH gone AS (DELETE FROM depths WHERE (SELECT count(*) FROM depths) > 100 RETURNING *)
@@ -147,12 +142,12 @@ def prepare(db: psycopg.Connection) -> None:
     )  # several servers may start at once
     if db.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
         db.execute(f"CREATE SCHEMA {SCHEMA}".encode())
-        db.execute((_TABLES + _RUNS + INDEXES).encode())
+        db.execute((_TABLES + INDEXES).encode())
         db.execute("INSERT INTO version VALUES (%s)", [SCHEMA_VERSION])
     row = db.execute("SELECT number FROM version").fetchone()
     found = row[0] if row else "none"
-    while found in _UPGRADES:
-        db.execute(_UPGRADES[found].encode())
+    while found in UPGRADES:
+        db.execute(UPGRADES[found].encode())
         found += 1
         db.execute("UPDATE version SET number = %s", [found])
     if found != SCHEMA_VERSION:

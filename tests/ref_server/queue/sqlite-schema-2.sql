@@ -85,20 +85,20 @@ CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX events_of_batch ON events (seq, number);
 
-CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN 
+CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN
     INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.started, 1, NEW.payload_bytes)
     ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
  END;
-CREATE TRIGGER batch_moves AFTER UPDATE OF state, started, payload_bytes ON batches BEGIN 
+CREATE TRIGGER batch_moves AFTER UPDATE OF state, started, payload_bytes ON batches BEGIN
     UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
     WHERE state = OLD.state AND run = OLD.run AND started = OLD.started;
     DELETE FROM depths
     WHERE state = OLD.state AND run = OLD.run AND started = OLD.started AND batches = 0;
- 
+
     INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.started, 1, NEW.payload_bytes)
     ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
  END;
-CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN 
+CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN
     UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
     WHERE state = OLD.state AND run = OLD.run AND started = OLD.started;
     DELETE FROM depths

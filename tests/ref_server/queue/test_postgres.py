@@ -222,27 +222,6 @@ def test_another_schema_is_refused(backend: PostgresBackend) -> None:
         PostgresQueue(backend.url, limits=make_limits())
 
 
-def test_a_database_of_the_version_before_goes_on(backend: PostgresBackend) -> None:
-    """It has no lineages: its batches are those of clients that name none."""
-    with psycopg.connect(backend.url) as db:
-        db.execute((Path(__file__).parent / "postgres-schema-1.sql").read_bytes())
-        db.execute(
-            "INSERT INTO batches (id, content_hash, run, epoch, policy_version, prompt_tokens, completion_tokens, "
-            "completions, payload_bytes, admitted_at, state, scored) "
-            "VALUES ('a', 'x', 'run', 1, 3, 4, 6, 2, 1, 0, 'ready', true), "
-            "('b', 'x', 'run', 1, 9, 4, 6, 2, 1, 0, 'ready', true);"
-            "INSERT INTO payloads VALUES (1, 'x'), (2, 'x'); INSERT INTO epochs VALUES ('run', 2, 5)"
-        )
-    for _ in range(2):  # the second time there is nothing to do
-        with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
-            assert queue.stats().waiting_batches == 2
-    with closing(PostgresQueue(backend.url, limits=make_limits())) as queue:
-        held = queue.lease(LeaseBody(consumer="c", run="run", epoch=2, policy_version=5))
-        assert held is not None
-        assert held.id == "a"
-        assert [batch.reason for batch in queue.list(State.EXPIRED, None, 9, None).batches] == ["abandoned"]
-
-
 def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
     with pytest.raises(StorageBroken, match="Connection refused") as refusal:
         PostgresQueue("postgresql://tandem:secret@127.0.0.1:9/queue", limits=make_limits())

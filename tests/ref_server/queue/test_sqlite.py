@@ -205,28 +205,6 @@ def test_another_schema_is_refused(path: Path) -> None:
         SqliteQueue(path, limits=make_limits())
 
 
-def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
-    """It has no lineages: its batches are those of clients that name none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(apsw.Connection(str(path))) as db:
-        db.execute((Path(__file__).parent / "sqlite-schema-2.sql").read_text())
-        db.execute(
-            "INSERT INTO batches (id, content_hash, run, epoch, policy_version, prompt_tokens, completion_tokens, "
-            "completions, payload_bytes, admitted_at, state, scored) "
-            "VALUES ('a', x'00', 'run', 1, 3, 4, 6, 2, 1, 0, 'ready', 1), "
-            "('b', x'00', 'run', 1, 9, 4, 6, 2, 1, 0, 'ready', 1);"
-            "INSERT INTO payloads VALUES (1, x'01'), (2, x'01'); INSERT INTO epochs VALUES ('run', 2, 5)"
-        )
-    for _ in range(2):  # the second time there is nothing to do
-        with closing(SqliteQueue(path, limits=make_limits())) as queue:
-            assert queue.stats().waiting_batches == 2
-    with closing(SqliteQueue(path, limits=make_limits())) as queue:
-        held = queue.lease(LeaseBody(consumer="c", run="run", epoch=2, policy_version=5))
-        assert held is not None
-        assert held.id == "a"
-        assert [batch.reason for batch in queue.list(State.EXPIRED, None, 9, None).batches] == ["abandoned"]
-
-
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
 def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     mounts = [("/", "ext4"), (str(path.parent.parent), kind), (f"{path.parent.parent}-other", "ext4")]

@@ -1,0 +1,34 @@
+"""How a database of an older version becomes one of the next: by version, SQL that is never changed again.
+
+Each step has its own text, even where the newest tables say the same: those may change, a step may not.
+"""
+
+# Batches and epochs have lineages; who holds a run is known.
+_FROM_1 = """
+ALTER TABLE batches ADD COLUMN lineage TEXT COLLATE "C" NOT NULL DEFAULT '';
+ALTER TABLE epochs ADD COLUMN lineage TEXT COLLATE "C" NOT NULL DEFAULT '';
+ALTER TABLE epochs DROP CONSTRAINT epochs_pkey, ADD PRIMARY KEY (run, lineage, epoch);
+DROP INDEX ready_fifo_of_run, ready_freshest_of_run, waiting_by_version;
+CREATE TABLE runs (
+    run      TEXT COLLATE "C" PRIMARY KEY,
+    lineage  TEXT COLLATE "C" NOT NULL,
+    heard    DOUBLE PRECISION NOT NULL,
+    seconds  DOUBLE PRECISION NOT NULL,
+    finished BOOLEAN NOT NULL
+);
+CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
+CREATE INDEX ready_freshest_of_run ON batches (run, lineage, returned DESC, policy_version DESC, seq DESC)
+    WHERE state = 'ready';
+CREATE INDEX waiting_by_version ON batches (run, lineage, epoch, policy_version) WHERE state IN ('queued', 'ready');
+CREATE INDEX leases_of_lineage ON batches (run, lineage, lease_seconds) WHERE state = 'leased';
+"""
+# The queue knows which weights replaced those of --model.
+_FROM_2 = """
+CREATE TABLE reference (
+    one      INTEGER PRIMARY KEY CHECK (one = 1),
+    snapshot TEXT,
+    version  BIGINT NOT NULL,
+    base     TEXT NOT NULL
+);
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2}
