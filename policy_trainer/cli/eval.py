@@ -8,6 +8,7 @@ from rich.console import Console
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device
 from policy_trainer.config import EvalConfig
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.sample_views import view
 from policy_trainer.reporting.samples import as_json
 
@@ -16,7 +17,10 @@ _SAMPLES = 5
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a table to standard error, and JSON to standard output unless that is a terminal."""
+    """Prints a table to standard error, and JSON to standard output unless that is a terminal.
+
+    Raises RunFailed, once all is printed, when a reward failed on every completion.
+    """
     config = read_settings(EvalConfig, _with_number_of_samples(arguments), "eval")
     # Imported late, so that wrong options fail before PyTorch loads.
     from policy_trainer.evaluation.eval_samples import sampled_groups
@@ -36,6 +40,11 @@ def run(arguments: list[str]) -> int:
             console.print(view(group))
     if not sys.stdout.isatty():  # people have read the table
         print(json.dumps({"model": config.model, "evaluations": results}, indent=2))
+    if failed := [name for name in evaluations[0].failed if all(name in item.failed for item in evaluations)]:
+        raise RunFailed(
+            f"rewards: {', '.join(failed)} failed on every completion; the warning above says why.\n"
+            "Mend what it says, or name other --rewards"
+        )
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +45,7 @@ class Evaluation:
     interval. reward: mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that
     could be judged, and NaN where there are none. finished: share of answers that ended by themselves. mean_tokens:
     mean length of the answers. left_out: problems whose prompt was too long or whose gold answer cannot be judged.
+    failed: names of rewards that failed on every answer.
     """
 
     decoding: str
@@ -58,10 +59,12 @@ class Evaluation:
     mean_tokens: float
     left_out: int
     transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
+    failed: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """The fields as JSON values, without transcripts and with None for NaN."""
-        return without_nan({name: value for name, value in asdict(self).items() if name != "transcripts"})
+        """The figures as JSON values, with None for NaN."""
+        figures = {name: value for name, value in asdict(self).items() if name not in ("transcripts", "failed")}
+        return without_nan(figures)
 
     @property
     def has_accuracy(self) -> bool:
@@ -117,6 +120,7 @@ class Evaluator:
         """
         encoded = self._encode(self._task.eval_problems()[:problems])
         answered: list[_Answered] = []
+        before = self._judge.failures
         on_progress(0, len(encoded))
         for start in range(0, len(encoded), self._batch_size):
             chunk = encoded[start : start + self._batch_size]
@@ -124,7 +128,10 @@ class Evaluator:
             groups = [(problem, own) for (problem, _), own in zip(chunk, completions, strict=True)]
             answered.extend(self._judged(groups))
             on_progress(len(answered), len(encoded))
-        return _summarise(answered, params, too_long=min(problems, len(self._task.eval_problems())) - len(encoded))
+        too_long = min(problems, len(self._task.eval_problems())) - len(encoded)
+        failures = {name: count - before.get(name, 0) for name, count in self._judge.failures.items()}
+        failed = tuple(name for name, count in failures.items() if count == len(answered))
+        return replace(_summarise(answered, params, too_long=too_long), failed=failed)
 
     def _judged(self, groups: Groups) -> "list[_Answered]":
         judged = self._judge.judge(groups)

@@ -49,7 +49,8 @@ TEXTS = {
     "damaged.py": "def f(completion)\n    return 1\n",
     "raising.py": "raise RuntimeError('no key')\n",
     "mine.py": "number = 3\n\ndef by_position(completion, /):\n    return 1\n"
-    "\ndef by_colour(completions, colour):\n    return [1.0] * len(completions)\n",
+    "\ndef by_colour(completions, colour):\n    return [1.0] * len(completions)\n"
+    "\ndef raising(completion):\n    raise LookupError('no such word')\n",
     "own.py": "class Raises:\n    def __init__(self, data, seed):\n        raise LookupError('no such file')\n"
     "\nclass Bare:\n    def __init__(self, data, seed):\n        pass\n"
     "\nclass Late(Bare):\n    name = 'late'\n    default_rewards = ('accuracy',)\n    correct = problem = print\n"
@@ -183,6 +184,9 @@ REWARDS = {
     "no function at all": reward("mine:number", "not a function"),
     "by position": reward("mine:by_position", "by name"),
     "unknown argument": Mistake(f"{EVAL} --rewards mine:by_colour", ("rewards:", "needs colour", "available: answer")),
+    "raises each time": Mistake(
+        f"{EVAL} --rewards mine:raising", ("rewards:", "failed on every completion", "other --rewards"), status=1
+    ),
     "model without a path": train("--model model --rewards model", "judging.model.path", "directory or hub id"),
 }
 SERVERS = {

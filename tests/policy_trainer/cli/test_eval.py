@@ -8,11 +8,12 @@ import pytest
 
 from policy_trainer.cli import eval as command
 from policy_trainer.evaluation.evaluator import Evaluation, Transcript
+from policy_trainer.lifecycle.endings import RunFailed
 
 
-def evaluation(decoding: str) -> Evaluation:
+def evaluation(decoding: str, failed: tuple[str, ...] = ()) -> Evaluation:
     transcripts = tuple(Transcript(f"{n}+1=?", "5", "5", True, 1.0, {"accuracy": 1.0}, 2, True, "") for n in range(9))
-    return Evaluation(decoding, 9, 1.0, 0.8, 1.0, 1.0, {"accuracy": 1.0}, 1.0, 2.0, 0, transcripts)
+    return Evaluation(decoding, 9, 1.0, 0.8, 1.0, 1.0, {"accuracy": 1.0}, 1.0, 2.0, 0, transcripts, failed)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,17 @@ def test_people_are_spared_the_json(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert command.run(["--model", "m"]) == 0
     output = capsys.readouterr()
     assert output.out == "" and "accuracy" in output.err and "0.800 to 1.000" in output.err
+
+
+def test_a_reward_that_failed_everywhere_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured is told all the same. One that judged some answers did its work."""
+
+    def evaluate(*_: Any) -> list[Evaluation]:
+        return [evaluation("greedy", ("mine:f", "mine:g")), evaluation("sampled at 1", ("mine:g",))]
+
+    monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", evaluate)
+    with pytest.raises(RunFailed, match="rewards: mine:g failed on every completion"):
+        command.run(["--model", "m"])
+    assert len(json.loads(capsys.readouterr().out)["evaluations"]) == 2

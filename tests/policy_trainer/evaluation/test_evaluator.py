@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,8 +88,8 @@ class Parrot:
         return Completion(np.array(ids), np.zeros(len(ids), np.float32), finished)
 
 
-def evaluator(tokenizer: PreTrainedTokenizerFast, task: FakeTask, batch_size: int = 3) -> Evaluator:
-    judge = Judge(tokenizer, task, TrainConfig(model="m"))
+def evaluator(tokenizer: PreTrainedTokenizerFast, task: FakeTask, batch_size: int = 3, **settings: Any) -> Evaluator:
+    judge = Judge(tokenizer, task, TrainConfig(model="m", **settings))
     encoder = PromptEncoder(tokenizer, PromptConfig(), limit=60)
     return Evaluator(encoder, judge, task, batch_size=batch_size)
 
@@ -249,3 +250,11 @@ def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> No
     sampled = SamplingParams(1, 20, temperature=0.7)
     result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(Parrot(tokenizer), sampled, 6)
     assert result.decoding == "sampled at 0.7"
+
+
+def test_rewards_that_failed_on_every_answer_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
+    rewards = [f"tests.policy_trainer.rewards.faulty:{name}" for name in ("raising", "leaving")]
+    made = evaluator(tokenizer, FakeTask(("raise", "5"), ("raise", "5"), ("5", "5")), rewards=rewards)
+    assert made.evaluate(Parrot(tokenizer), GREEDY, 2).failed == (rewards[0],)
+    assert made.evaluate(Parrot(tokenizer), GREEDY, 3).failed == ()
+    assert "failed" not in made.evaluate(Parrot(tokenizer), GREEDY, 1).summary()
