@@ -155,7 +155,10 @@ def choose_renewal(
     on_wait: OnWait,
     note: Callable[[str], None],
 ) -> Renewal:
-    """Chooses by the settings and the checkpoint's reference. Raises UserError if that reference cannot be found."""
+    """Chooses by the settings and the checkpoint's reference.
+
+    Raises UserError if that reference cannot be found, or if the token may not replace the server's.
+    """
     if not config.sync_steps and state.reference is None:
         return FixedReference()
     if config.snapshot_root is None:
@@ -164,13 +167,15 @@ def choose_renewal(
             "directory that it is in, ref-server's --snapshot-root"
         )
     snapshots = Snapshots(config.snapshot_root, run)
+    served = ServedReference(client, config.snapshot_root, on_wait)
+    served.check_role()  # a resumed run would not notice until its next renewal
     return RenewedReference(
         config,
         state,
         learner,
         tokenizer,
         snapshots=snapshots,
-        served=ServedReference(client, config.snapshot_root, on_wait),
+        served=served,
         checkpoints=checkpoints,
         average=_average(config, state, checkpoints.newest(), snapshots),
         note=note,

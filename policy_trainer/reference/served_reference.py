@@ -3,9 +3,11 @@
 import time
 from pathlib import Path
 
+from policy_trainer.config import ENV_PREFIX
 from shared.api import ModelInfo
 from shared.client import RefServerClient, RefServerError
 from shared.client.connection import OnWait
+from shared.client.credentials import remedy
 from shared.errors import UserError
 
 # Codes of errors to retry after: another client replaces the reference, or has just replaced it.
@@ -20,6 +22,13 @@ class ServedReference:
         self._client = client
         self._root = root
         self._on_wait = on_wait
+
+    def check_role(self) -> None:
+        """Raises UserError for a token that may not replace the reference."""
+        try:
+            self._client.check_reference_role()
+        except RefServerError as error:
+            raise UserError(f"reference.sync_steps: {error}{remedy(error, ENV_PREFIX)}") from error
 
     def look(self) -> ModelInfo:
         return self._client.model()

@@ -26,7 +26,7 @@ from shared.api import (
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
-from shared.client.errors import ClientError
+from shared.client.errors import ClientError, RefServerError
 from shared.client.requests import Held, Leased, Outcomes, Request
 
 T = TypeVar("T")
@@ -89,6 +89,13 @@ class AsyncRefServerClient(Connection):
 
     async def check_train_role(self) -> None:
         await self._send(requests.check_train_role())
+
+    async def check_reference_role(self) -> None:
+        try:
+            await self._send(requests.check_reference_role())
+        except RefServerError as error:
+            if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
+                raise
 
     async def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
         return await self._send(requests.upload(batch))

@@ -172,6 +172,11 @@ def check_train_role() -> Request[Outcomes]:
     return _settle("extend", ExtendBody(leases=[]))
 
 
+def check_reference_role() -> Request[ReferenceVersion]:
+    """Names no snapshot: the server checks the token, and then refuses the body with 422."""
+    return Request("PUT", "/v1/reference", _as(ReferenceVersion), b"{}", _JSON)
+
+
 def release(leases: Sequence[Held], error: str | None) -> list[Request[Outcomes]]:
     return [_settle("release", ReleaseBody(leases=keys, error=error)) for keys in _keys(leases)]
 

@@ -26,7 +26,7 @@ from shared.api import (
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
-from shared.client.errors import ClientError
+from shared.client.errors import ClientError, RefServerError
 from shared.client.requests import Held, Leased, Outcomes, Request
 
 T = TypeVar("T")
@@ -97,6 +97,14 @@ class RefServerClient(Connection):
     def check_train_role(self) -> None:
         """Raises RefServerError, of status 401 or 403, unless the token may lease batches and ack them."""
         self._send(requests.check_train_role())
+
+    def check_reference_role(self) -> None:
+        """Raises RefServerError, of status 401 or 403, unless the token may replace the reference."""
+        try:
+            self._send(requests.check_reference_role())
+        except RefServerError as error:
+            if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
+                raise
 
     def upload(self, batch: RolloutBatch | bytes) -> Uploaded:
         """Uploads a batch, or its encoded bytes. Returns once it is stored durably. Waits while the queue is full."""

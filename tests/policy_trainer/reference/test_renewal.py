@@ -44,8 +44,13 @@ class RefServer:
         self.weights: dict[str, Tensor] = {}
 
     def respond(self, request: Any) -> Any:
-        status, answer = self.model() if request.method == "GET" else self.replace(**json.loads(request.body))
+        status, answer = self.model() if request.method == "GET" else self.put(json.loads(request.body))
         return self.site.answer(status, json.dumps(answer).encode())
+
+    def put(self, body: Any) -> tuple[int, Any]:
+        if self.errors and self.errors[0][0] == 403:  # before the body is looked at
+            return self.error(*self.errors.pop(0))
+        return self.replace(**body) if body else self.error(422, "invalid_request")
 
     def model(self) -> tuple[int, Any]:
         nothing = dict.fromkeys(("name", "revision", "vocabulary_size", "context_length", "dtype", "device"))
@@ -411,6 +416,15 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"reference\.sync_steps: .* 403: it is forbidden"):
             run.begin().until(0)
 
+    def test_too_small_a_role_to_go_on_with(self, make_run: Callable[..., Run]) -> None:
+        """Nothing is due: without a check the run would go on until the next renewal."""
+        run = make_run(every=100)
+        run.begin().until(3)
+        run.server.errors = [(403, "forbidden")]
+        with pytest.raises(UserError, match=r"reference\.sync_steps: .* 403: it is forbidden"):
+            run.begin()
+        assert len(run.server.asked) == 1, "the check replaces nothing"
+
     def test_a_root_that_cannot_be_written(self, make_run: Callable[..., Run]) -> None:
         run = make_run()
         run.root.write_text("a file")
@@ -444,7 +458,9 @@ class TestRefusals:
 class TestOtherSettings:
     def test_without_renewal_the_server_is_not_asked(self, make_run: Callable[..., Run]) -> None:
         run = make_run()
-        renewal = run.begin().choose(ReferenceConfig())
+        life = run.begin()
+        run.server.site.requests.clear()  # that life's settings renew
+        renewal = life.choose(ReferenceConfig())
         renewal.ensure()
         assert isinstance(renewal, FixedReference) and renewal.average is None
         assert run.server.site.requests == []

@@ -71,6 +71,19 @@ def test_a_role_is_checked_without_a_lease(client: Any, connect: Callable[..., A
     assert "--token-file" in remedy(refused.value, "POLICY_TRAINER_")
 
 
+def test_the_role_of_replacing_the_reference_is_checked_without_a_snapshot(
+    client: Any, connect: Callable[..., Any], open_site: Any
+) -> None:
+    before = client.model()
+    client.check_reference_role()
+    assert client.model() == before
+    error = {"code": "forbidden", "message": "this needs a token of role admin; yours is of role train"}
+    site = open_site(lambda _: site.answer(403, json.dumps({"error": error}).encode()))
+    with pytest.raises(RefServerError, match="role admin"):
+        connect(site.url).check_reference_role()
+    assert [(request.method, request.path) for request in site.requests] == [("PUT", "/v1/reference")]
+
+
 def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:
     batch = rollout(run=run)
     first, again = client.upload(batch), client.upload(wire.encode(batch))
