@@ -21,10 +21,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SampledCompletion:
-    """One completion. reward: the total, NaN where it could not be judged. parts: of each reward, before its weight.
+    """One completion. text: what rewards saw, with the beginning of the answer that stood in the prompt.
 
-    advantage: mean over the completion's tokens; None where it took no part in training. tokens: with the EOS.
-    finished: False if it was cut off at the length limit.
+    reward: the total, NaN where it could not be judged. parts: of each reward, before its weight. advantage: mean over
+    the completion's tokens; None where it took no part in training. tokens: with the EOS. finished: False if it was cut
+    off at the length limit.
     """
 
     text: str
@@ -102,11 +103,12 @@ class Samples:
             writer.write_samples(groups)
 
     def _completion_text(self, ids: list[int]) -> str:
-        """The text that rewards see."""
+        """The text that the model wrote."""
         return self._decode(ids[:-1] if ids[-1] in self._eos else ids)
 
     def _group(self, step: int, batch: RolloutBatch, group: Group) -> SampledGroup:
         about = _about(batch)
+        start = _if(str, about.get("start")) or ""  # rewards saw it, but it is in the prompt
         return SampledGroup(
             step=step,
             kind="train",
@@ -117,7 +119,7 @@ class Samples:
             answer=_if(str, about.get("answer")),
             completions=tuple(
                 SampledCompletion(
-                    text=self._completion_text(ids.tolist()),
+                    text=start + self._completion_text(ids.tolist()),
                     reward=_rounded(batch.rewards[i]),
                     parts={name: _rounded(part[i]) for name, part in sorted(batch.reward_parts.items())},
                     advantage=None if math.isnan(advantage) else _rounded(advantage),

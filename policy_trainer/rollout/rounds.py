@@ -7,6 +7,7 @@ by the group of another problem, at most sampling.max_resamples times.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from shared.errors import UserError
 
 # After this many too long prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
+# Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers behind these
+# characters, beginnings of answers in front of them.
+_ANSWER_CHARACTERS = 1000
+_START_CHARACTERS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,14 @@ class SampledGroup:
     def compared_rewards(self) -> np.ndarray:
         """The rewards that the learner compares: those of steps if steps are judged, else those of completions."""
         return compared_rewards(self.judgement.rewards, self.steps)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a batch's `sample` says of the group for people: the problem's index, its gold answer, and the
+        beginning of the answer that stood in the prompt, which rewards saw, too."""
+        answer, start = self.drawn.problem.answer, self.judgement.samples[0].start
+        texts = {"answer": answer[:_ANSWER_CHARACTERS], "start": start[-_START_CHARACTERS:]}
+        return {"index": self.drawn.index, **{name: text for name, text in texts.items() if text}}
 
     @property
     def tokens(self) -> int:

@@ -39,8 +39,6 @@ log = structlog.get_logger()
 # Pauses between looks for published weights, and between looks at the server's queue.
 _WEIGHTS_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
-# Longer gold answers are cut in a batch's `sample`, which is for people and limited in size.
-_ANSWER_CHARACTERS = 1000
 
 
 class RunFinished(Exception):
@@ -154,9 +152,7 @@ class RolloutWorker:
         }
         wasted = asdict(sampled.wasted)
         for group in sampled.groups:
-            answer = group.drawn.problem.answer
-            about = {"index": group.drawn.index, **({"answer": answer[:_ANSWER_CHARACTERS]} if answer else {})}
-            sample = json.dumps({**about, **cost, **wasted})
+            sample = json.dumps({**group.about, **cost, **wasted})
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
             wasted = {}  # only the round's first batch carries the counts
         self._blocked = delivery.blocked_seconds - blocked

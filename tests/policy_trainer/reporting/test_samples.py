@@ -83,6 +83,14 @@ def test_a_line_has_the_texts_rewards_and_advantages(
     assert [item.reward for item in read_samples(path)[0].completions][:2] == [1.5, 0.5]
 
 
+def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast) -> None:
+    kept = Kept()
+    started = replace(batch, sample=json.dumps({"start": "Well.\n<think>"}))
+    make_samples(tokenizer, kept).of_step(1, [started], [trained(batch)])
+    texts = [item.text for item in kept[0][0].completions]
+    assert texts == ["Well.\n<think>42", "Well.\n<think>41,", "Well.\n<think>40"]
+
+
 def test_a_group_that_did_not_train_has_no_advantages(batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast) -> None:
     kept = Kept()
     make_samples(tokenizer, kept).of_step(1, [batch], [make_group(batch, LossConfig(beta=0))])
@@ -101,13 +109,14 @@ def test_the_first_step_and_every_nth(
     assert all(len(groups) == 2 for groups in kept)
 
 
-@pytest.mark.parametrize("sample", [None, "[1]", '{"index": "x", "answer": 3}'])
+@pytest.mark.parametrize("sample", [None, "[1]", '{"index": "x", "answer": 3, "start": 4}'])
 def test_an_outside_clients_sample_may_say_nothing(
     batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast, sample: str | None
 ) -> None:
     kept = Kept()
     make_samples(tokenizer, kept).of_step(1, [replace(batch, sample=sample)], [trained(batch)])
     assert (kept[0][0].problem, kept[0][0].answer) == (None, None)
+    assert kept[0][0].completions[0].text == "42"
 
 
 def test_a_resumed_run_drops_later_samples(

@@ -23,8 +23,14 @@ from tests.policy_trainer.rollout.fakes import Counting, Scripted
 
 @pytest.fixture
 def made(tokenizer: PreTrainedTokenizerFast) -> Any:
-    def make(mixed: set[int], *, draw: Iterator[int], **sampling: Any) -> tuple[Round, Scripted]:
-        config = RolloutConfig(model="m", sampling=SamplingConfig(num_generations=2, prompts_per_round=3, **sampling))
+    def make(
+        mixed: set[int], *, draw: Iterator[int], data: DataConfig | None = None, **sampling: Any
+    ) -> tuple[Round, Scripted]:
+        config = RolloutConfig(
+            model="m",
+            data=data or DataConfig(),
+            sampling=SamplingConfig(num_generations=2, prompts_per_round=3, **sampling),
+        )
         sampler = Scripted(tokenizer, mixed)
         task = Counting()
         rounds = Rounds(config, sampler, PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config), task)
@@ -35,6 +41,14 @@ def made(tokenizer: PreTrainedTokenizerFast) -> Any:
 
 def indexes(made: Round) -> list[int]:
     return [group.drawn.index for group in made.groups]
+
+
+def test_a_batch_says_for_people_what_its_ids_do_not(made: Any) -> None:
+    plain, _ = made({1}, draw=iter(range(100)))
+    assert [group.about for group in plain.groups] == [{"index": i, "answer": str(i)} for i in range(3)]
+    begun, _ = made({1}, draw=iter(range(100)), data=DataConfig(assistant_prefill=f"{' ' * 300}\n"))
+    assert begun.groups[1].about == {"index": 1, "answer": "1", "start": f"{' ' * 199}\n"}
+    assert begun.groups[1].judgement.samples[0].start == f"{' ' * 300}\n"
 
 
 def test_without_resampling_a_group_without_variance_is_kept(made: Any) -> None:
