@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import ReferenceConfig
@@ -18,6 +17,7 @@ from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reference.served_reference import ServedReference
 from policy_trainer.reference.snapshots import Snapshots
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_average
+from policy_trainer.run_files.write_failures import write_failures
 from shared.client import RefServerClient
 from shared.client.connection import OnWait
 from shared.errors import UserError
@@ -124,11 +124,9 @@ class RenewedReference:
         state = self._state
         known = (self._served.look().reference_version or 0, state.reference_version, self._snapshots.newest_version)
         version = max(known) + 1
-        try:
+        with write_failures(f"the reference of step {state.step}"):
             model, tokenizer = self._learner.model, self._tokenizer
             name = self._snapshots.write(model, tokenizer, average, epoch=state.epoch, version=version)
-        except (OSError, SafetensorError) as error:
-            raise RunFailed(f"the reference of step {state.step} cannot be written: {error}") from error
         self._serve(name, version)
 
     def _serve(self, snapshot: str, version: int) -> None:

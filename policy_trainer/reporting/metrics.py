@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from policy_trainer.run_files.atomic_files import write_text
+from policy_trainer.run_files.write_failures import write_failures
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased
 
@@ -37,14 +39,18 @@ class MetricsFile:
     """metrics.jsonl: one line for each step, evaluation and warning. Every line is flushed when it is written."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(without_nan(record)) + "\n")
-        self._file.flush()
+        """Raises RunFailed if the disk is full."""
+        with write_failures(self._path):
+            self._file.write(json.dumps(without_nan(record)) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written is tried again, and was told before
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[Metrics]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from policy_trainer.config import SamplesConfig
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import without_nan
+from policy_trainer.run_files.write_failures import write_failures
 from shared.batch import RolloutBatch
 
 T = TypeVar("T")
@@ -67,7 +68,8 @@ class SamplesFile:
         self._path = path
 
     def write_samples(self, groups: Sequence[SampledGroup]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        """Raises RunFailed if the disk is full."""
+        with write_failures(self._path), self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(as_json(group), ensure_ascii=False) + "\n" for group in groups)
 
 

@@ -8,6 +8,7 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -149,9 +150,19 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
 
 def _write_weights(directory: Path, weights: Weights) -> None:
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
-    torch.save(saved, directory / _OPTIMIZER)
+    _save(saved, directory / _OPTIMIZER)
     if weights.masters:
         _write_masters(weights, directory / _MASTERS)
+
+
+def _save(saved: dict[str, Any], file: Path) -> None:
+    """Raises OSError if the file cannot be written."""
+    try:
+        torch.save(saved, file)
+    except RuntimeError as error:
+        if "inline_container" not in str(error):  # the source of PyTorch's writer, whose message says no reason
+            raise
+        raise OSError(f"PyTorch cannot write all of {file.name}, perhaps because its disk is full") from error
 
 
 def _write_masters(weights: Weights, file: Path) -> None:

@@ -21,6 +21,7 @@ from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
 from policy_trainer.run_files.atomic_files import whole_directory
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations
 from policy_trainer.sft.supervision import SupervisedLearner, SupervisedStats
 from shared.logprobs import choose_forward
@@ -40,7 +41,8 @@ class SftResult:
 def sft(config: SftConfig, console: Console) -> SftResult:
     """Trains until the last step or a request to stop. RUN_DIR/model or a checkpoint then has the weights.
 
-    Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite.
+    Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite,
+    and for a disk that is full.
     """
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
@@ -139,10 +141,11 @@ class SftRun:
         )
 
     def _checkpoint(self) -> None:
-        self.checkpoints.save(self.state, self.learner.model, self.tokenizer, self.learner.weights)
+        with write_failures(f"the checkpoint of step {self.state.step}"):
+            self.checkpoints.save(self.state, self.learner.model, self.tokenizer, self.learner.weights)
 
     def _save_model(self) -> None:
-        with whole_directory(self.directory.model) as temporary:
+        with write_failures(self.directory.model), whole_directory(self.directory.model) as temporary:
             save_model(self.learner.model, self.tokenizer, temporary)
             shutil.rmtree(self.directory.model, ignore_errors=True)  # from an earlier process that finished
 

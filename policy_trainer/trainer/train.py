@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from safetensors import SafetensorError
-
 from policy_trainer.config import TrainConfig
 from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.learner.groups import Batch
@@ -19,6 +17,7 @@ from policy_trainer.reporting.metrics import batch_metrics, next_index
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.atomic_files import whole_directory
 from policy_trainer.run_files.publish import Publication, publish
+from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
@@ -129,7 +128,7 @@ class Trainer:
             finished=finished,
             lineage=self._files.lineage,
         )
-        with self._stopwatch("publish"):
+        with self._stopwatch("publish"), write_failures(self._files.directory.weights):
             publish(self._policy.learner.model, self._files.directory.weights, publication)
 
     def _evaluate(self) -> bool:
@@ -161,13 +160,10 @@ class Trainer:
         """Saves weights and ledger in one rename, then acks the batches."""
         policy = self._policy
         self._state.ledger = self._source.ledger.ids()
-        try:
-            with self._stopwatch("checkpoint"):
-                path = self._files.checkpoints.save(
-                    self._state, policy.learner.model, policy.tokenizer, policy.learner.weights, self._renewal.average
-                )
-        except (OSError, SafetensorError) as error:
-            raise RunFailed(f"the checkpoint of step {self._state.step} cannot be written: {error}") from error
+        with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
+            path = self._files.checkpoints.save(
+                self._state, policy.learner.model, policy.tokenizer, policy.learner.weights, self._renewal.average
+            )
         self._source.feed.settle(path)
 
     def _finish(self) -> bool:
@@ -187,11 +183,9 @@ class Trainer:
 
     def _save_model(self) -> None:
         target = self._files.directory.model
-        try:
-            with self._stopwatch("save model"), whole_directory(target) as directory:
-                save_model(self._policy.learner.model, self._policy.tokenizer, directory)
-        except (OSError, SafetensorError) as error:
-            raise RunFailed(f"{target} cannot be written: {error}; the last checkpoint holds the same model") from error
+        failures = write_failures(target, "the last checkpoint holds the same model")
+        with self._stopwatch("save model"), failures, whole_directory(target) as directory:
+            save_model(self._policy.learner.model, self._policy.tokenizer, directory)
 
     def _count(self, leased: Sequence[Leased], stats: StepStats) -> None:
         state = self._state

@@ -108,6 +108,15 @@ def make_scored() -> Callable[..., ScoredBatch]:
     return make
 
 
+@pytest.fixture
+def full_disk() -> Path:
+    """A file that can be opened and refuses every byte. Write to it, and never rename to it: it is the system's."""
+    device = Path("/dev/full")
+    if not device.is_char_device():
+        pytest.skip("there is no /dev/full")
+    return device
+
+
 class Crash(BaseException):
     """The process is gone."""
 

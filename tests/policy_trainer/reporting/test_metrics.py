@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reporting.curves import plot_curves
 from policy_trainer.reporting.metrics import MetricsFile, batch_metrics, next_index, read_metrics, truncate_metrics
 from shared.batch import StepRewards
@@ -44,6 +45,14 @@ class TestFile:
         metrics = MetricsFile(path)
         metrics.write({"step": 1})
         assert read_metrics(path) == [{"step": 1}]
+        metrics.close()
+
+    def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(self, tmp_path: Path, full_disk: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.symlink_to(full_disk)
+        metrics = MetricsFile(path)
+        with pytest.raises(RunFailed, match=r"metrics\.jsonl cannot be written: .*No space left.*; once .*--resume"):
+            metrics.write({"step": 1})
         metrics.close()
 
     def test_a_last_line_cut_anywhere_is_left_out(self, tmp_path: Path) -> None:

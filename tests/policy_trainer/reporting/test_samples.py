@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, SamplesConfig
 from policy_trainer.learner.groups import make_group
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import truncate_metrics
@@ -81,6 +82,15 @@ def test_a_line_has_the_texts_rewards_and_advantages(
     right, wrong, unjudged = (item["advantage"] for item in completions)
     assert right == -wrong > 0.5 and unjudged is None
     assert [item.reward for item in read_samples(path)[0].completions][:2] == [1.5, 0.5]
+
+
+def test_a_full_disk_ends_the_run_with_the_file_and_a_remedy(
+    tmp_path: Path, full_disk: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.symlink_to(full_disk)
+    with pytest.raises(RunFailed, match=r"samples\.jsonl cannot be written: .*No space left.*; once .*--resume"):
+        make_samples(tokenizer, SamplesFile(path)).of_step(1, [batch], [trained(batch)])
 
 
 def test_a_text_begins_as_rewards_saw_it(batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, TrainConfig
@@ -211,6 +213,27 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(make_trainer: Any, mo
     with pytest.raises(RunFailed, match=r"model cannot be written: .*No space left.*checkpoint holds"):
         trainer.run()
     assert [path.name for path in directory.model.iterdir()] == ["old"]
+
+
+def test_weights_that_cannot_be_published_end_the_run(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("policy_trainer.run_files.publish.safetensors.torch.save_model", full)
+    trainer, _, directory, _ = make_trainer()
+    with pytest.raises(RunFailed, match=rf"{directory.weights} cannot be written: No space left.*--resume"):
+        trainer.run()
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    make_trainer: Any, full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda saved, file: save(saved, full_disk))
+    trainer, feed, directory, _ = make_trainer()
+    with pytest.raises(RunFailed, match=r"the checkpoint of step 2 cannot be written: .*optimizer\.pt.*--resume"):
+        trainer.run()
+    assert not feed.settled and Checkpoints(directory.checkpoints, keep=2).newest() is None
 
 
 def test_another_reference_stops_the_run_before_its_first_update(make_trainer: Any) -> None:
