@@ -33,6 +33,7 @@ class _Held(NamedTuple):
 
 
 _HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
+_LEASE = "SELECT id, token, lease_seconds, deliveries + 1, body FROM batches JOIN payloads USING (seq)"
 
 
 def grant_grace(tx: Transaction) -> None:
@@ -52,23 +53,19 @@ def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
 
 
 def _lease(tx: Transaction, request: LeaseBody) -> Lease | None:
-    seq = _find_repeated(tx, request)
-    repeated = seq is not None
+    if repeated := _repeated(tx, request):
+        return repeated
+    _check_in_flight(tx, request.run)
+    seq = _first_ready(tx, request)
     if seq is None:
-        _check_in_flight(tx, request.run)
-        seq = _first_ready(tx, request)
-        if seq is None:
-            return None
-        if request.run is None:  # which run it counts for is only known now
-            _check_in_flight(tx, tx.one("SELECT run FROM batches WHERE seq = ?", seq))
-        _grant(tx, seq, request)
-    columns = "id, token, lease_seconds, deliveries + 1, body, returned"
-    *granted, returned = tx.one(f"SELECT {columns} FROM batches JOIN payloads USING (seq) WHERE seq = ?", seq)
-    if not repeated:
-        tx.count(Count.LEASED)
-        if returned:
-            tx.count(Count.REDELIVERED)
-    return Lease(*granted)
+        return None
+    if request.run is None:  # which run it counts for is only known now
+        _check_in_flight(tx, tx.one("SELECT run FROM batches WHERE seq = ?", seq))
+    _grant(tx, seq, request)
+    tx.count(Count.LEASED)
+    if tx.one("SELECT returned FROM batches WHERE seq = ?", seq):
+        tx.count(Count.REDELIVERED)
+    return Lease(*tx.one(f"{_LEASE} WHERE seq = ?", seq))
 
 
 def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Outcome]:
@@ -152,15 +149,16 @@ def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
         tx.count(Count.LEASE_SUPERSEDED)
 
 
-def _find_repeated(tx: Transaction, request: LeaseBody) -> int | None:
-    """seq of the batch that the same request_id leased before: its response may have been lost. None if none."""
+def _repeated(tx: Transaction, request: LeaseBody) -> Lease | None:
+    """The lease that the same request_id was given before: its response may have been lost. None if there is none.
+
+    One statement reads all of it: between two, the lease may end, and the batch be leased to somebody else.
+    """
     if request.request_id is None:
         return None
-    return tx.one(
-        "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND request_id = ?",
-        request.consumer,
-        request.request_id,
-    )
+    repeated = f"{_LEASE} WHERE state = 'leased' AND consumer = ? AND request_id = ?"
+    row = tx.one(repeated, request.consumer, request.request_id)
+    return Lease(*row) if row else None
 
 
 def _check_in_flight(tx: Transaction, run: str | None) -> None:

@@ -134,6 +134,34 @@ def test_a_request_that_is_repeated_before_it_is_answered_leases_once(servers: l
     assert len(set(keys)) == 1
 
 
+@pytest.mark.parametrize("meanwhile", ["released", "leased to another", "acked"])
+def test_a_request_that_is_repeated_while_its_lease_ends_gets_no_others_lease(
+    meanwhile: str, backend: PostgresBackend, servers: list[PostgresQueue]
+) -> None:
+    """Another transaction holds the payloads until the lease has ended: a lease that is read in parts stops between."""
+    ready(servers[0], "a")
+    held = lease(servers[0], request_id="same")
+    assert held is not None
+    ends = {
+        "released": "UPDATE tandem.batches SET state = 'ready', token = NULL, consumer = NULL, request_id = NULL",
+        "leased to another": "UPDATE tandem.batches SET token = 'theirs', consumer = 'other', request_id = NULL",
+        "acked": "DELETE FROM tandem.payloads; UPDATE tandem.batches SET state = 'done'",
+    }
+    with psycopg.connect(backend.url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("LOCK TABLE tandem.payloads")
+        repeated = pool.submit(lease, servers[1], request_id="same")
+        until(lambda: _waits_for_a_lock(backend))
+        for statement in ends[meanwhile].split("; "):
+            other.execute(statement.encode())
+        other.commit()
+        again = repeated.result(timeout=60)
+    if meanwhile == "released":
+        assert again is not None and again.token != held.token
+        assert servers[0].ack([again]) == [Outcome.OK]
+    else:
+        assert again is None
+
+
 def test_those_who_settle_the_same_batches_in_other_orders_do_not_block_each_other(
     servers: list[PostgresQueue],
 ) -> None:
@@ -328,6 +356,12 @@ def _is_writable(queue: Queue) -> bool:
     except StorageBroken:
         return False
     return True
+
+
+def _waits_for_a_lock(backend: PostgresBackend) -> bool:
+    with psycopg.connect(backend.url) as db:
+        row = db.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IS NOT NULL").fetchone()
+    return bool(row and row[0])
 
 
 def _end_others(db: psycopg.Connection) -> None:
