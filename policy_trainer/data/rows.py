@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from policy_trainer.data.hub import asked_if_there
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,8 +112,11 @@ def read_dataset(name: str, subset: str | None, split: str, columns: Sequence[st
 
     tried = f"{name}, {f'subset {subset}, ' if subset else ''}split {split}"
     try:
-        saved = _is_saved(Path(name))
-        loaded = _load_saved(Path(name), split) if saved else load_dataset(name, subset, split=split)
+        if _is_saved(Path(name)):
+            loaded = _load_saved(Path(name), split)
+        else:
+            with asked_if_there():
+                loaded = load_dataset(name, subset, split=split)
     except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         remedy = "without a network, give a local file as data.path, or a directory as data.dataset"

@@ -1,13 +1,15 @@
 """Datasets of Hugging Face's in every form that lies on a disk, and what is said of those that are not there."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, config
 
 from policy_trainer.config import ColumnsConfig, DataConfig
 from policy_trainer.tasks.dataset import dataset
@@ -158,6 +160,38 @@ class TestRefusals:
             "UserError data.dataset: some/questions, subset main, split train cannot be loaded: "
         )
         assert "give a local file as data.path, or a directory as data.dataset" in said.stdout
+
+
+class TestWithoutANetwork:
+    @pytest.fixture(autouse=True)
+    def nowhere(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """No host has an address. Whoever sleeps waits to try again."""
+
+        def no_address(*_: object) -> None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        def sleep(seconds: float) -> None:
+            raise AssertionError("nothing is tried twice")
+
+        monkeypatch.setattr(socket, "getaddrinfo", no_address)
+        monkeypatch.setattr(time, "sleep", sleep)
+        monkeypatch.setattr("policy_trainer.data.hub.getproxies", dict)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def test_the_hub_is_not_tried_again_and_again(self) -> None:
+        with pytest.raises(UserError, match=r"data.dataset: some/questions, .* cannot be loaded: .*data\.path"):
+            made(dataset="some/questions")
+
+    def test_what_is_in_the_cache_is_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_parquet(tmp_path / "questions" / "train.parquet", *QUESTIONS)
+        made(dataset=str(tmp_path / "questions"))
+        monkeypatch.chdir(Path(__file__).parent)  # `questions` is no directory here
+        assert made(dataset="questions").training_problems > 0
+
+    def test_the_hub_is_asked_again_later(self) -> None:
+        with pytest.raises(UserError):
+            made(dataset="some/questions")
+        assert not config.HF_HUB_OFFLINE
 
 
 def test_the_library_is_not_imported_without_need() -> None:
