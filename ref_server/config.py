@@ -90,7 +90,8 @@ class ServeConfig(BaseSettings):
     """Additional names of this server. It always accepts localhost, and beyond loopback also IP addresses and the
     machine's name."""
     token_file: Path | None = None
-    """File of tokens: lines of ROLE TOKEN, ROLE one of upload, train, admin. `#` begins a comment."""
+    """File of tokens: lines of ROLE TOKEN, ROLE one of upload, train, admin, and after it name=NAME for the log and
+    run=RUN for the only run that it may be used for. `#` begins a comment. Read again on SIGHUP."""
     token: CliSuppress[SecretStr | None] = None
     """One admin's token, from the environment or the file only: everyone can see a command line."""
     tls_cert: Path | None = None
@@ -179,16 +180,7 @@ class ServeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _tokens_can_be_read(self) -> "ServeConfig":
-        try:
-            if self.token_file is not None:
-                self._keys |= read_keys(self.token_file)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"token_file: {error}") from None
-        try:
-            if self.token is not None:
-                self._keys |= one_admin(self.token.get_secret_value())
-        except ValueError as error:
-            raise ValueError(f"token: {error}") from None
+        self.read_tokens()
         return self
 
     @model_validator(mode="after")
@@ -223,6 +215,21 @@ class ServeConfig(BaseSettings):
                 "this machine may use the Simple-GRPO protocol"
             )
         return self
+
+    def read_tokens(self) -> None:
+        """Reads the known tokens, perhaps once more. Raises ValueError, and then keeps those it had."""
+        keys = Keys()
+        try:
+            if self.token_file is not None:
+                keys |= read_keys(self.token_file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"token_file: {error}") from None
+        try:
+            if self.token is not None:
+                keys |= one_admin(self.token.get_secret_value())
+        except ValueError as error:
+            raise ValueError(f"token: {error}") from None
+        self._keys = keys
 
     @property
     def keys(self) -> Keys:

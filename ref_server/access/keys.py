@@ -1,6 +1,7 @@
 """Bearer tokens and their roles."""
 
 import hmac
+import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
@@ -11,6 +12,7 @@ from typing import Self
 from shared.api.tokens import TOKEN_CHARACTERS, is_token
 
 MIN_TOKEN_CHARACTERS = 16
+_NAME = re.compile("[A-Za-z0-9._@-]{1,64}")
 
 
 class Denied(Exception):
@@ -39,73 +41,92 @@ class Role(IntEnum):
 
 
 @dataclass(frozen=True)
+class Holder:
+    """Whom a token belongs to. name: from the file, else one that tells nothing about the token.
+
+    run: the only run that the token may be used for; None: all.
+    """
+
+    role: Role
+    name: str
+    run: str | None = None
+
+    def only(self, run: str | None) -> str | None:
+        """The run that a request is about; where it names none, the token's own. Raises Denied for another's."""
+        if self.run is not None and run not in (None, self.run):
+            raise Denied(f"this token is for run {self.run!r} alone", "Authorization")
+        return run if self.run is None else self.run
+
+
+# Who asks where no token is required.
+ANYBODY = Holder(Role.OPEN, "")
+
+
+@dataclass(frozen=True)
 class Keys:
     """The known tokens. Only digests are kept, so that printing this shows no token."""
 
-    roles: dict[bytes, Role] = field(default_factory=dict, repr=False)
+    holders: dict[bytes, Holder] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
-        return bool(self.roles)
+        return bool(self.holders)
 
-    def role(self, authorization: str | None) -> Role:
-        """The role of an `Authorization` header's token. Raises Unauthenticated if it is missing or unknown."""
+    def holder(self, authorization: str | None) -> Holder:
+        """Whose token an `Authorization` header has. Raises Unauthenticated if it is missing or unknown."""
         scheme, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
         # Compare with all tokens, each in constant time, so that the time taken says nothing about a token.
-        found = [role for digest, role in self.roles.items() if hmac.compare_digest(digest, given)]
+        found = [holder for digest, holder in self.holders.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() == "bearer" and found:
-            return max(found)
+            return found[0]
         what = "this token is not known here" if authorization else "a token is required: Authorization: Bearer TOKEN"
         raise Unauthenticated(what, "Authorization")
 
-    def admit(self, authorization: str | None, wanted: Role) -> Role | None:
-        """The role of the token; None if no token is required.
+    def admit(self, authorization: str | None, wanted: Role) -> Holder | None:
+        """Whose token it is; None if no token is required.
 
         Raises Unauthenticated, or Denied if the token is known but its role is insufficient.
         """
         if not self or wanted is Role.OPEN:
             return None
-        role = self.role(authorization)
-        if role < wanted:
-            message = f"this needs a token of role {wanted.name.lower()}; yours is of role {role.name.lower()}"
+        holder = self.holder(authorization)
+        if holder.role < wanted:
+            message = f"this needs a token of role {wanted.name.lower()}; yours is of role {holder.role.name.lower()}"
             raise Denied(message, "Authorization")
-        return role
+        return holder
 
     def __or__(self, other: Self) -> "Keys":
-        return Keys({**self.roles, **other.roles})
-
-
-def name(authorization: str | None) -> str:
-    """A name for the token of an `Authorization` header that tells nothing about it."""
-    return _digest((authorization or "").partition(" ")[2].strip()).hex()[:16]
+        return Keys({**self.holders, **other.holders})
 
 
 def one_admin(token: str) -> Keys:
     """One token of role admin. Raises ValueError, whose message does not contain the token."""
     _check(token)
-    return Keys({_digest(token): Role.ADMIN})
+    return Keys({_digest(token): Holder(Role.ADMIN, _name(token))})
 
 
 def read_keys(file: Path) -> Keys:
-    """Reads lines of `ROLE TOKEN`, or of a token alone, which is an admin's. `#` begins a comment.
+    """Reads lines of `ROLE TOKEN [name=NAME] [run=RUN]`, or of a token alone, an admin's. `#` begins a comment.
 
     Raises OSError, and ValueError, whose message has the line's number but not its text.
     """
-    roles: dict[bytes, Role] = {}
+    holders: dict[bytes, Holder] = {}
     for number, line in enumerate(_text(file).splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         try:
-            role, digest = _read_line(words)
-            if digest in roles:
+            digest, holder = _read_line(words)
+            if digest in holders:
                 raise ValueError("this token is in a line above")
+            if holder.name in {other.name for other in holders.values()}:
+                raise ValueError("this name is in a line above")
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: {error}") from None
-        roles[digest] = role
-    if not roles:
+        holders[digest] = holder
+    if not holders:
         raise ValueError(f"{file} holds no token")
-    return Keys(roles)
+    return Keys(holders)
 
 
 def readable_by_all(file: Path) -> bool:
@@ -120,13 +141,24 @@ def _text(file: Path) -> str:
         raise ValueError(f"{file} is not text") from None
 
 
-def _read_line(words: list[str]) -> tuple[Role, bytes]:
-    names = {role.name.lower(): role for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
-    *name, token = words
-    if len(name) > 1 or (name and name[0] not in names):
-        raise ValueError(f"must be ROLE TOKEN, ROLE one of {', '.join(names)}")
+def _read_line(words: list[str]) -> tuple[bytes, Holder]:
+    # A name is marked as one, or a token in its place would be logged.
+    named = dict(word.split("=", 1) for word in words[1:] if word.startswith(("name=", "run=")))
+    *role, token = words[: len(words) - len(named)]
+    roles = {role.name.lower(): role for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
+    if len(role) > 1 or (role and role[0] not in roles):
+        raise ValueError(f"must be ROLE TOKEN, then name=NAME and run=RUN if wanted, ROLE one of {', '.join(roles)}")
     _check(token)
-    return names[name[0]] if name else Role.ADMIN, _digest(token)
+    holder = Holder(roles[role[0]] if role else Role.ADMIN, named.get("name", _name(token)), named.get("run"))
+    if not _NAME.fullmatch(holder.name):
+        raise ValueError("a name has 1 to 64 letters, digits and - . _ @")
+    if holder.run is not None and (not holder.run or holder.role is Role.ADMIN):
+        raise ValueError("run=RUN names the one run of a token of role upload or train")
+    return _digest(token), holder
+
+
+def _name(token: str) -> str:
+    return _digest(token).hex()[:16]
 
 
 def _check(token: str) -> None:

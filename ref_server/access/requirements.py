@@ -15,21 +15,27 @@ ANY = "*/*"
 
 @dataclass(frozen=True)
 class Requirement:
-    """role: the least that may use the route. media_types: accepted for its body; empty: it takes no body."""
+    """role: the least that may use the route. media_types: accepted for its body; empty: it takes no body.
+
+    confines: it keeps a token of a single run to that run (`Holder.only`), or shows nothing of any run. Others are
+    closed to such tokens. audited: each of its requests is logged, with who sent it.
+    """
 
     role: Role
     media_types: tuple[str, ...] = ()
+    confines: bool = False
+    audited: bool = False
 
 
 # A route without a declaration is for admins.
 UNDECLARED = Requirement(Role.ADMIN)
 
 
-def requires(role: Role, *media_types: str) -> Callable[[T], T]:
+def requires(role: Role, *media_types: str, confines: bool = False, audited: bool = False) -> Callable[[T], T]:
     """Decorates a route, or the function that answers it. The guard and the OpenAPI page read the requirement."""
 
     def declare(route: T) -> T:
-        setattr(route, _NAME, Requirement(role, media_types))
+        setattr(route, _NAME, Requirement(role, media_types, confines, audited))
         return route
 
     return declare

@@ -24,7 +24,7 @@ class Connection(BaseSettings):
     url: str = "http://127.0.0.1:8400"
     """Where the server listens; also REF_SERVER_URL in the environment."""
     token_file: Path | None = None
-    """File whose first token is used: a line of TOKEN, or of ROLE TOKEN as in the server's own; `#` begins a comment.
+    """File whose first token is used: a line of TOKEN, or of ROLE TOKEN … as in the server's own; `#` begins a comment.
     Or give the token itself as REF_SERVER_TOKEN in the environment."""
     token: CliSuppress[SecretStr | None] = None
     """The token itself, from the environment only."""

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import uvicorn
 
+from ref_server.http.renewal import is_renewable, renew
 from ref_server.service.service import Service
 
 log = structlog.get_logger()
@@ -25,7 +26,7 @@ class DrainingServer(uvicorn.Server):
     While it drains it still listens: trainers can settle their leases, and uploads are answered with 503. uvicorn alone
     would stop listening at once. It stops when the batches being scored are saved, or after drain_seconds at the
     latest. A second signal ends the process at once: what was acknowledged is on disk, and the next start queues the
-    claimed batches again.
+    claimed batches again. SIGHUP only reads tokens and certificates again.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -44,6 +45,9 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self._service.config.legacy_port is not None:
             await self._listen_also(self._service.config.legacy_port)
+        if is_renewable(self._service.config):  # else SIGHUP ends the server, as when its terminal is closed
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, renew, self._service.config, self.config.ssl)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         log.info("serving", url=f"{'https' if self.config.is_ssl else 'http'}://{host}:{self.config.port}")
 

@@ -1,6 +1,7 @@
 """SQL queries that read the queue without changing it."""
 
 import re
+from collections.abc import Sequence
 
 from ref_server.queue.batches import WAITING
 from ref_server.queue.interface import CURSOR, Stats
@@ -23,6 +24,11 @@ def get(tx: Transaction, id: str) -> BatchDetails | None:
     events = tx.rows("SELECT at, state, detail FROM events WHERE seq = ? ORDER BY number", seq)
     history = [Event(at=at, state=state, detail=detail) for at, state, detail in events]
     return BatchDetails(**dict(zip(_FIELDS, values, strict=True)), history=history)
+
+
+def runs_of(tx: Transaction, ids: Sequence[str]) -> set[str]:
+    found = (tx.one("SELECT run FROM batches WHERE id = ?", id) for id in ids)
+    return {run for run in found if run is not None}
 
 
 def payload(tx: Transaction, id: str) -> bytes | None:

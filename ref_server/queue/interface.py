@@ -204,6 +204,10 @@ class Queue(Protocol):
         """One batch with its history."""
         ...
 
+    def runs_of(self, ids: Sequence[str]) -> set[str]:
+        """The runs of those of these batches that are known."""
+        ...
+
     def payload(self, id: str) -> bytes | None:
         """The current body of a batch, scored once ready. None if the batch is unknown or its payload deleted."""
         ...

@@ -88,6 +88,9 @@ class SqlQueue(ABC):
     def get(self, id: str) -> BatchDetails | None:
         return self._run(lambda tx: catalog.get(tx, id))
 
+    def runs_of(self, ids: Sequence[str]) -> set[str]:
+        return self._run(lambda tx: catalog.runs_of(tx, ids))
+
     def payload(self, id: str) -> bytes | None:
         return self._run(lambda tx: catalog.payload(tx, id))
 

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from ref_server.access.keys import ANYBODY, Holder
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue, StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
@@ -110,11 +112,12 @@ class Service:
             return f"the queue cannot be written: {error}"
         return None
 
-    def admit(self, body: bytes) -> Uploaded:
-        """Checks one upload and queues it, durably. Raises BatchError, NotReady, and what `Queue.put` raises."""
+    def admit(self, body: bytes, asker: Holder = ANYBODY) -> Uploaded:
+        """Checks one upload and queues it, durably. Raises BatchError, Denied, NotReady, what `Queue.put` raises."""
         self.check_open()
         parsed = wire.parse(body)
         batch = self._check_rollout(parsed.batch())
+        asker.only(batch.run)
         if batch.run == LEGACY_RUN:
             raise BatchError("run", f"must not be {LEGACY_RUN!r}, the run of the Simple-GRPO protocol")
         upload = Upload(
@@ -157,10 +160,12 @@ class Service:
     def token_texts(self, ids: Sequence[int]) -> list[str | None]:
         return token_texts(self.reference, ids)
 
-    def describe_queue(self) -> QueueView:
-        return describe_queue(
-            self.queue.stats(), self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits
-        )
+    def describe_queue(self, run: str | None = None) -> QueueView:
+        """run: the only one to tell of."""
+        stats = self.queue.stats()
+        if run is not None:
+            stats = replace(stats, runs={name: depths for name, depths in stats.runs.items() if name == run})
+        return describe_queue(stats, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
     def describe_tokens(self, id: str) -> TokensView | None:
         """The tokens of a batch with texts and log-probs; None when the batch or its payload is gone.

@@ -52,7 +52,7 @@ def remedy(error: ClientError, prefix: str) -> str:
 
 
 def _first_token(file: Path) -> str:
-    """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN`; `#` starts a comment."""
+    """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN …`; `#` starts a comment."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -60,4 +60,4 @@ def _first_token(file: Path) -> str:
     words = next((words for line in lines if (words := line.partition("#")[0].split())), [])
     if not words:
         raise ValueError(f"{file} holds no token")
-    return words[-1]
+    return words[0] if len(words) == 1 else words[1]

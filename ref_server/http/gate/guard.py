@@ -7,9 +7,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ref_server.access import keys
 from ref_server.access.hosts import Hosts, is_loopback
-from ref_server.access.keys import Denied, Role
+from ref_server.access.keys import Denied, Holder, Role
 from ref_server.access.requirements import ANY, JSON, Requirement
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
@@ -73,7 +72,8 @@ class Guard:
         _check_head(scope, headers)
         self._hosts.check(headers.get("host", ""), headers.get("origin"))
         route, required = self._routes.find(scope["method"], scope["path"])
-        self._admit(scope, headers, required.role)
+        scope["state"]["audited"] = required.audited
+        self._admit(scope, headers, required)
         _check_media_type(headers, required.media_types)
         shares, most = self._room(route, required, media_type(headers))
         length = headers.get("content-length", "0")
@@ -82,15 +82,18 @@ class Guard:
             raise too_large(most)
         return shares, most
 
-    def _admit(self, scope: Scope, headers: Headers, wanted: Role) -> None:
+    def _admit(self, scope: Scope, headers: Headers, required: Requirement) -> None:
         """Notes the role, and who holds what the request takes: its token, or its peer where none is required."""
         legacy = self._config.legacy_insecure and scope["path"] in _LEGACY_PATHS
-        if legacy and _comes_from_this_machine(scope, headers):
-            wanted = Role.OPEN
-        authorization, state = headers.get("authorization"), scope["state"]
-        role = self._config.keys.admit(authorization, wanted)
-        state["role"] = role and role.name.lower()
-        state["holder"] = peer((scope.get("client") or ("",))[0]) if role is None else keys.name(authorization)
+        wanted = Role.OPEN if legacy and _comes_from_this_machine(scope, headers) else required.role
+        holder = self._config.keys.admit(headers.get("authorization"), wanted)
+        if holder is None:
+            holder = Holder(Role.OPEN, peer((scope.get("client") or ("",))[0]))
+        state = scope["state"]
+        state["role"] = holder.role.name.lower() if holder.role else None
+        state["asker"], state["holder"] = holder, holder.name
+        if holder.run is not None and not required.confines:
+            raise Denied(f"this token is for run {holder.run!r} alone, and this route is for all runs", "Authorization")
 
     def _room(self, route: str, required: Requirement, kind: str) -> tuple[Shares, int | None]:
         if not required.media_types:

@@ -23,8 +23,9 @@ class Requests:
     """ASGI middleware around all others, so that it also sees requests which they refuse.
 
     A request keeps the client's own id if that is printable, else it gets a new one. Errors, the `X-Request-Id` header
-    and all log lines carry it. The line of a request names its route, never the path, the query, the body or headers,
-    since a client can write anything there.
+    and all log lines carry it. The line of a request names its route, and the batch or the run that a route says. It
+    never has the path, the query, the body or headers, since a client can write anything there; only that of an audited
+    request has its path's parameters.
     """
 
     def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
@@ -54,10 +55,14 @@ class Requests:
         route, code = _template(scope.get("route") or _find_route(seen.scope)), scope["state"].get("error_code")
         self._traffic.add(route, scope["method"], seen.status, code, seconds)
         client = scope.get("client")
-        details = {"code": code, "role": scope["state"].get("role"), "peer": client and client[0]}
-        write = log.error if seen.status >= 500 else log.info if _is_unusual(seen.status) else log.debug
+        state = scope["state"]
+        role, audited = state.get("role"), state.get("audited", False)
+        about = (scope.get("path_params", {}) if audited else {}) | state.get("about", {})
+        details = {"code": code, "role": role, "name": role and state["holder"], "peer": client and client[0], **about}
+        loud = audited or _is_unusual(seen.status)
+        write = log.error if seen.status >= 500 else log.info if loud else log.debug
         write(
-            "request",
+            "audit" if audited else "request",
             method=scope["method"],
             route=route,
             status=seen.status,

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
+from ref_server.http.asker import Asker, confine, note
 from ref_server.http.gate.load_shedder import LoadShedders
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
@@ -34,8 +35,8 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: 
         "/v1/batches", status_code=201, response_model=Admitted,
         responses={200: {"model": Admitted, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
-    @requires(Role.UPLOAD, wire.CONTENT_TYPE)
-    async def upload(request: Request) -> Response:
+    @requires(Role.UPLOAD, wire.CONTENT_TYPE, confines=True)
+    async def upload(request: Request, asker: Asker) -> Response:
         """Admits a rollout batch. 201 once it is durable; 200 when the same batch was uploaded before.
 
         ```
@@ -44,10 +45,11 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: 
         """
         body = await request.body()
         try:
-            uploaded = await threads.run(partial(service.admit, body))
+            uploaded = await threads.run(partial(service.admit, body, asker))
         except NoRoom as full:
             shedders.note(full)
             raise
+        note(request, id=uploaded.id)
         return JSONResponse(
             uploaded.model_dump(mode="json", exclude={"created"}),
             status_code=201 if uploaded.created else 200,
@@ -57,19 +59,20 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: 
 
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/v1/queue", responses=errors(503, 507))
-    @requires(Role.UPLOAD)
-    def queue() -> QueueView:
+    @requires(Role.UPLOAD, confines=True)
+    def queue(asker: Asker) -> QueueView:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
 
         ```
         curl localhost:8400/v1/queue
         ```
         """
-        return service.describe_queue()
+        return service.describe_queue(asker.run)
 
     @app.get("/v1/batches", responses=errors(503, 507))
-    @requires(Role.TRAIN)
+    @requires(Role.TRAIN, confines=True)
     def list_batches(
+        asker: Asker,
         state: Annotated[State | None, Query(description="Only batches in this state.")] = None,
         run: Annotated[str | None, Query(description="Only batches of this run.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -84,34 +87,36 @@ def _add_views(app: FastAPI, service: Service) -> None:
         curl 'localhost:8400/v1/batches?state=ready&limit=5'
         ```
         """
-        return service.queue.list(state, run, limit, cursor, order)
+        return service.queue.list(state, asker.only(run), limit, cursor, order)
 
     @app.get("/v1/batches/{id}", responses=errors(404, 503, 507))
-    @requires(Role.TRAIN)
-    def show(id: Id) -> BatchDetails:
+    @requires(Role.TRAIN, confines=True)
+    def show(id: Id, asker: Asker) -> BatchDetails:
         """State, history and shape of one batch.
 
         ```
         curl localhost:8400/v1/batches/$ID
         ```
         """
+        confine(asker, service.queue, [id])
         return _found(service.queue.get(id), id)
 
     @app.get("/v1/batches/{id}/tokens", responses=errors(404, 503, 507))
-    @requires(Role.TRAIN)
-    def tokens(id: Id) -> TokensView:
+    @requires(Role.TRAIN, confines=True)
+    def tokens(id: Id, asker: Asker) -> TokensView:
         """For display: each token with its text and log-probs, each row with its rewards.
 
         ```
         curl localhost:8400/v1/batches/$ID/tokens
         ```
         """
+        confine(asker, service.queue, [id])
         return _found(service.describe_tokens(id), id)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.post("/v1/batches/{id}/requeue", responses=errors(404, 409, 503, 507))
-    @requires(Role.ADMIN)
+    @requires(Role.ADMIN, audited=True)
     def requeue(id: Id) -> Admitted:
         """Restores a dead or expired batch.
 
@@ -125,7 +130,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         return Admitted(id=id, state=state)
 
     @app.delete("/v1/batches/{id}", status_code=204, responses=errors(404, 409, 503, 507))
-    @requires(Role.ADMIN)
+    @requires(Role.ADMIN, audited=True)
     def drop(id: Id) -> None:
         """Drops a batch; its id stays known.
 

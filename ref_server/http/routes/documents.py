@@ -17,7 +17,7 @@ SAFETENSORS = {wire.CONTENT_TYPE: {"schema": {"type": "string", "format": "binar
 _REASONS = {
     400: "the body broke off, or the request is not HTTP",
     401: "no token, or one that is not known; see `--token-file`",
-    403: "the token's role is insufficient, or a foreign `Host` or `Origin`",
+    403: "the token's role is insufficient, or it is for another run, or a foreign `Host` or `Origin`",
     404: "no such batch",
     408: "the body came too slowly",
     409: "conflicts with the current state",
@@ -54,7 +54,7 @@ def add(app: FastAPI) -> None:
             app.openapi_schema = page
         return app.openapi_schema
 
-    @requires(Role.UPLOAD)
+    @requires(Role.UPLOAD, confines=True)
     async def show(_: Request) -> JSONResponse:
         return JSONResponse(app.openapi())
 

@@ -9,8 +9,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from ref_server.access.keys import Role
+from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
+from ref_server.http.asker import Asker, confine, note
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.interface import Lease, TooManyInFlight
@@ -51,8 +52,8 @@ def _add_lease(app: FastAPI, service: Service) -> None:
         "/v1/batches/lease", response_class=Response,
         responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(503, 507), **_REFUSED},
     )  # fmt: skip
-    @requires(Role.TRAIN, JSON)
-    async def lease(body: LeaseBody, request: Request) -> Response:
+    @requires(Role.TRAIN, JSON, confines=True)
+    async def lease(body: LeaseBody, request: Request, asker: Asker) -> Response:
         """Leases one scored batch; waits up to wait_seconds for one.
 
         ```
@@ -60,9 +61,11 @@ def _add_lease(app: FastAPI, service: Service) -> None:
             -d '{"consumer": "me", "run": "curl", "wait_seconds": 5}' --dump-header - --output leased.safetensors
         ```
         """
-        got = await _poll(service, partial(service.queue.lease, body), body.wait_seconds, request)
+        asked = _confined(body, asker)
+        got = await _poll(service, partial(service.queue.lease, asked), body.wait_seconds, request)
         if got is None:
             return Response(status_code=204)
+        note(request, id=got.id)
         headers = {
             "Batch-Id": got.id,
             "Lease-Token": got.token,
@@ -74,8 +77,8 @@ def _add_lease(app: FastAPI, service: Service) -> None:
 
 def _add_settlements(app: FastAPI, service: Service) -> None:
     @app.post("/v1/leases/ack", responses=errors(503, 507))
-    @requires(Role.TRAIN, JSON)
-    async def ack(body: AckBody) -> Results:
+    @requires(Role.TRAIN, JSON, confines=True)
+    async def ack(body: AckBody, asker: Asker) -> Results:
         """Settles batches, after the checkpoint that contains their effect is durable.
 
         ```
@@ -83,13 +86,13 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
             -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}]}'
         ```
         """
-        results = await _settle(body, lambda keys: service.queue.ack(keys, body.checkpoint))
+        results = await _settle(service, asker, body, lambda keys: service.queue.ack(keys, body.checkpoint))
         service.bell.ring()  # fewer are in flight now
         return results
 
     @app.post("/v1/leases/extend", responses=errors(503, 507))
-    @requires(Role.TRAIN, JSON)
-    async def extend(body: ExtendBody) -> Results:
+    @requires(Role.TRAIN, JSON, confines=True)
+    async def extend(body: ExtendBody, asker: Asker) -> Results:
         """Heartbeat: makes leases end lease_seconds from now.
 
         ```
@@ -97,11 +100,13 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
             -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}], "lease_seconds": 60}'
         ```
         """
-        return await _settle(body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started))
+        return await _settle(
+            service, asker, body, lambda keys: service.queue.extend(keys, body.lease_seconds, body.started)
+        )
 
     @app.post("/v1/leases/release", responses=errors(503, 507))
-    @requires(Role.TRAIN, JSON)
-    async def release(body: ReleaseBody) -> Results:
+    @requires(Role.TRAIN, JSON, confines=True)
+    async def release(body: ReleaseBody, asker: Asker) -> Results:
         """Gives batches back unused, before their leases end.
 
         ```
@@ -109,7 +114,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
             -d '{"leases": [{"id": "'$ID'", "token": "'$TOKEN'"}]}'
         ```
         """
-        results = await _settle(body, lambda keys: service.queue.release(keys, body.error))
+        results = await _settle(service, asker, body, lambda keys: service.queue.release(keys, body.error))
         service.bell.ring()
         return results
 
@@ -138,10 +143,23 @@ async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: fl
             continue
 
 
-async def _settle(body: LeasesBody, settle: Callable[[list[Key]], list[Outcome]]) -> Results:
+def _confined(body: LeaseBody, asker: Holder) -> LeaseBody:
+    """What a token of a single run asks for: its run, as a consumer whose name no other token can have.
+
+    A new incarnation of a consumer ends all of that consumer's leases, whatever their run.
+    """
+    if asker.run is None:
+        return body
+    return body.model_copy(update={"run": asker.only(body.run), "consumer": f"{asker.name}/{body.consumer}"})
+
+
+async def _settle(
+    service: Service, asker: Holder, body: LeasesBody, settle: Callable[[list[Key]], list[Outcome]]
+) -> Results:
     """Settles and builds the answer in one thread. A route that is no coroutine would use two."""
 
     def work() -> Results:
+        confine(asker, service.queue, (key.id for key in body.leases))
         outcomes = zip(body.leases, settle(body.leases), strict=True)
         return Results(results=[Result(id=key.id, outcome=outcome) for key, outcome in outcomes])
 

@@ -32,7 +32,7 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
         responses={200: {"content": SAFETENSORS}, **errors(409, 503)},
     )  # fmt: skip
-    @requires(Role.UPLOAD, JSON, wire.CONTENT_TYPE)
+    @requires(Role.UPLOAD, JSON, wire.CONTENT_TYPE, confines=True)
     async def logprobs(request: Request) -> Any:
         """Scores now, ahead of the queue; nothing is stored. A safetensors batch is answered with the scored batch.
 

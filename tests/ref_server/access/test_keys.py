@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.access.keys import Role, Unauthenticated, name, one_admin, read_keys
+from ref_server.access.keys import Denied, Holder, Role, Unauthenticated, one_admin, read_keys
 from ref_server.config import ServeConfig
 
 TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD, Role.TRAIN, Role.ADMIN)}
@@ -21,17 +21,33 @@ def written(directory: Path, text: str | bytes) -> Path:
 def test_a_token_file(tmp_path: Path) -> None:
     text = f"# who may do what\n\n{FILE}train  second-token-of-a-trainer= # on gpu-2\nbare-token-of-an-admin\n"
     keys = read_keys(written(tmp_path, text.replace("\n", "\r\n")))
-    given = {token: keys.role(f"Bearer {token}") for token in TOKENS.values()}
+    given = {token: keys.holder(f"Bearer {token}").role for token in TOKENS.values()}
     assert given == {token: role for role, token in TOKENS.items()}
-    assert keys.role("bearer  second-token-of-a-trainer=") is Role.TRAIN
-    assert keys.role("Bearer bare-token-of-an-admin") is Role.ADMIN
+    assert keys.holder("bearer  second-token-of-a-trainer=").role is Role.TRAIN
+    assert keys.holder("Bearer bare-token-of-an-admin").role is Role.ADMIN
 
 
-def test_a_token_s_name_tells_nothing_about_it() -> None:
-    names = {name(f"Bearer {token}") for token in TOKENS.values()}
+def test_a_token_s_name_tells_nothing_about_it(tmp_path: Path) -> None:
+    keys = read_keys(written(tmp_path, FILE))
+    names = {keys.holder(f"Bearer {token}").name for token in TOKENS.values()}
     assert len(names) == len(TOKENS)
-    assert name(f"bearer  {TOKENS[Role.TRAIN]}") in names
+    assert keys.holder(f"bearer  {TOKENS[Role.TRAIN]}").name in names
     assert all(re.fullmatch("[0-9a-f]{16}", each) for each in names)
+
+
+def test_tokens_with_names_and_runs(tmp_path: Path) -> None:
+    text = f"admin {TOKENS[Role.ADMIN]} name=ann\ntrain {TOKENS[Role.TRAIN]} run=night/2 name=gpu-2@lab # hers\n"
+    keys = read_keys(written(tmp_path, text))
+    assert keys.holder(f"Bearer {TOKENS[Role.ADMIN]}") == Holder(Role.ADMIN, "ann")
+    assert keys.holder(f"Bearer {TOKENS[Role.TRAIN]}") == Holder(Role.TRAIN, "gpu-2@lab", "night/2")
+
+
+def test_a_holder_of_a_single_run_asks_for_no_other() -> None:
+    of_one, of_all = Holder(Role.TRAIN, "a", "mine"), Holder(Role.TRAIN, "b")
+    assert (of_one.only("mine"), of_one.only(None)) == ("mine", "mine")
+    assert (of_all.only("mine"), of_all.only(None)) == ("mine", None)
+    with pytest.raises(Denied, match="for run 'mine' alone"):
+        of_one.only("yours")
 
 
 SECRET = "s3cret-" * 4
@@ -42,7 +58,7 @@ SECRET = "s3cret-" * 4
     [
         ("", "holds no token"),
         ("# nothing\n\n", "holds no token"),
-        (f"{FILE}root {SECRET}", "line 4: must be ROLE TOKEN, ROLE one of upload, train, admin"),
+        (f"{FILE}root {SECRET}", "line 4: must be ROLE TOKEN"),
         (f"\n\nopen {SECRET}", "line 3: must be ROLE TOKEN"),
         (f"admin {SECRET} {SECRET}", "line 1: must be ROLE TOKEN"),
         ("admin s3cret", "line 1: a token has at least 16 characters"),
@@ -50,6 +66,13 @@ SECRET = "s3cret-" * 4
         (f"admin {SECRET}\u00e4", "line 1: a token is made of letters"),
         (f"admin {SECRET}:{SECRET}", "line 1: a token is made of letters"),
         (f"admin {SECRET}\nupload {SECRET}", "line 2: this token is in a line above"),
+        (f"admin {SECRET} name=a\nupload x{SECRET} name=a", "line 2: this name is in a line above"),
+        (f"admin {SECRET} a", "line 1: must be ROLE TOKEN, then name=NAME and run=RUN"),
+        (f"admin name=a {SECRET} b", "line 1: must be ROLE TOKEN"),
+        (f"admin {SECRET} name=", "line 1: a name has 1 to 64 letters"),
+        (f"admin {SECRET} name=a name=b", "line 1: must be ROLE TOKEN"),
+        (f"admin {SECRET} run=mine", "line 1: run=RUN names the one run of a token of role upload or train"),
+        (f"train {SECRET} run=", "line 1: run=RUN names the one run"),
         (b"admin \xff" + SECRET.encode(), "is not text"),
     ],
 )
@@ -67,7 +90,7 @@ def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_no_token_is_printed() -> None:
     config = ServeConfig.model_validate({"no_model": True, "token": SECRET})
-    assert config.keys.role(f"Bearer {SECRET}") is Role.ADMIN
+    assert config.keys.holder(f"Bearer {SECRET}").role is Role.ADMIN
     assert SECRET not in repr(config) + str(config) + repr(config.keys) + config.model_dump_json()
     with pytest.raises(ValueError, match="token: a token has at least 16") as refused:
         ServeConfig.model_validate({"no_model": True, "token": "s3cret"})
@@ -81,5 +104,5 @@ def test_no_token_is_printed() -> None:
 )  # fmt: skip
 def test_what_is_no_token(given: str | None) -> None:
     with pytest.raises(Unauthenticated) as refused:
-        one_admin(SECRET).role(given)
+        one_admin(SECRET).holder(given)
     assert refused.value.field == "Authorization"

@@ -50,7 +50,7 @@ def of_request(events: Events, answer: httpx.Response) -> Events:
     id = answer.headers["X-Request-Id"]
     while time.monotonic() < deadline:
         found = [event for event in events.copy() if event.get("request_id") == id]
-        if any(event["event"] == "request" for event in found):
+        if any(event["event"] in ("request", "audit") for event in found):
             return found
         time.sleep(0.01)
     raise AssertionError(f"nothing was logged of request {id}")
@@ -75,6 +75,7 @@ def test_a_request_is_one_line(http: httpx.Client, events: Events, rollout: Roll
         "status": 201,
         "bytes_in": len(body),
         "peer": "127.0.0.1",
+        "id": answer.json()["id"],
     }
     assert SECRET not in repr(events)
 
@@ -220,3 +221,52 @@ def reached(http: httpx.Client) -> bool:
         return http.get("/livez").status_code == 200
     except httpx.TransportError:
         return False
+
+
+# --- who did what
+
+
+@pytest.fixture(scope="module")
+def owned(
+    make_service: Callable[..., Service], serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A server whose tokens have names."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens"
+    file.write_text(f"admin {SECRET} name=ann\ntrain {SECRET}-2 name=gpu-2\n")
+    with serve(make_service(token_file=file)) as client:
+        yield client
+
+
+def audited(events: Events, answer: httpx.Response) -> dict[str, Any]:
+    [line] = [event for event in of_request(events, answer) if event["event"] == "audit"]
+    assert line["log_level"] == "info"
+    assert SECRET not in str(line)
+    names = ("name", "role", "method", "route", "id", "run", "snapshot", "version", "status", "code")
+    return {name: line[name] for name in names if name in line}
+
+
+def test_what_an_operator_changes_is_a_line_with_the_name(
+    owned: httpx.Client, events: Events, rollout: Rollout
+) -> None:
+    batch, admin = rollout(run="mine"), {"Authorization": f"Bearer {SECRET}"}
+    upload = owned.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS | admin)
+    [line] = [event for event in of_request(events, upload) if event["event"] == "request"]
+    assert (line["log_level"], line["name"], line["id"]) == ("debug", "ann", batch.id)
+
+    owned.post("/v1/batches/lease", json={"consumer": "c", "run": "mine"}, headers=admin)  # once it is scored
+    dropped = owned.delete(f"/v1/batches/{batch.id}", headers=admin)
+    assert audited(events, dropped) == {
+        "name": "ann", "role": "admin", "method": "DELETE", "route": "/v1/batches/{id}", "id": batch.id, "status": 204,
+    }  # fmt: skip
+    requeued = owned.post(f"/v1/batches/{batch.id}/requeue", headers=admin)
+    assert audited(events, requeued)["status"] == 409
+    replaced = owned.put("/v1/reference", json={"snapshot": "s", "version": 3}, headers=admin)
+    assert {"snapshot": "s", "version": 3}.items() <= audited(events, replaced).items()
+    finished = owned.post("/v1/runs/mine/finish", json={}, headers={"Authorization": f"Bearer {SECRET}-2"})
+    assert {"name": "gpu-2", "role": "train", "run": "mine"}.items() <= audited(events, finished).items()
+
+
+def test_an_attempt_without_the_right_is_audited_too(owned: httpx.Client, events: Events) -> None:
+    refused = owned.delete("/v1/batches/1", headers={"Authorization": f"Bearer {SECRET}-2"})
+    assert audited(events, refused)["code"] == "forbidden"
+    assert audited(events, owned.delete("/v1/batches/1"))["status"] == 401

@@ -1,0 +1,131 @@
+"""Tokens for single runs: what they may do at each route there is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from ref_server.access.keys import Role
+from ref_server.access.requirements import Requirement, requirement_of
+from ref_server.http.app import create_app
+from ref_server.service.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+Rollout = Callable[..., RolloutBatch]
+ADMIN, MINE, TWIN = ({"Authorization": f"Bearer {name}-0123456789abcdef"} for name in ("admin", "mine", "twin"))
+FILE = """
+admin admin-0123456789abcdef
+train mine-0123456789abcdef name=mine run=mine
+train twin-0123456789abcdef name=twin run=yours
+"""
+SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+
+
+@pytest.fixture(scope="module")
+def service(make_service: Callable[..., Service], tmp_path_factory: pytest.TempPathFactory) -> Service:
+    file = tmp_path_factory.mktemp("tokens") / "tokens"
+    file.write_text(FILE)
+    return make_service(token_file=file)
+
+
+@pytest.fixture(scope="module")
+def http(service: Service, serve: Serve) -> Iterator[httpx.Client]:
+    with serve(service) as client:
+        yield client
+
+
+def routes(service: Service) -> Iterator[tuple[str, str, Requirement]]:
+    """Method, path and requirement of each route that wants a token."""
+    for route in create_app(service).routes:
+        if isinstance(route, APIRoute) and requirement_of(route).role is not Role.OPEN:
+            [method] = route.methods
+            yield method, route.path, requirement_of(route)
+
+
+def upload(http: httpx.Client, batch: RolloutBatch, who: dict[str, str]) -> httpx.Response:
+    return http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS | who)
+
+
+def lease(http: httpx.Client, who: dict[str, str], **body: object) -> httpx.Response:
+    return http.post("/v1/batches/lease", json={"consumer": "c", **body}, headers=who)
+
+
+def foreign_requests(key: dict[str, str], body: bytes) -> dict[tuple[str, str], dict[str, Any] | None]:
+    """For each route that is open to tokens of one run: a request about another run, None where none can be.
+
+    A route that is opened to them is to be added here. key: of a lease of that run. body: of a batch of it.
+    """
+    return {
+        ("GET", "/v1/model"): None,
+        ("POST", "/v1/logprobs"): None,
+        ("GET", "/v1/queue"): None,  # it shows the token's own run alone
+        ("POST", "/v1/batches"): {"content": body, "headers": SAFETENSORS | MINE},
+        ("GET", "/v1/batches"): {"params": {"run": "yours"}},
+        ("GET", "/v1/batches/{id}"): {},
+        ("GET", "/v1/batches/{id}/tokens"): {},
+        ("POST", "/v1/batches/lease"): {"json": {"consumer": "c", "run": "yours"}},
+        ("POST", "/v1/leases/ack"): {"json": {"leases": [key]}},
+        ("POST", "/v1/leases/extend"): {"json": {"leases": [key], "lease_seconds": 60}},
+        ("POST", "/v1/leases/release"): {"json": {"leases": [key]}},
+        ("POST", "/v1/runs/{run}/finish"): {"json": {}},
+    }
+
+
+def test_every_route_is_closed_to_tokens_of_one_run_or_is_listed_here(
+    service: Service, http: httpx.Client, rollout: Rollout
+) -> None:
+    batch = rollout(run="yours")
+    assert upload(http, batch, ADMIN).status_code == 201
+    leased = lease(http, ADMIN, run="yours")
+    key = {"id": leased.headers["Batch-Id"], "token": leased.headers["Lease-Token"]}
+    requests = foreign_requests(key, wire.encode(rollout(run="yours")))
+    for method, path, requirement in routes(service):
+        assert ((method, path) in requests) is requirement.confines, path
+        if (request := requests.get((method, path), {})) is not None:
+            url = path.format(id=batch.id, run="yours")
+            answer = http.request(method, url, **{"headers": MINE, **request})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
+            if requirement.role < Role.ADMIN:
+                assert "for run 'mine' alone" in answer.json()["error"]["message"]
+    assert http.post("/v1/leases/ack", json={"leases": [key]}, headers=TWIN).json()["results"][0]["outcome"] == "ok"
+
+
+def test_every_route_for_admins_that_changes_something_is_audited(service: Service) -> None:
+    for _, path, requirement in routes(service):
+        assert requirement.audited or requirement.role is not Role.ADMIN, path
+
+
+def test_a_run_s_own_token_serves_its_whole_life(http: httpx.Client, rollout: Rollout) -> None:
+    batch = rollout(run="mine")
+    assert upload(http, batch, MINE).status_code == 201
+    assert http.get("/v1/batches", headers=MINE).json()["batches"][0]["run"] == "mine"
+    assert {each["run"] for each in http.get("/v1/batches", headers=MINE).json()["batches"]} == {"mine"}
+    assert set(http.get("/v1/queue", headers=MINE).json()["runs"]) == {"mine"}
+    assert http.get(f"/v1/batches/{batch.id}", headers=MINE).json()["run"] == "mine"
+    assert http.get(f"/v1/batches/{batch.id}/tokens", headers=MINE).json()["id"] == batch.id
+    leased = lease(http, MINE)  # of its run, which it need not name
+    assert leased.headers["Batch-Id"] == batch.id
+    key = {"id": batch.id, "token": leased.headers["Lease-Token"]}
+    for action, more in (("extend", {"lease_seconds": 9}), ("release", {})):
+        answer = http.post(f"/v1/leases/{action}", json={"leases": [key], **more}, headers=MINE)
+        assert answer.json()["results"][0]["outcome"] == "ok"
+    assert http.post("/v1/runs/mine/finish", json={}, headers=MINE).json() == {"expired": 1}
+
+
+def test_a_token_of_one_run_cannot_end_another_s_leases_by_a_consumer_s_name(
+    http: httpx.Client, rollout: Rollout
+) -> None:
+    batch = rollout(run="yours")
+    assert upload(http, batch, TWIN).status_code == 201
+    leased = lease(http, TWIN, consumer="trainer", incarnation="1", request_id="r")
+    assert leased.headers["Batch-Id"] == batch.id
+    foreign = lease(http, MINE, consumer="trainer", incarnation="2", request_id="r", wait_seconds=0)
+    assert foreign.status_code == 204
+    key = {"id": batch.id, "token": leased.headers["Lease-Token"]}
+    answer = http.post("/v1/leases/ack", json={"leases": [key]}, headers=TWIN)
+    assert answer.json()["results"] == [{"id": batch.id, "outcome": "ok"}]
