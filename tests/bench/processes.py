@@ -1,7 +1,6 @@
 """A reference server as a process of its own, to be measured from outside."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 
 from shared.lifetime import child_environment
+from tests.ports import free_port
 
 SERVE = ("ref_server", "serve")
 
@@ -19,8 +19,7 @@ SERVE = ("ref_server", "serve")
 @contextmanager
 def serving(*options: str, module: Sequence[str] = SERVE) -> Iterator[tuple[int, httpx.Client]]:
     """A ready server: its pid and a client of it. module: the module to run, and its arguments before the options."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", *module, "--port", str(port), *options]
     # A session of its own: Ctrl-C reaches only this process, which ends the server. If this one is killed, it exits.
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=child_environment(), start_new_session=True)
