@@ -33,7 +33,7 @@ class Direct:
 
     def scored(self, scores: Scores) -> Callable[[], None]:
         if not np.isfinite(scores.logps[0]).all():
-            raise BatchError("temperature", f"of {self.temperature} gives log-probs that are not finite")
+            raise BatchError("completion_ids", "have log-probs that are not finite: the model cannot compute them")
         return partial(self._deliver, scores)
 
     def fail(self, error: Exception) -> None:

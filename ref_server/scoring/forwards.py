@@ -66,33 +66,45 @@ class Forwards:
         self._totals = totals
 
     def score(self, reference: Reference, jobs: Sequence[Job]) -> None:
-        """One forward for all, or, if it fails, for each half: only the job at fault fails. Raises DeviceLost."""
-        error = self._try(reference, jobs) if jobs else None
-        if error is None:
+        """One forward for all; those that it gives no scores are tried again in halves. So only the job at fault fails,
+        and a forward that succeeds is repeated for nobody else. Raises DeviceLost."""
+        if not jobs:
             return
-        if len(jobs) == 1:
+        failed, error = self._try(reference, jobs)
+        if error is not None and len(jobs) == 1:
             jobs[0].fail(error)
-            return
-        del error  # its traceback keeps the forward's memory
-        cut = len(jobs) // 2
-        self.score(reference, jobs[:cut])
-        self.score(reference, jobs[cut:])
+        elif failed:
+            del error  # its traceback keeps the forward's memory
+            cut = len(failed) // 2
+            self.score(reference, failed[:cut])
+            self.score(reference, failed[cut:])
 
-    def _try(self, reference: Reference, jobs: Sequence[Job]) -> Exception | None:
-        """The error of the forward, or None. Delivers scores only if those of all jobs are finite."""
+    def _try(self, reference: Reference, jobs: Sequence[Job]) -> tuple[Sequence[Job], Exception | None]:
+        """The jobs that got no scores, and an error of one of them."""
         try:
             scores = self._forward(reference, jobs)
-            logps = iter(scores.logps)
-            shares = [Scores(list(islice(logps, len(job.groups))), scores.reference_version) for job in jobs]
-            answers = [job.scored(share) for job, share in zip(jobs, shares, strict=True)]
         except DeviceLost:
             raise
         except Exception as error:  # one job may be at fault
-            return error
+            return jobs, error
         self._budget.learn(len(jobs), scores.splits)
-        for answer in answers:
-            answer()
-        return None
+        logps = iter(scores.logps)
+        shares = [Scores(list(islice(logps, len(job.groups))), scores.reference_version) for job in jobs]
+        return self._deliver(jobs, shares)
+
+    def _deliver(self, jobs: Sequence[Job], shares: Sequence[Scores]) -> tuple[list[Job], Exception | None]:
+        """Those whose scores are not finite get none. Perhaps another of the same forward spoiled them: NaN spreads."""
+        failed: list[Job] = []
+        last: Exception | None = None
+        for job, share in zip(jobs, shares, strict=True):
+            try:
+                answer = job.scored(share)
+            except Exception as error:
+                failed.append(job)
+                last = error
+            else:
+                answer()
+        return failed, last
 
     def _forward(self, reference: Reference, jobs: Sequence[Job]) -> Scores:
         groups = [group for job in jobs for group in job.groups]

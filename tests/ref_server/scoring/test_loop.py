@@ -251,16 +251,30 @@ def test_only_those_at_fault_fail(
 def test_scores_that_are_not_finite_spoil_nobody_elses(
     loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch]
 ) -> None:
-    loop = loop_of(reference(), queue)
-    answers = submit(loop, named(1), named(2, temperature=1e-300), named(3))
-    batches = [named(4), named(5, temperature=1e-300)]
+    """Nor is anybody else's forward done again: one client would make all others pay."""
+    recorded = reference()
+    score = recorded.score
+
+    def overflowing(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        scores = score(groups, temperatures)
+        for group, logps in zip(groups, scores.logps, strict=True):
+            if group.prompt_ids[0] == POISON:
+                logps[-1] = np.nan
+        return scores
+
+    recorded.score = overflowing
+    loop = loop_of(recorded, queue)
+    answers = submit(loop, named(1), named(POISON), named(3))
+    batches = [named(4), named(POISON)]
     put(queue, *batches)
     loop.start()
-    with pytest.raises(BatchError, match="temperature of 1e-300 gives log-probs that are not finite"):
+    with pytest.raises(BatchError, match="completion_ids have log-probs that are not finite"):
         answers[1].result(20)
     assert all(np.isfinite(answers[n].result(20).logps[0]).all() for n in (0, 2))
     assert settled(queue, batches[0]).scoring_attempts == 0
     assert "must be finite" in str(settled(queue, batches[1], State.DEAD).reason)
+    together, *again = recorded.forwards
+    assert together == [1, POISON, 3, 4, POISON] and again == [[POISON]] * 4
 
 
 def test_a_direct_request_that_does_not_fit_the_memory_is_told_so(
