@@ -120,11 +120,6 @@ class LeaseFeed:
         return self._ledger.unsettled
 
     @property
-    def unusable(self) -> int:
-        """How many batches were given back with an error since this process began."""
-        return self._ledger.refused
-
-    @property
     def settling_is_due(self) -> bool:
         """Whether half of the allowance waits for a checkpoint. The next step needs the other half."""
         return 2 * self.unsettled >= self._allowance
@@ -173,13 +168,13 @@ class LeaseFeed:
 
     def _trainable(self, leased: Leased) -> bool:
         """Whether it can be trained on now. If not, it has been given back where it should be."""
-        self._terms.check_ours(leased, self._version)
+        self._terms.check_ours(leased)
         if not self._ledger.trainable([leased]):
             return False
         if self._terms.too_old(leased.rollout, self._version):
             self._release([leased])
             return False
-        if refusal := self._intake.refusal(leased.batch):
+        if refusal := self._terms.impossible(leased.rollout, self._version) or self._intake.refusal(leased.batch):
             self._refuse(leased, refusal)
             return False
         return True

@@ -72,7 +72,7 @@ class Ledger:
 
     @property
     def refused(self) -> int:
-        """How many batches were refused."""
+        """How often a batch was refused."""
         with self._lock:
             return self._refused
 

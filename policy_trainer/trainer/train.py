@@ -218,7 +218,7 @@ class Trainer:
             "eval_accuracy": self._evaluated.get("accuracy"),
             "eval_reward": self._evaluated.get("reward"),
             "kl_noise_floor": self._noise_floor,
-            "unusable_batches": self._source.feed.unusable,
+            "unusable_batches": self._source.ledger.refused,
             "refused_batches": count_refused(self._files.directory.workers),
             **self._source.watch.depth,
             "server_scoring_seconds": self._source.watch.scoring_seconds,

@@ -244,16 +244,15 @@ class TestEnter:
 
 
 class TestForeignBatches:
-    """A batch that weights of this run cannot have sampled stops the run, and is given back."""
+    """A batch that weights of this run cannot have sampled."""
 
     def test_of_a_version_that_does_not_exist_yet(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        (known,) = server.put(*batches(1, version=4))
-        feed = open_feed(version=3)
-        with pytest.raises(RunFailed, match=f"batch {known} is of policy_version 4, .* 3 steps") as failed:
-            taken(feed, 1, version=3)
-        assert f"ref-server queue purge {known}" in str(failed.value)
-        feed.close()
-        assert server.asked("release") == [known]
+        """It is given back with the reason. The run goes on: any client that may upload can send such a batch."""
+        bad, good = server.put(*batches(1, version=4), *batches(1, version=3, first=1))
+        assert ids(taken(open_feed(version=3), 1, version=3)) == [good]
+        (body,) = [body for verb, body, _ in server.calls if verb == "release"]
+        assert [key["id"] for key in body["leases"]] == [bad]
+        assert "policy_version 4" in body["error"] and "weights/latest.json" in body["error"]
 
     @pytest.mark.parametrize("field", ["run", "lineage"])
     def test_of_another_run_or_lineage(self, server: RefServer, open_feed: Any, batches: Any, field: str) -> None:
@@ -373,11 +372,11 @@ class TestTake:
         bad, good = batches(2)
         spoiled(bad, **spoil)
         server.put(bad, good)
-        feed = open_feed()
-        assert ids(taken(feed, 1)) == [good.rollout.id]
+        ledger = Ledger()
+        assert ids(taken(open_feed(ledger), 1)) == [good.rollout.id]
         (body,) = [body for verb, body, _ in server.calls if verb == "release"]
         assert [key["id"] for key in body["leases"]] == [bad.rollout.id] and reason in body["error"]
-        assert feed.unusable == 1
+        assert ledger.refused == 1
 
     def test_a_stop_is_heard_where_every_batch_is_bad(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         bad = batches(1)[0]
