@@ -75,8 +75,8 @@ docker-test: $(TO_TEST)  ## builds the image and runs compose.yaml with a real e
 api-test: $(TO_TEST)  ## requests from the OpenAPI page: CASES=n, SEED=n
 	$(BIN)/python -m tests.api --cases $(CASES) --seed $(SEED)
 
-load: $(TO_TEST)  ## slow clients, and ten times too much: LOADED=seconds of each
-	$(BIN)/python -m tests.load slow overload --seconds $(LOADED)
+load: $(TO_TEST)  ## slow and hostile clients, and ten times too much: LOADED=seconds of each
+	$(BIN)/python -m tests.load slow hostile overload --seconds $(LOADED)
 
 soak: $(TO_TEST)  ## a mixed load for MINUTES=n: nothing may grow
 	$(BIN)/python -m tests.load soak --seconds $$(($(MINUTES) * 60))

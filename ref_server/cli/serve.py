@@ -1,6 +1,8 @@
 """The command `ref-server serve`."""
 
+import socket
 import time
+from collections.abc import Sequence
 from contextlib import closing
 
 import structlog
@@ -12,7 +14,7 @@ from ref_server.cli.stores import describe_store, open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.draining_server import DrainingServer
-from ref_server.http.listening import allow_many_connections, check_address, uvicorn_config
+from ref_server.http.listening import CannotListen, listening, uvicorn_config
 from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
@@ -43,15 +45,16 @@ def run(arguments: list[str]) -> int:
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()
     end_with_parent()
-    allow_many_connections()
     _warn(config)
-    if not _can_listen(config):
-        return 1
     try:
         opening = time.monotonic()
-        with closing(open_queue(config)) as store:  # before the model, which takes long to load
+        # Both before the model, which takes long to load.
+        with listening(config) as sockets, closing(open_queue(config)) as store:
             log.info("queue open", store=describe_store(config), seconds=round(time.monotonic() - opening, 3))
-            return _listen(Service(_open_reference(config), store, config), config)
+            return _serve(Service(_open_reference(config), store, config), config, sockets)
+    except CannotListen as error:
+        remedy = "stop what listens there, or choose others with --host, --port and --legacy-port"
+        log.error("cannot listen on the address", error=str(error), remedy=remedy)
     except (StorageBroken, StorageFull) as error:
         log.error("the queue cannot be opened", error=str(error))
     except UserError as error:
@@ -68,18 +71,6 @@ def _warn(config: ServeConfig) -> None:
         )
 
 
-def _can_listen(config: ServeConfig) -> bool:
-    try:
-        check_address(config.host, config.port)
-        if config.legacy_port is not None:
-            check_address(config.host, config.legacy_port)
-    except OSError as error:
-        remedy = "stop what listens there, or choose others with --host, --port and --legacy-port"
-        log.error("cannot listen on the address", error=str(error), remedy=remedy)
-        return False
-    return True
-
-
 def _open_reference(config: ServeConfig) -> Reference:
     if config.no_model:
         return NoReference(config.max_batch_tokens)
@@ -89,7 +80,7 @@ def _open_reference(config: ServeConfig) -> Reference:
     return frozen_model.load(config)
 
 
-def _listen(service: Service, config: ServeConfig) -> int:
+def _serve(service: Service, config: ServeConfig, sockets: Sequence[socket.socket]) -> int:
     server = DrainingServer(uvicorn_config(create_app(service), config), service)
-    server.run()
+    server.run([*sockets])
     return server.status

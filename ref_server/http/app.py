@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.http.errors import add_error_handlers
+from ref_server.http.gate.answers import Answers
 from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
@@ -15,6 +16,10 @@ from ref_server.http.routes import batches, documents, health, leases, metrics, 
 from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
+
+# MiB of long answers in memory at once, or four of the largest batches: one client may hold half, and a scored batch is
+# up to one and a half times as long as its upload.
+_ANSWERS_MIB = 256
 
 
 def create_app(service: Service) -> FastAPI:
@@ -45,6 +50,7 @@ def create_app(service: Service) -> FastAPI:
     documents.add(app)
     app.add_middleware(ShedUploads, shedders=shedders)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
+    app.add_middleware(Answers, most=max(_ANSWERS_MIB, 4 * service.config.max_body_mib) * 2**20)
     app.add_middleware(Requests, traffic=traffic)
     return app
 

@@ -7,9 +7,7 @@ import socket
 import sys
 import threading
 import time
-from functools import partial
 from types import FrameType
-from typing import Any
 
 import structlog
 import uvicorn
@@ -42,29 +40,19 @@ class DrainingServer(uvicorn.Server):
         return 0 if self.started and not self._service.scoring.failed else 1
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self._service.config.legacy_port is not None:
-            await self._listen_also(self._service.config.legacy_port)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process was faster to listen there, while the model was loaded
+            log.error("cannot listen on the address", error=str(error))
+            await self.lifespan.shutdown()
+            sys.exit(1)
         if is_renewable(self._service.config):  # else SIGHUP ends the server, as when its terminal is closed
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, renew, self._service.config, self.config.ssl)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         log.info("serving", url=f"{'https' if self.config.is_ssl else 'http'}://{host}:{self.config.port}")
-
-    async def _listen_also(self, port: int) -> None:
-        """Serves the same application on another port. Ends the process if that port is taken, as uvicorn does."""
-        make: Any = self.config.http_protocol_class
-        protocol = partial(make, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        try:
-            listening = await asyncio.get_running_loop().create_server(
-                protocol, host=self.config.host, port=port, ssl=self.config.ssl, backlog=self.config.backlog
-            )
-        except OSError as error:
-            log.error("cannot listen on the legacy port", error=str(error))
-            await self.lifespan.shutdown()
-            sys.exit(1)
-        self.servers.append(listening)
-        log.info("serving Simple-GRPO's clients", port=port)
+        if self._service.config.legacy_port is not None:
+            log.info("serving Simple-GRPO's clients", port=self._service.config.legacy_port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Only sets a flag: a signal handler must not wait for a lock that the interrupted thread may hold."""

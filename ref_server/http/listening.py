@@ -1,19 +1,84 @@
-"""uvicorn's configuration, and the checks of address and open files before it starts."""
+"""Where the server listens, how many connections it holds, and uvicorn's configuration."""
 
+import asyncio
 import errno
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
-from ref_server.http.gate.connections import Connection
+from ref_server.http.gate.connections import HEAD_SECONDS, Connection
 from ref_server.http.gate.guard import MAX_HEADER_BYTES, MAX_URL_BYTES
+
+log = structlog.get_logger()
 
 # Files and connections that may be open at once, where the machine allows it. The usual 1,024 are too few.
 OPEN_FILES = 65_536
+# Of these, kept for the store, models and logs; half of them where there are few.
+_KEPT_FILES = 256
+
+
+class CannotListen(Exception):
+    """An address that is taken, or not this machine's. Names it."""
+
+
+class Listener(socket.socket):
+    """A listening socket that closes connections at once of which their peers would hold more than is free.
+
+    It counts sockets, so that those in a TLS handshake count, too. Without it asyncio reaches the limit of open files:
+    then it neither accepts a request nor stops to log so, and the store cannot open its files.
+    """
+
+    def __init__(self, family: int, address: Any, connections: Shares) -> None:
+        # The protocol is named, or asyncio would not turn off Nagle's algorithm and every answer would take 40 ms.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.connections = connections
+        try:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            self.bind(address)
+        except OSError:
+            self.close()
+            raise
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        accepted, address = super().accept()
+        holder = peer(address[0])
+        if self.connections.take(holder):
+            return _Accepted(accepted, self.connections, holder), address
+        accepted.close()
+        log.warning("a connection is closed: its peer holds as many as are free", peer=holder)
+        raise ConnectionAbortedError
+
+
+class _Accepted(socket.socket):
+    """Gives its place back when it is closed."""
+
+    def __init__(self, accepted: socket.socket, connections: Shares, holder: str) -> None:
+        self._place = (connections, holder)
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            connections, holder = self._place
+            connections.give(holder)
+        super().close()
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Ends TLS handshakes as early as heads of requests. uvloop would not call `Listener.accept`."""
+
+    async def create_server(self, *arguments: Any, ssl: Any = None, **settings: Any) -> asyncio.Server:
+        patience = HEAD_SECONDS if ssl else None
+        return await super().create_server(*arguments, ssl=ssl, ssl_handshake_timeout=patience, **settings)
 
 
 def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn.Config:
@@ -22,6 +87,7 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn
         "host": config.host,
         "port": config.port,
         "http": Connection,
+        "loop": f"{Loop.__module__}:{Loop.__name__}",
         "ws": "none",
         "ssl_certfile": config.tls_cert,
         "ssl_keyfile": config.tls_key,
@@ -36,22 +102,44 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, **changes: Any) -> uvicorn
     return uvicorn.Config(app, **(settings | changes))  # type: ignore[arg-type]
 
 
-def check_address(host: str, port: int) -> None:
-    """Raises OSError, naming the address, if it cannot be listened on. Call it before a model is loaded for minutes."""
+@contextmanager
+def listening(config: ServeConfig) -> Iterator[list[Listener]]:
+    """The server's addresses, taken; connections are accepted once uvicorn serves them.
+
+    Raises CannotListen. Enter it before a model is loaded for minutes.
+    """
+    connections = Shares(_most_connections())
+    ports = [config.port] if config.legacy_port is None else [config.port, config.legacy_port]
+    with ExitStack() as stack:
+        yield [stack.enter_context(one) for port in ports for one in _listeners(config.host, port, connections)]
+
+
+def _listeners(host: str, port: int, connections: Shares) -> Iterator[Listener]:
+    found, failed = False, None
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
-                probe.bind(address)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in addresses):
+            try:
+                listener = Listener(family, address, connections)
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                failed = error  # of several addresses of a name some may not be this machine's
+            else:
+                found = True
+                yield listener
+        if failed and not found:
+            raise failed
     except OSError as error:
-        # Other errors are left to asyncio, which listens where one of several addresses works.
-        if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise OSError(f"{host} port {port}: {str(error.strerror).lower()}") from error
+        raise CannotListen(f"{host} port {port}: {str(error.strerror).lower()}") from error
 
 
-def allow_many_connections() -> None:
-    """Raises the process's limit of open files: at the limit it can neither accept a request nor write to the store."""
+def _most_connections() -> int:
+    """Raises the process's limit of open files, and says how many of them may be connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    files = OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    return max(files // 2, files - _KEPT_FILES)

@@ -17,12 +17,18 @@ SERVE = ("ref_server", "serve")
 
 
 @contextmanager
-def serving(*options: str, module: Sequence[str] = SERVE) -> Iterator[tuple[int, httpx.Client]]:
-    """A ready server: its pid and a client of it. module: the module to run, and its arguments before the options."""
+def serving(
+    *options: str, module: Sequence[str] = SERVE, before: Sequence[str] = (), log: Path = Path(os.devnull)
+) -> Iterator[tuple[int, httpx.Client]]:
+    """A ready server: its pid and a client of it.
+
+    module: the module to run, and its arguments before the options. before: a command that becomes the one behind it.
+    """
     port = free_port()
-    command = [sys.executable, "-m", *module, "--port", str(port), *options]
+    command = [*before, sys.executable, "-m", *module, "--port", str(port), *options]
     # A session of its own: Ctrl-C reaches only this process, which ends the server. If this one is killed, it exits.
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=child_environment(), start_new_session=True)
+    with log.open("ab") as errors:
+        process = subprocess.Popen(command, stderr=errors, env=child_environment(), start_new_session=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
             while not _answers(http):

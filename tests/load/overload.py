@@ -1,20 +1,18 @@
 """Ten times the load that the server can take: it refuses the excess and keeps most of its throughput."""
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 
-from tests.bench.processes import resident_mib, serving
+from tests.bench.processes import serving
 from tests.load import honest
 from tests.load.connection import Tally
 from tests.load.crew import Crew, Played
 from tests.load.offers import offer
 from tests.load.report import Figure, milliseconds, show
+from tests.load.samples import watched
 
 FACTOR = 10
 # With a model, the model is the bottleneck. Without one the cores are, and refusing ten times as many uploads costs
@@ -45,7 +43,7 @@ def _measure(name: str, options: tuple[str, ...], seconds: float, directory: Pat
     with serving(*options, *QUEUE, "--data-dir", str(data)) as (pid, http):
         port = http.base_url.port or 0
         before = _peak(port, http, seconds * _PEAK_SHARE, _CLIENTS[name])
-        with Crew(port) as crew, _watched(pid) as resident:
+        with Crew(port) as crew, watched(pid) as resident:
             crew.start("consumers", honest.consume, _CLIENTS[name])
             crew.start("probe", honest.probe)
             crew.start("offers", offer, FACTOR * before, TOKENS)
@@ -74,25 +72,6 @@ def _goodput(http: httpx.Client, seconds: float) -> float:
 
 def _done(http: httpx.Client) -> int:
     return http.get("/v1/queue").raise_for_status().json()["states"]["done"]["batches"]
-
-
-@contextmanager
-def _watched(pid: int) -> Iterator[list[float]]:
-    """The server's resident MiB, once a second while the block runs."""
-    resident: list[float] = []
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(1.0):
-            resident.append(resident_mib(pid))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield resident
-    finally:
-        over.set()
-        thread.join()
 
 
 def _figures(

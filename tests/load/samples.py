@@ -1,12 +1,16 @@
 """A process's memory, files, threads and disk space, sampled from outside."""
 
 import csv
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import psutil
+
+from tests.bench.processes import resident_mib
 
 _MIB = 2**20
 
@@ -54,3 +58,22 @@ def write(path: Path, samples: Sequence[Sample]) -> None:
         rows = csv.DictWriter(file, [field.name for field in fields(Sample)])
         rows.writeheader()
         rows.writerows(asdict(sample) for sample in samples)
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[list[float]]:
+    """The server's resident MiB, once a second while the block runs."""
+    resident: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            resident.append(resident_mib(pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield resident
+    finally:
+        over.set()
+        thread.join()

@@ -11,26 +11,25 @@ from shared.api import Error, ErrorDetail
 
 # From a connection's first byte, or its opening, to the end of the request's head.
 HEAD_SECONDS = 10.0
-# A client that reads nothing of its answer for this long is cut off.
-STALLED_SECONDS = 30.0
+# What is left of an answer when its connection is to be closed may take this long.
+LAST_SECONDS = 10.0
 # Bytes that may arrive behind a complete request before it is answered.
 MAX_AHEAD_BYTES = 256 * 1024
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 with two more deadlines: for a request's head, and for a client that stops reading."""
+    """uvicorn's HTTP/1.1 with two more deadlines: for a request's head, and for an end that nobody reads."""
 
     _head_timer: asyncio.TimerHandle | None = None
-    _reader_timer: asyncio.TimerHandle | None = None
     _bytes_ahead = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self.app_state = {**self.app_state, "abort": transport.abort}  # each request's state is a copy of it
+        self._wait_for_a_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting_for_a_head()
-        self._stop_watching_the_reader()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -46,7 +45,7 @@ class Connection(H11Protocol):
             self._bytes_ahead = 0
             self._stop_waiting_for_a_head()
         elif self._head_timer is None and (before is None or before.response_complete):
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+            self._wait_for_a_head()
 
     def send_400_response(self, msg: str) -> None:
         """Answers a request that is not HTTP, or whose head is too long. h11's current error tells which."""
@@ -66,33 +65,18 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_watching_the_reader()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # else it would wait for a client that does not read
+            self.timeout_keep_alive_task = self.loop.call_later(LAST_SECONDS, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():  # else closing would wait for a client that does not read
+        if self.transport.get_write_buffer_size():
             self.transport.abort()
         super().timeout_keep_alive_handler()
 
-    def _watch_reader(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._reader_timer = self.loop.call_later(STALLED_SECONDS, self._check_reader, unread)
-
-    def _check_reader(self, unread: int) -> None:
-        if self.transport.get_write_buffer_size() >= unread:
-            self.transport.abort()
-        else:
-            self._watch_reader()
-
-    def _stop_watching_the_reader(self) -> None:
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
-            self._reader_timer = None
+    def _wait_for_a_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def _stop_waiting_for_a_head(self) -> None:
         if self._head_timer is not None:

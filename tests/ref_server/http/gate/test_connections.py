@@ -1,27 +1,18 @@
 """Connections that do nothing, or too much, over real sockets."""
 
 import resource
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from ref_server.config import ServeConfig
 from ref_server.http.gate import connections
-from ref_server.http.listening import uvicorn_config
 from tests.ref_server.processes import running
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 
 MIB = 2**20
-LARGE = 64 * MIB
 
 
 @pytest.fixture
@@ -129,50 +120,7 @@ def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
     assert http.get("/livez").status_code == 200
 
 
-# Readers
-
-
-@contextmanager
-def serving(app: Callable) -> Iterator[httpx.Client]:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-async def large(scope: Scope, receive: Receive, send: Send) -> None:
-    await Response(bytes(LARGE))(scope, receive, send)
-
-
-def test_a_reader_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.3)
-    with serving(large) as http, connected(http) as connection:
-        connection.sendall(head("GET", "/"))
-        connection.recv(1000)
-        time.sleep(1.5)
-        assert len(rest(connection)) < LARGE / 2, "only what was in the pipes"
-
-
-def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STALLED_SECONDS", 1.0)
-    received, began = 0, time.monotonic()
-    with serving(large) as http, connected(http) as connection:
-        connection.sendall(head("GET", "/", "Connection: close"))
-        while chunk := connection.recv(MIB):
-            received += len(chunk)
-            time.sleep(0.02)
-    assert received > LARGE
-    assert time.monotonic() - began > 1.0, "it took longer than a reader may stall"
+# Many of them
 
 
 def test_silent_connections_do_not_use_up_the_usual_limit_of_files(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""Answers that nobody reads, or only slowly, over real sockets."""
+
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ref_server.config import ServeConfig
+from ref_server.http.gate import answers
+from ref_server.http.gate.answers import Answers
+from ref_server.http.listening import uvicorn_config
+from tests.ref_server.sockets import answer, connected, head, one_answer, rest
+
+MIB = 2**20
+LARGE = 32 * MIB
+
+
+@contextmanager
+def serving(most: int) -> Iterator[httpx.Client]:
+    """An application behind `Answers`. The header `X-Token` names the holder, the path says what it answers."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] |= {"request_id": "1", "holder": Request(scope).headers.get("X-Token", "")}
+        await answering(scope, receive, send)
+
+    answering = Answers(_answer, most)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(LARGE // MIB):
+            yield bytes(MIB)
+
+    kinds: dict[str, Callable[[], Response]] = {
+        "/large": lambda: Response(bytes(LARGE)),
+        "/stream": lambda: StreamingResponse(pieces()),
+        "/small": lambda: Response(b"small"),
+        "/middling": lambda: Response(bytes(100_000)),
+    }
+    await kinds[scope["path"]]()(scope, receive, send)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(answers, "BYTES_PER_SECOND", 64 * MIB)
+
+
+def asking(http: httpx.Client, stack: ExitStack, path: str, token: str = "") -> socket.socket:
+    """A connection whose answer has begun, and which does not read it."""
+    connection = stack.enter_context(connected(http))
+    connection.sendall(head("GET", path, f"X-Token: {token}"))
+    connection.recv(10)
+    return connection
+
+
+@pytest.mark.parametrize("path", ["/large", "/stream", "/small", "/middling"])
+def test_an_answer_arrives_as_it_was(path: str) -> None:
+    with serving(2 * LARGE) as http:
+        answer = http.get(path)
+    assert answer.content == (b"small" if path == "/small" else bytes(100_000 if path == "/middling" else LARGE))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("path", ["/large", "/stream"])
+def test_a_reader_that_takes_nothing_is_cut_off(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(2 * LARGE) as http, ExitStack() as stack:
+        connection = asking(http, stack, path)
+        time.sleep(1.5)
+        assert len(rest(connection)) < LARGE / 2, "only what was in the pipes"
+        assert http.get("/small").content == b"small"
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("impatient")
+def test_short_answers_that_nobody_reads_are_cut_off() -> None:
+    """Each fits the pipes, all of them do not."""
+    with serving(2 * LARGE) as http, connected(http) as connection:
+        connection.sendall(head("GET", "/middling") * 300)
+        time.sleep(1.5)
+        assert len(rest(connection)) < 300 * 100_000 / 2
+
+
+def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(answers, "BYTES_PER_SECOND", 4 * MIB)
+    received, began = 0, time.monotonic()
+    with serving(2 * LARGE) as http, connected(http) as connection:
+        connection.sendall(head("GET", "/large", "Connection: close"))
+        while chunk := connection.recv(MIB):
+            received += len(chunk)
+            time.sleep(0.05)
+    assert received > LARGE
+    assert time.monotonic() - began > 1.0, "it took longer than the first seconds"
+
+
+def test_unread_answers_fill_no_more_than_their_share() -> None:
+    """Sixty slow readers of 24 MiB used to take 1.9 GiB, since uvicorn buffered each answer as a whole."""
+    with serving(4 * LARGE) as http, ExitStack() as stack:
+        for _ in range(2):
+            asking(http, stack, "/large", "greedy")
+        busy = http.get("/large", headers={"X-Token": "greedy"})
+        assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
+        assert busy.json()["error"]["code"] == "busy"
+        assert http.get("/small", headers={"X-Token": "greedy"}).status_code == 200
+        assert http.get("/middling", headers={"X-Token": "modest"}).status_code == 200
+        assert http.get("/large", headers={"X-Token": "modest"}).status_code == 200
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_is_cut_off_holds_nothing_any_more() -> None:
+    with serving(2 * LARGE) as http, ExitStack() as stack:
+        asking(http, stack, "/large")
+        assert http.get("/large").status_code == 429
+        time.sleep(1.5)
+        assert http.get("/large").status_code == 200
+
+
+def test_a_refused_stream_is_one_answer() -> None:
+    with serving(MIB) as http, connected(http) as connection:
+        connection.sendall(head("GET", "/stream") + head("GET", "/small", "Connection: close"))
+        assert b" 429 " in one_answer(connection)
+        assert answer(connection)[1].endswith(b"small")

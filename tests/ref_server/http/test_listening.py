@@ -1,0 +1,132 @@
+"""How many connections the server holds, and of whom."""
+
+import resource
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+
+from ref_server.access.shares import Shares
+from ref_server.config import ServeConfig
+from ref_server.http import listening as module
+from ref_server.http.listening import CannotListen, Listener, listening, uvicorn_config
+from tests.ports import free_port
+from tests.ref_server.sockets import head, one_answer, rest
+
+GET = head("GET", "/")
+
+
+@contextmanager
+def serving(most: int, **settings: Any) -> Iterator[int]:
+    """The port of a server that holds at most so many connections."""
+    with Listener(socket.AF_INET, ("127.0.0.1", 0), Shares(most)) as listener:
+        config = uvicorn_config(PlainTextResponse("ok"), ServeConfig(no_model=True), lifespan="off", **settings)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
+
+
+def answers(connection: socket.socket) -> bool:
+    """Whether a request on it is answered; False: the server closes it."""
+    try:
+        connection.sendall(GET)
+    except OSError:
+        return False
+    return bool(rest(connection) if connection.recv(1, socket.MSG_PEEK) == b"" else one_answer(connection))
+
+
+def test_a_peer_leaves_room_for_another() -> None:
+    with serving(most=10) as port, ExitStack() as stack:
+        greedy = [stack.enter_context(connected(port, "127.0.0.2")) for _ in range(30)]
+        assert sum(map(answers, greedy)) == 5
+        modest = stack.enter_context(connected(port))
+        assert answers(modest)
+
+
+def test_a_connection_gives_its_place_back() -> None:
+    with serving(most=2) as port:
+        for _ in range(20):
+            with connected(port) as connection:
+                connection.sendall(head("GET", "/", "Connection: close"))
+                assert rest(connection).endswith(b"ok")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> dict[str, str]:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {key} -out {cert}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return {"ssl_certfile": str(cert), "ssl_keyfile": str(key)}
+
+
+def test_a_handshake_counts_and_ends(monkeypatch: pytest.MonkeyPatch, certificate: dict[str, str]) -> None:
+    """One that never ended used to hold its connection for a minute."""
+    monkeypatch.setattr(module, "HEAD_SECONDS", 1.0)
+    context = ssl.create_default_context(cafile=certificate["ssl_certfile"])
+    with serving(most=4, **certificate) as port, ExitStack() as stack:
+        silent = [stack.enter_context(connected(port)) for _ in range(2)]
+        with connected(port) as late:
+            assert rest(late) == b""
+        assert [rest(connection) for connection in silent] == [b"", b""]  # the server gave them up
+        with context.wrap_socket(connected(port), server_hostname="localhost") as connection:
+            connection.sendall(GET)
+            assert b"200 OK" in connection.recv(1000)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "connections"),
+    [
+        (128, 128, 128, 64),
+        (256, 4096, 4096, 3840),
+        (1024, 2**20, 65_536, 65_280),
+        (1024, resource.RLIM_INFINITY, 65_536, 65_280),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, 65_280),
+    ],
+)
+def test_connections_leave_files_for_the_store(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None, connections: int
+) -> None:
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
+    with listening(ServeConfig(no_model=True, port=free_port())) as (listener,):
+        assert listener.connections.most == connections
+    assert limits[-1][0] == (soft if raised is None else raised)
+
+
+def test_a_name_with_two_addresses_is_listened_on_at_both() -> None:
+    port = free_port()
+    with listening(ServeConfig(no_model=True, host="localhost", port=port)) as sockets:
+        found = {one.getsockname()[0] for one in sockets}
+    assert found == {address[4][0] for address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)}
+
+
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "in use"), ("nowhere.invalid", ""), ("192.0.2.1", "assign")])
+def test_an_address_that_cannot_be_had_is_named(host: str, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(CannotListen, match=f"{host} port {port}: .*{why}"),
+            listening(ServeConfig(no_model=True, insecure=True, host=host, port=port)),
+        ):
+            pass
