@@ -5,6 +5,7 @@ Each test gets a directory of its own; it is kept when the test fails, with the 
 
 import argparse
 import json
+import math
 import shutil
 import signal
 import sys
@@ -19,7 +20,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.chaos import clock, database, disk, frozen, kill, network, resume
+from tests.chaos import clock, database, disk, frozen, kill, linear, network, resume
 from tests.chaos.proof import BACKENDS, Proof
 
 _REPORT = Path("runs/chaos/report.json")
@@ -37,6 +38,7 @@ class Chaos:
 
 CHAOS: Mapping[str, Chaos] = {
     "kill": Chaos(kill.run),
+    "linear": Chaos(linear.run),
     "network": Chaos(network.run),
     "resume": Chaos(resume.run),
     "frozen": Chaos(frozen.run),
@@ -106,6 +108,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Proves what the product promises.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CHAOS)}; all when none is given")
     parser.add_argument("--cycles", type=int, default=_CYCLES, help="kills, resumes and restarts of each test")
+    parser.add_argument("--seconds", type=float, help="in place of --cycles, for linear alone: how long it lasts")
     parser.add_argument("--backend", choices=BACKENDS, help="only on this kind of store")
     parser.add_argument("--seed", type=int, default=0, help="decides what happens when")
     parser.add_argument("--report", type=Path, default=_REPORT, help="where to write the JSON")
@@ -113,6 +116,10 @@ def _parse_options() -> argparse.Namespace:
     for name in options.names:
         if name not in CHAOS:
             parser.error(f"there is no test {name!r}: choose among {', '.join(CHAOS)}")
+    if options.seconds is not None:
+        if options.names != ["linear"]:
+            parser.error("--seconds is for linear alone: the other tests end after their --cycles")
+        options.cycles = math.ceil(options.seconds / linear.CYCLE_SECONDS)
     options.chosen = [
         (name, backend)
         for name, chaos in CHAOS.items()

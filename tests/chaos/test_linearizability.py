@@ -1,0 +1,171 @@
+"""The search finds orders where there are some, and the model refuses what the queue must never do."""
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.history import Event
+from tests.chaos.linear import judge
+from tests.chaos.linearizability import violations
+
+MAX_DELIVERIES = 2
+
+
+class Clock:
+    """Gives each call a begin and an end: one after the other, a second each and a second apart."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def call(
+        self, verb: str, status: int | None, *, at: float | None = None, lasts: float = 1.0, **fields: Any
+    ) -> Event:
+        """at: the begin; now by default. status: None for a call without an answer."""
+        begin = self.now if at is None else at
+        self.now = max(self.now, begin + lasts + 1)
+        return {"kind": "call", "verb": verb, "begin": begin, "end": begin + lasts, "status": status, **fields}
+
+    def upload(self, id: str = "a", status: int | None = 201, state: str = "ready", **fields: Any) -> Event:
+        asked: dict[str, Any] = {"id": id, "run": "run", "lineage": None, "content": "c", **fields}
+        told: dict[str, Any] = {"state": state} if status in (200, 201) else {}
+        return self.call("upload", status, **asked, **told)
+
+    def lease(self, id: str | None = "a", token: str = "t", status: int | None = 200, **fields: Any) -> Event:
+        whose: dict[str, Any] = {
+            "consumer": "me",
+            "incarnation": None,
+            "request_id": None,
+            "run": None,
+            "lineage": None,
+        }
+        told = {"id": id, "token": token, "deliveries": fields.pop("deliveries", 1), "content": "c"} if id else {}
+        return self.call("lease", status, **{**whose, "seconds": 100.0, **(told if status == 200 else {}), **fields})
+
+    def settle(self, verb: str, outcome: str | None, token: str = "t", id: str = "a", **fields: Any) -> Event:
+        asked: dict[str, Any] = {"keys": [(id, token)], "seconds": 100.0, "started": False, "error": False, **fields}
+        told: dict[str, Any] = {"outcomes": [outcome]} if outcome else {}
+        return self.call(verb, 200 if outcome else None, **asked, **told)
+
+    def ack(self, outcome: str | None = "ok", token: str = "t", **fields: Any) -> Event:
+        return self.settle("ack", outcome, token, **fields)
+
+    def look(self, state: str | None, deliveries: int = 0, id: str = "a") -> Event:
+        told: dict[str, Any] = {"state": state, "deliveries": deliveries} if state else {}
+        return self.call("look", 200 if state else 404, id=id, **told)
+
+    def requeue(self, status: int) -> Event:
+        told: dict[str, Any] = {"state": "ready"} if status == 200 else {}
+        return self.call("requeue", status, id="a", **told)
+
+    def drop(self, status: int | None = 204) -> Event:
+        return self.call("drop", status, id="a")
+
+
+c = Clock()
+
+GOOD: dict[str, list[Event]] = {
+    "a life": [c.upload(), c.lease(), c.settle("extend", "ok"), c.ack(), c.ack("already"), c.look("done"), c.drop()],
+    "an upload again": [c.upload(), c.upload(status=200), c.upload(status=409, content="other"), c.lease(), c.ack()],
+    "never uploaded": [c.look(None), c.ack("unknown"), c.drop(404), c.requeue(404)],
+    "a lost answer to an upload": [c.upload(status=None), c.upload(status=200), c.lease()],
+    "a lost upload": [c.upload(status=None), c.look(None), c.upload(), c.lease()],
+    "a lost answer to an ack": [c.upload(), c.lease(), c.ack(None), c.ack("already")],
+    "a lost ack": [c.upload(), c.lease(), c.ack(None), c.ack("ok")],
+    "a lost answer to a lease": [
+        c.upload(), c.lease(status=None, request_id="r"), c.look("leased"), c.lease(request_id="r"), c.ack(),
+    ],
+    "a lease that nobody knows of": [c.upload(), c.lease(status=None), c.look("leased"), c.lease(), c.ack()],
+    "two at once": [
+        c.upload(), c.lease(at=(begin := c.now)), c.ack("stale", at=begin, lasts=9.0), c.ack("ok", at=begin, lasts=9.0),
+    ],
+    "a lease that ran out": [
+        c.upload(), c.lease(seconds=5.0), c.lease(token="u", at=c.now + 5), c.ack("stale"), c.ack("ok", "u"),
+    ],
+    "a lease that was extended to less": [
+        c.upload(), c.lease(), c.settle("extend", "ok", seconds=0.5), c.lease(token="u"), c.ack("stale"),
+    ],
+    "a release": [
+        c.upload(), c.lease(), c.settle("release", "ok"), c.settle("release", "already"), c.ack("stale"),
+        c.lease(token="u"), c.settle("release", "already"), c.ack("ok", "u"),
+    ],
+    "errors": [
+        c.upload(), c.lease(), c.settle("release", "ok", error=True), c.lease(token="u", deliveries=2),
+        c.settle("release", "ok", "u", error=True), c.look("dead", 2), c.requeue(200), c.look("ready"),
+    ],
+    "a lease lost in training": [
+        c.upload(), c.lease(), c.settle("extend", "ok", seconds=0.5, started=True), c.look("ready", 1),
+    ],
+    "a drop": [c.upload(), c.lease(), c.drop(), c.ack("stale"), c.look("expired"), c.requeue(409), c.drop()],
+    "another life": [
+        c.upload(), c.lease(incarnation="1"), c.lease(None, status=204, incarnation="2"), c.ack("stale"),
+    ],
+    "a repeat that leases another": [
+        c.upload(), c.upload("b"), c.lease(request_id="r"), c.ack(), c.lease("b", "u", request_id="r"),
+    ],
+    "another lineage": [
+        c.upload(lineage="one"), c.lease(None, status=204, run="run", lineage="two"), c.look("expired"), c.requeue(200),
+        c.upload("b", state="expired", lineage="one"),
+    ],
+}  # fmt: skip
+
+BAD: dict[str, list[Event]] = {
+    "leased to two at once": [c.upload(), c.lease(), c.lease(token="u")],
+    "leased to two before the first can have run out": [c.upload(), c.lease(seconds=5.0), c.lease(token="u")],
+    "one lease in two hands": [c.upload(), c.lease(), c.settle("release", "ok"), c.lease()],
+    "an ack undone": [c.upload(), c.lease(), c.ack(), c.look("ready")],
+    "an ack undone by a lease": [c.upload(), c.lease(), c.ack(), c.lease(token="u")],
+    "two acks": [c.upload(), c.lease(), c.ack(), c.ack("ok")],
+    "an ack of a lost lease": [c.upload(), c.lease(seconds=0.5), c.lease(token="u"), c.ack("ok")],
+    "an ack of a lease given back": [c.upload(), c.lease(), c.settle("release", "ok"), c.ack("ok")],
+    "an ack of a lease taken over": [
+        c.upload(), c.lease(incarnation="1"), c.lease(None, status=204, incarnation="2"), c.ack("ok"),
+    ],
+    "a lease ended too early": [c.upload(), c.lease(), c.ack("stale")],
+    "admitted twice": [c.upload(), c.upload(status=201)],
+    "admitted twice with other content": [c.upload(), c.upload(status=201, content="other")],
+    "other content taken for the same": [c.upload(), c.upload(status=200, content="other")],
+    "leased with other content": [c.upload(), c.lease(content="other")],
+    "an admitted batch lost": [c.upload(), c.look(None)],
+    "a batch from nowhere": [c.lease(), c.upload(at=c.now)],
+    "a dropped one leased": [c.upload(), c.drop(), c.lease()],
+    "a dropped one queued again": [c.upload(), c.drop(), c.requeue(200)],
+    "a dead one leased": [
+        c.upload(), c.lease(), c.settle("release", "ok", error=True), c.lease(token="u", deliveries=2),
+        c.settle("release", "ok", "u", error=True), c.lease(token="v", deliveries=3),
+    ],
+    "a delivery not counted": [c.upload(), c.lease(), c.settle("release", "ok", error=True), c.lease(token="u")],
+    "a delivery counted for nothing": [c.upload(), c.lease(), c.settle("release", "ok"), c.look("ready", 1)],
+    "leased by nobody": [c.upload(), c.look("leased")],
+    "expired for no reason": [c.upload(), c.look("expired")],
+    "expired for its own lineage": [c.upload(), c.lease(None, status=204, run="run"), c.look("expired")],
+    "a repeat that leases two": [c.upload(), c.upload("b"), c.lease(request_id="r"), c.lease("b", "u", request_id="r")],
+    "a repeat that finds nothing": [c.upload(), c.lease(request_id="r"), c.lease(None, status=204, request_id="r")],
+    "a lost ack seen done, then not": [c.upload(), c.lease(), c.ack(None), c.look("done"), c.look("leased")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("history", GOOD.values(), ids=GOOD)
+def test_a_right_history_is_accepted(history: list[Event]) -> None:
+    assert violations(history, MAX_DELIVERIES) == {}
+
+
+@pytest.mark.parametrize("history", BAD.values(), ids=BAD)
+def test_a_wrong_history_is_refused(history: list[Event]) -> None:
+    assert len(violations(history, MAX_DELIVERIES)) == 1
+
+
+def test_a_batch_is_judged_without_the_others() -> None:
+    mixed = [*GOOD["a life"], *({**event, "id": "b"} for event in GOOD["an upload again"] if "id" in event)]
+    assert violations(mixed, MAX_DELIVERIES) == {}
+
+
+def test_a_verdict_names_the_batch_the_longest_order_and_what_does_not_follow() -> None:
+    [lines] = violations(BAD["an ack undone"], MAX_DELIVERIES).values()
+    assert [line.split("(")[0] for line in lines] == ["then Call"] * 3 + ["but not Call"]
+    proof = judge(BAD["an ack undone"], "sqlite")
+    assert not proof.passed and "look" in str(proof.figures["of them"])
+
+
+def test_a_bug_of_the_server_fails_the_proof() -> None:
+    assert judge(GOOD["a life"], "sqlite").passed
+    assert not judge([*GOOD["a life"], c.lease(status=500)], "sqlite").passed
