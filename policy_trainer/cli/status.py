@@ -10,7 +10,7 @@ from rich.console import Console
 
 from policy_trainer.config import ENV_PREFIX
 from policy_trainer.lifecycle.endings import RunFailed
-from shared.client import ClientError
+from shared.client import ClientError, NotRefServer
 from shared.client.credentials import remedy
 from shared.errors import UserError
 from shared.lifetime import end_with_parent
@@ -39,6 +39,8 @@ def exit_status(command: str, run: Callable[[], int]) -> int:
         return 128 + signal.SIGINT
     except UserError as error:
         return _fail(command, str(error), 2)
+    except NotRefServer as error:
+        return _fail(command, f"server: {error}{remedy(error, ENV_PREFIX)}", 1)
     except ClientError as error:
         return _fail(command, f"{error}{remedy(error, ENV_PREFIX)}", 1)
     except RunFailed as error:

@@ -31,7 +31,7 @@ def hold(path: Path) -> IO[bytes]:
     except OSError as error:
         lock.close()
         raise StorageBroken(
-            f"another process holds {path}; stop it, or use another directory ({lock_path.name}: {error})"
+            f"another process holds {path}; stop it, or choose another --data-dir ({lock_path.name}: {error})"
         ) from error
     return lock
 

@@ -1,20 +1,24 @@
 """Wrong commands and wrong files, as people write them: each is answered in a few lines with the field and the remedy.
 
-They run in this process, since most are found before a process starts; `main` is what a shell runs.
+They run in this process, since most are found before a process starts; `main` is what a shell runs. What only shows
+beside a living server does so beside one.
 """
 
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
+import httpx
 import pytest
 
-from tests.integration.processes import processes_of
+from tests.integration.processes import PATIENCE, Process, processes_of, steps_of, until
 from tests.ports import free_port
 
 # Lines of an error. What a command says before it (the device, what the run does) is no part of it.
@@ -197,6 +201,40 @@ SERVERS = {
     "no model": Mistake("ref-server serve", ("--model", "--no-model")),
     "tokens": Mistake("ref-server serve --model model --token-file none.txt", ("token_file:", "none.txt")),
 }
+# {url}: a server without a model; {data}: its directory; {tokens}: files of its tokens; {web}: no reference server.
+TOKENS = {"upload": "an-uploaders-token-0123456789", "train": "a-trainers-token-0123456789"}
+MOST_TOKENS = 300
+BESIDE = (
+    "policy-trainer train --model model --device cpu --threads 1 --run-dir run --loss.beta 0 "
+    "--sampling.max-completion-length 40 --data.max-prompt-length 20"
+)
+LIVING = {
+    "port": Mistake(
+        "ref-server serve --no-model --data-dir run --port {taken}", ("port {taken}: address already in use", "--port"),
+        status=1,
+    ),
+    "directory": Mistake(
+        "ref-server serve --no-model --port {port} --data-dir {data}", ("another process holds", "another --data-dir"),
+        status=1,
+    ),
+    "role": Mistake(
+        BESIDE + " --server {url} --token-file {tokens}/upload",
+        ("a token of role train", "of role upload", "--token-file"), status=1,
+    ),
+    "role to look": Mistake(
+        "ref-server queue ls --url {url} --token-file {tokens}/upload", ("a token of role train", "--token-file"),
+        status=1,
+    ),
+    "no token": Mistake(BESIDE + " --server {url}", ("a token is required", "--token-file"), status=1),
+    "another kind": Mistake(
+        BESIDE + " --server {web}", ("server: the server at {web} is not a reference server", "`ref-server serve`"),
+        status=1,
+    ),
+    "group": Mistake(
+        BESIDE + " --server {url} --token-file {tokens}/train",
+        ("sampling.num_generations, sampling.max_completion_length", str(MOST_TOKENS), "--max-batch-tokens 340"),
+    ),
+}  # fmt: skip
 ALL = {
     f"{kind}: {name}": mistake
     for kind, mistakes in {
@@ -236,22 +274,83 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
     on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def run(mistake: Mistake) -> tuple[int, list[str]]:
-        program, *arguments = mistake.command.format(port=free_port()).split()
+        program, *arguments = mistake.command.split()
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         monkeypatch.setenv(*mistake.environment)
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             import_module(f"{program.replace('-', '_')}.__main__").main()
-        lines = capfd.readouterr().err.splitlines()
-        first = next((i for i, line in enumerate(lines) if line.startswith((program, "usage"))), 0)
-        return int(ended.value.code or 0), lines[first:]
+        return int(ended.value.code or 0), _error(program, capfd.readouterr().err)
 
     yield run
     signal.signal(signal.SIGTERM, on_sigterm)
 
 
+def _error(program: str, told: str) -> list[str]:
+    """The lines from the one on that begins with the program's name; all of them if none does."""
+    lines = told.splitlines()
+    return lines[next((i for i, line in enumerate(lines) if line.startswith((program, "usage"))), 0) :]
+
+
+def run_apart(mistake: Mistake) -> tuple[int, list[str]]:
+    """In a process of its own: `serve` changes the logs, the signals and the limits of its process."""
+    program, *arguments = mistake.command.split()
+    command = [sys.executable, "-m", program.replace("-", "_"), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return ended.returncode, _error(program, ended.stderr)
+
+
+@pytest.fixture(scope="module")
+def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A reference server with tokens and a web server that is none, and where they are."""
+    directory = tmp_path_factory.mktemp("living")
+    for role, token in TOKENS.items():
+        (directory / role).write_text(token)
+        (directory / role).chmod(0o600)
+    tokens = directory / "tokens"
+    tokens.write_text("".join(f"{role} {token}\n" for role, token in TOKENS.items()))
+    tokens.chmod(0o600)
+    taken, web = free_port(), free_port()
+    url, data = f"http://127.0.0.1:{taken}", directory / "data"
+    server = Process(
+        "ref_server", "serve", "--no-model", "--port", str(taken), "--data-dir", str(data), "--token-file", str(tokens),
+        "--max-batch-tokens", str(MOST_TOKENS), log=directory / "server.log",
+    )  # fmt: skip
+    other = Process("http.server", str(web), "--bind", "127.0.0.1", log=directory / "web.log")
+    try:
+        for name, process in ((url, server), (f"http://127.0.0.1:{web}", other)):
+            until(lambda name=name: answers(name), f"{name} to answer", process)
+        yield {"url": url, "taken": taken, "data": data, "tokens": directory, "web": f"http://127.0.0.1:{web}"}
+    finally:
+        server.kill()
+        other.kill()
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(httpx.get(f"{url}/livez").status_code)
+    except httpx.TransportError:
+        return False
+
+
 @pytest.mark.parametrize("mistake", ALL.values(), ids=ALL)
 def test_is_answered_with_field_and_remedy(mistake: Mistake, run: Run, workplace: Path) -> None:
+    check(replace(mistake, command=mistake.command.format(port=free_port())), run, workplace)
+    assert not (workplace / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("mistake", LIVING.values(), ids=LIVING)
+def test_is_answered_beside_a_living_server(
+    mistake: Mistake, run: Run, workplace: Path, living: dict[str, Any]
+) -> None:
+    places = {**living, "port": free_port()}
+    words = tuple(word.format(**places) for word in mistake.words)
+    known = replace(mistake, command=mistake.command.format(**places), words=words)
+    check(known, run_apart if " serve " in known.command else run, workplace)
+    assert not steps_of(workplace / "run")
+
+
+def check(mistake: Mistake, run: Run, workplace: Path) -> None:
     status, lines = run(mistake)
     told = "\n".join(lines)
     assert status == mistake.status, told
@@ -259,4 +358,4 @@ def test_is_answered_with_field_and_remedy(mistake: Mistake, run: Run, workplace
     for word in mistake.words:
         assert word in told
     assert not processes_of(workplace)
-    assert not (workplace / "run" / "checkpoints").exists() and not (workplace / "run" / "metrics.jsonl").exists()
+    assert not (workplace / "run" / "checkpoints").exists()
