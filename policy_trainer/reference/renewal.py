@@ -48,8 +48,8 @@ class RenewedReference:
     """The reference is a snapshot of the policy or of its moving average, taken when the run begins and then every
     sync_steps steps.
 
-    A restarted server gets it again. If another run replaces it, this run fails: neither run would know which reference
-    its batches were scored with. average: as of the last renewal.
+    A server that lost it gets it again. If another run replaces it, this run fails: neither run would know which
+    reference its batches were scored with. average: as of the last renewal.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """SQL operations on batches: admission, scoring, expiry, and the operator's requeue and drop."""
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import leasing, lineages
+from ref_server.queue import leasing, lineages, references
 from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
@@ -35,7 +35,9 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
     return Uploaded(id=upload.id, state=state, created=True)
 
 
-def claim(tx: Transaction, max_tokens: int) -> list[Claim]:
+def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Claim]:
+    if not references.is_wanted(tx, reference_version):
+        return []
     chosen = _oldest_queued(tx, max_tokens)
     for seq in chosen:
         tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)

@@ -118,6 +118,18 @@ class Stats:
     waiting_bytes: int
 
 
+@dataclass(frozen=True)
+class WantedReference:
+    """The weights that all servers of a queue are to score with. snapshot: None for those of `--model`.
+
+    base: fingerprint of the `--model` whose weights they replace.
+    """
+
+    snapshot: str | None
+    version: int
+    base: str
+
+
 class Queue(Protocol):
     activity: Activity
     """Counts of its events since this process opened it."""
@@ -144,8 +156,22 @@ class Queue(Protocol):
         """
         ...
 
-    def claim(self, max_tokens: int) -> list[Claim]:
-        """Claims queued batches for scoring, oldest first: as many as fit max_tokens (P + C each), but at least one."""
+    def claim(self, max_tokens: int, reference_version: int = 0) -> list[Claim]:
+        """Claims queued batches for scoring, oldest first: as many as fit max_tokens (P + C each), but at least one.
+
+        None for a server whose weights have another version than the wanted reference.
+        """
+        ...
+
+    def want_reference(self, wanted: WantedReference) -> WantedReference:
+        """Makes this the reference that the servers are to score with, durably, unless its version is no higher.
+
+        Returns the wanted one.
+        """
+        ...
+
+    def wanted_reference(self) -> WantedReference | None:
+        """None as long as no weights have replaced those of `--model`."""
         ...
 
     def complete(self, id: str, body: bytes) -> None:

@@ -66,8 +66,8 @@ class PostgresQueue(SqlQueue):
         self._upkeep = threading.Thread(target=self._keep_up, name="queue-upkeep", daemon=True)
         self._upkeep.start()
 
-    def claim(self, max_tokens: int) -> list[Claim]:
-        claims = super().claim(max_tokens)
+    def claim(self, max_tokens: int, reference_version: int = 0) -> list[Claim]:
+        claims = super().claim(max_tokens, reference_version)
         self._claims.update(claim.id for claim in claims)
         return claims
 

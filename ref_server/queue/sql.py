@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue import batches, catalog, latest, leasing, lineages
-from ref_server.queue.interface import Claim, Lease, Stats, Upload
+from ref_server.queue import batches, catalog, latest, leasing, lineages, references
+from ref_server.queue.interface import Claim, Lease, Stats, Upload, WantedReference
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
 
@@ -55,8 +55,14 @@ class SqlQueue(ABC):
             return None  # trainers ask every second: an empty answer must not cost a disk flush
         return self._run(lambda tx: latest.take(tx, run), durable=True)
 
-    def claim(self, max_tokens: int) -> list[Claim]:
-        return self._run(lambda tx: batches.claim(tx, max_tokens))
+    def claim(self, max_tokens: int, reference_version: int = 0) -> list[Claim]:
+        return self._run(lambda tx: batches.claim(tx, max_tokens, reference_version))
+
+    def want_reference(self, wanted: WantedReference) -> WantedReference:
+        return self._run(lambda tx: references.want(tx, wanted), durable=True)
+
+    def wanted_reference(self) -> WantedReference | None:
+        return self._run(references.find)
 
     def complete(self, id: str, body: bytes) -> None:
         self._run(lambda tx: batches.complete(tx, id, body))

@@ -76,10 +76,13 @@ class Claims:
         self._unsaved: deque[_Result] = deque()
         self._paused_until = 0.0
 
-    def take(self, max_tokens: int) -> list[Queued]:
-        """Claims batches, and leaves out those that cannot be read. Nothing while the store cannot be used."""
+    def take(self, max_tokens: int, reference_version: int) -> list[Queued]:
+        """Claims batches for weights of this version, and leaves out those that cannot be read.
+
+        Nothing while the store cannot be used.
+        """
         jobs: list[Queued] = []
-        while not jobs and (claimed := self._ask_store(partial(self._claim, max_tokens))):
+        while not jobs and (claimed := self._ask_store(partial(self._claim, max_tokens, reference_version))):
             now = time.monotonic()
             jobs = [job for claim in claimed if (job := self._read(claim, now)) is not None]
         return jobs
@@ -100,9 +103,9 @@ class Claims:
         reason = f"{type(error).__name__}: {error}"[:1000]
         self._unsaved.append(_Result(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))
 
-    def _claim(self, max_tokens: int) -> list[Claim]:
+    def _claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
         self._save()
-        return self._queue.claim(max_tokens)
+        return self._queue.claim(max_tokens, reference_version)
 
     def _read(self, claim: Claim, claimed_at: float) -> Queued | None:
         try:

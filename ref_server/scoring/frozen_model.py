@@ -1,6 +1,8 @@
 """The reference model: a frozen causal LM and its tokenizer, which uploads must fit."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
 
 import structlog
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,12 +29,11 @@ def load(config: ServeConfig) -> "FrozenModel":
     use_threads(config.threads)
     device = describe_device(config.device)
     log.info("loading the reference model", model=config.model, device=device, dtype=config.dtype)
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    return FrozenModel(model, load_tokenizer(config.model, revision=config.revision), config)
+    return FrozenModel(_load(config), load_tokenizer(config.model, revision=config.revision), config)
 
 
 class FrozenModel:
-    """A `Reference` that scores. snapshot, version: of weights that replaced the first ones."""
+    """A `Reference` that scores. snapshot, version, base: of weights that replaced the first ones."""
 
     scores_uploads = True
 
@@ -44,6 +45,7 @@ class FrozenModel:
         *,
         snapshot: str | None = None,
         version: int = 0,
+        base: str | None = None,
     ) -> None:
         assert config.model is not None
         forward = choose_forward(model)
@@ -52,7 +54,8 @@ class FrozenModel:
         self._config = config
         self._vocabulary_size = embedding_rows(model)
         self._fingerprint = tokenizer_fingerprint(tokenizer)
-        self._version = version
+        self.version = version
+        self.base = base or _fingerprint(model)
         self.info = ModelInfo(
             name=config.model,
             revision=config.revision,
@@ -86,27 +89,44 @@ class FrozenModel:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
 
-    def replacement(self, snapshot: str, version: int) -> "FrozenModel":
+    def replacement(self, snapshot: str | None, version: int) -> "FrozenModel":
         """Loads other weights beside these: for a while the device holds two models. A tokenizer is optional."""
+        directory = None if snapshot is None else self._find(snapshot)
+        if (snapshot, version) == (self.info.snapshot, self.version):
+            return self
+        if version <= self.version:
+            raise ReferenceConflict(
+                "older_version",
+                f"version must be greater than {self.version}, which is in place; got {version}",
+            )
+        log.info("loading another reference", snapshot=snapshot, version=version)
+        try:
+            model = _load(self._config) if directory is None else load_like(self._model, self._fingerprint, directory)
+            return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version, base=self.base)
+        except UserError as error:
+            raise ReferenceConflict("bad_snapshot", str(error)) from error
+
+    def _find(self, snapshot: str) -> Path:
         root = self._config.snapshot_root
         if root is None:
             raise ReferenceConflict(
                 "no_snapshot_root", "the reference cannot be replaced: start ref-server with --snapshot-root DIRECTORY"
             )
-        directory = find_snapshot(root, snapshot)
-        if (snapshot, version) == (self.info.snapshot, self._version):
-            return self
-        if version <= self._version:
-            raise ReferenceConflict(
-                "older_version",
-                f"version must be greater than {self._version}, which is in place; got {version}",
-            )
-        log.info("loading another reference", snapshot=snapshot, version=version)
-        model = load_like(self._model, self._fingerprint, directory)
-        try:
-            return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version)
-        except UserError as error:
-            raise ReferenceConflict("bad_snapshot", str(error)) from error
+        return find_snapshot(root, snapshot)
 
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoop:
         return ScoringLoop(self, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)
+
+
+def _load(config: ServeConfig) -> PreTrainedModel:
+    assert config.model is not None
+    return load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """Tells models apart by the first numbers of each of their weights, wherever they were loaded from."""
+    digest = sha256()
+    for name, weights in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(weights.shape)}".encode())
+        digest.update(weights.flatten()[:64].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -120,7 +120,7 @@ class ScoringLoop:
             replacement.answer.set_result(None)
 
     def _claim(self, max_tokens: int) -> list[Queued]:
-        return [] if self._stopping else self._claims.take(max_tokens)
+        return [] if self._stopping else self._claims.take(max_tokens, self._reference.version)
 
     def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
         """The jobs of one forward, or of two if one would be too large or a batch may end the server."""

@@ -19,6 +19,8 @@ class NoReference:
     """A `Reference` that scores nothing, and accepts any vocabulary and context."""
 
     scores_uploads = False
+    version = 0
+    base = ""
 
     def __init__(self, max_batch_tokens: int) -> None:
         nothing = dict.fromkeys(ModelInfo.model_fields)
@@ -37,7 +39,7 @@ class NoReference:
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
         _refuse()
 
-    def replacement(self, snapshot: str, version: int) -> Reference:
+    def replacement(self, snapshot: str | None, version: int) -> Reference:
         _refuse()
 
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> "NoScoring":

@@ -109,6 +109,10 @@ class Reference(Protocol):
     """Whether an upload is scored before it is leased."""
     info: ModelInfo
     """Its description for clients."""
+    version: int
+    """Of its weights: 0 for those of `--model`, until others replace them."""
+    base: str
+    """Fingerprint of the weights of `--model`, which no replacement changes."""
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids, then lengths. Raises BatchError, TooLarge."""
@@ -126,11 +130,11 @@ class Reference(Protocol):
         """Scores groups now, in the caller's thread. Raises NoModel, TooLarge, DeviceLost."""
         ...
 
-    def replacement(self, snapshot: str, version: int) -> "Reference":
-        """Loads a reference with the weights of a snapshot below the root. This one does not change.
+    def replacement(self, snapshot: str | None, version: int) -> "Reference":
+        """Loads a reference with the weights of a snapshot below the root; None: of `--model`.
 
-        Returns itself if it has that snapshot in that version already. Raises NoModel, BadSnapshotName, NoSnapshot,
-        ReferenceConflict.
+        This one does not change. Returns itself if it has that snapshot in that version already. Raises NoModel,
+        BadSnapshotName, NoSnapshot, ReferenceConflict.
         """
         ...
 

@@ -14,7 +14,9 @@ OTHER_RUNS = "other"
 _SETTLED = (State.DONE, State.EXPIRED, State.DEAD)
 
 
-def server(version: str, ready: bool, store: bool, scoring: bool, model: ModelInfo) -> Iterator[Metric]:
+def server(
+    version: str, ready: bool, store: bool, scoring: bool, model: ModelInfo, wanted_version: int
+) -> Iterator[Metric]:
     yield InfoMetricFamily("tandem_build", "Version of the server.", {"version": version})
     yield _gauge("tandem_ready", "1 when a batch would be scored now, as /readyz says.", ready)
     yield _gauge("tandem_store_up", "1 when the store could be written, durably, at this scrape.", store)
@@ -24,6 +26,8 @@ def server(version: str, ready: bool, store: bool, scoring: bool, model: ModelIn
     if model.reference_version is not None:
         help = "Version of the reference weights; it grows when they are replaced."
         yield _gauge("tandem_reference_version", help, model.reference_version)
+        help = "Version that the queue wants its servers to score with; where they differ, this one claims no batches."
+        yield _gauge("tandem_reference_wanted_version", help, wanted_version)
 
 
 def depths(stats: Stats) -> Iterator[Metric]:

@@ -1,7 +1,6 @@
 """The server's operations, without HTTP: check and admit uploads, replace the reference, describe batches and queue."""
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,8 +9,9 @@ import numpy as np
 from ref_server.access.keys import ANYBODY, Holder
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue, StorageBroken, StorageFull, Upload
-from ref_server.scoring.reference import NotReady, Reference, ReferenceConflict
+from ref_server.scoring.reference import NotReady, Reference
 from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
+from ref_server.service.served_reference import ServedReference
 from shared import wire
 from shared.api import LEGACY_RUN, QueueView, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
@@ -46,27 +46,26 @@ class Service:
 
     def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
         self.config = config
-        self.reference = reference
         self.queue = queue
         self.bell = Bell()
         self.draining = False
         self.closed = False
-        self._replacing = threading.Lock()
-        self.scoring = reference.scoring(queue, self.bell.ring)
+        self._served = ServedReference(reference, queue, self.bell.ring)
+        self.scoring = self._served.scoring
 
     def start(self) -> None:
         self.bell.attach(asyncio.get_running_loop())
-        self.scoring.start()
+        self._served.start()
 
     def drain(self) -> None:
         """Refuses new work, ends the long polls, lets the scoring loop finish its batches. Returns at once."""
         self.draining = True
-        self.scoring.stop()
+        self._served.stop()
         self.bell.ring()
 
     def close(self) -> None:
         """Waits until the batches being scored are saved, then closes the store."""
-        self.scoring.stop()
+        self._served.stop()
         self.scoring.join()
         self.queue.close()
         self.closed = True
@@ -76,23 +75,19 @@ class Service:
         if self.draining:
             raise NotReady("the server is shutting down")
 
-    def replace_reference(self, snapshot: str, version: int) -> int:
-        """Replaces the reference weights by a snapshot. Returns `version` once no batch is scored with older weights.
+    @property
+    def reference(self) -> Reference:
+        return self._served.current
 
-        The current weights score until the new ones are loaded. A restart starts again with the configured model as
-        version 0; the trainer then has to replace it once more. Raises BadSnapshotName, NoSnapshot, ReferenceConflict,
-        NoModel, NotReady, and then changes nothing.
-        """
-        if not self._replacing.acquire(blocking=False):
-            raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
-        try:
-            self.check_open()
-            replacement = self.reference.replacement(snapshot, version)
-            self.scoring.replace(replacement).result()
-            self.reference = replacement
-        finally:
-            self._replacing.release()
-        return version
+    @property
+    def wanted_reference_version(self) -> int:
+        """Of the reference that all servers of the queue are to have."""
+        return self._served.wanted_version
+
+    def replace_reference(self, snapshot: str | None, version: int) -> int:
+        """As `ServedReference.replace`."""
+        self.check_open()
+        return self._served.replace(snapshot, version)
 
     def not_working_reason(self) -> str | None:
         """Why this process does not score batches, or None. Leaves out whether the store works."""
@@ -100,6 +95,8 @@ class Service:
             return "the server is shutting down"
         if not self.scoring.alive:
             return "the scoring loop has ended"
+        if self._served.lacking is not None:
+            return f"no batch is scored here: {self._served.lacking}"
         return None
 
     def not_ready_reason(self) -> str | None:

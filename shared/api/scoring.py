@@ -63,11 +63,14 @@ class ModelInfo(Answer):
 
 
 class ReferenceBody(Request):
-    """A snapshot below the server's `--snapshot-root`, and the version that batches scored with it carry."""
+    """A snapshot below the server's `--snapshot-root`, and the version that batches scored with it carry.
+
+    Without a snapshot: the weights of `--model` again.
+    """
 
     model_config = example(snapshot="step-200", version=1)
 
-    snapshot: Name
+    snapshot: Name | None = None
     version: Version
 
 

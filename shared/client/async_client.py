@@ -159,7 +159,7 @@ class AsyncRefServerClient(Connection):
     async def drop(self, id: str) -> None:
         await self._send(requests.drop(id))
 
-    async def replace_reference(self, snapshot: str, version: int) -> ReferenceVersion:
+    async def replace_reference(self, snapshot: str | None, version: int) -> ReferenceVersion:
         return await self._send(requests.replace_reference(snapshot, version))
 
     async def _send(self, request: Request[T]) -> T:

@@ -212,7 +212,7 @@ def drop(id: str) -> Request[None]:
     return Request("DELETE", _batch_path(id), lambda _: None)
 
 
-def replace_reference(snapshot: str, version: int) -> Request[ReferenceVersion]:
+def replace_reference(snapshot: str | None, version: int) -> Request[ReferenceVersion]:
     asked = ReferenceBody(snapshot=snapshot, version=version)
     return Request(
         "PUT", "/v1/reference", _as(ReferenceVersion), asked.model_dump_json().encode(), _JSON,

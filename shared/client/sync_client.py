@@ -192,8 +192,8 @@ class RefServerClient(Connection):
         """Deletes the payload of a batch for good. Its id stays known."""
         self._send(requests.drop(id))
 
-    def replace_reference(self, snapshot: str, version: int) -> ReferenceVersion:
-        """Makes the server score with the weights of another snapshot. snapshot: a name below the server's root."""
+    def replace_reference(self, snapshot: str | None, version: int) -> ReferenceVersion:
+        """Makes the server score with the weights of another snapshot: a name below its root, or None."""
         return self._send(requests.replace_reference(snapshot, version))
 
     def _send(self, request: Request[T]) -> T:

@@ -54,8 +54,8 @@ def end_the_thread(_: Sequence[TokenGroup]) -> None:
 def break_the_claims() -> None:
     right = SqliteQueue.claim
 
-    def claim(self: SqliteQueue, max_tokens: int) -> list[Claim]:
-        if right(self, max_tokens):
+    def claim(self: SqliteQueue, max_tokens: int, reference_version: int = 0) -> list[Claim]:
+        if right(self, max_tokens, reference_version):
             raise TypeError("a bug of the queue")
         return []
 

@@ -71,7 +71,14 @@ class Metrics:
     def _families(self, store: _Store) -> Iterator[Metric]:
         service = self._service
         ready = store.up and service.not_working_reason() is None
-        yield from gauges.server(self._version, ready, store.up, service.scoring.alive, service.reference.info)
+        yield from gauges.server(
+            self._version,
+            ready,
+            store.up,
+            service.scoring.alive,
+            service.reference.info,
+            service.wanted_reference_version,
+        )
         if store.stats:
             yield from gauges.depths(store.stats)
         yield from gauges.limits(service.config.queue.limits)

@@ -30,8 +30,10 @@ def add(app: FastAPI, service: Service) -> None:
         """Replaces the reference's weights by a snapshot below `--snapshot-root`, of the same architecture.
 
         The current batch is finished first; every later one is scored with the new weights and carries their
-        version. A higher version replaces a lower one; repeating a request is harmless. A restarted server begins
-        with the weights of `--model` in version 0 again.
+        version. A higher version replaces a lower one; repeating a request is harmless. Without a snapshot the weights
+        of `--model` are put back. The queue keeps which reference it wants: a restarted server has it again, and
+        every other server on the same queue follows within a second and the time that it takes to load. Until then
+        such a server claims no batches, and `/readyz` answers 503.
 
         ```
         curl -X PUT localhost:8400/v1/reference -H 'Content-Type: application/json' \\

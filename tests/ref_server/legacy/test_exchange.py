@@ -304,9 +304,9 @@ class Damaging:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    def claim(self, max_tokens: int) -> list[Claim]:
+    def claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
         oldest = self._queue.list(None, None, 1, None).batches
-        claims = self._queue.claim(max_tokens)
+        claims = self._queue.claim(max_tokens, reference_version)
         return [replace(claim, body=claim.body[:-1]) if claim.id == oldest[0].id else claim for claim in claims]
 
 

@@ -37,6 +37,7 @@ class Recorded:
     def __init__(self, model: PreTrainedModel, version: int, before: Callable[[Sequence[TokenGroup]], object]) -> None:
         self._scorer = Scorer(choose_forward(model), version)
         self._before = before
+        self.version = version
         self.forwards: list[list[int]] = []
 
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
@@ -319,11 +320,11 @@ class Broken:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    def claim(self, max_tokens: int) -> list[Claim]:
+    def claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
         self.claims += 1
         if self.broken:
             raise StorageBroken("the disk is gone")
-        return self._queue.claim(max_tokens)
+        return self._queue.claim(max_tokens, reference_version)
 
 
 def test_direct_requests_go_on_without_a_store(

@@ -33,8 +33,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    def claim(self, max_tokens: int) -> list[Claim]:
-        claims = self._queue.claim(max_tokens)
+    def claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
+        claims = self._queue.claim(max_tokens, reference_version)
         if claims:
             self.claims.append(max_tokens)
         return claims

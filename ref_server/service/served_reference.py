@@ -1,0 +1,132 @@
+"""The reference that this server scores with: the one that its queue wants.
+
+`PUT /v1/reference` writes the wanted one into the store. Every server of the queue follows, one that starts later, too.
+Until it has the wanted weights, a server claims no batches, so that none is scored with weights that were replaced.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from ref_server.queue.interface import Queue, StorageBroken, StorageFull, WantedReference
+from ref_server.scoring.reference import (
+    BadSnapshotName,
+    NoModel,
+    NoSnapshot,
+    NotReady,
+    Reference,
+    ReferenceConflict,
+)
+
+log = structlog.get_logger()
+
+# How often a server looks whether another reference is wanted, and how long it leaves alone one that it cannot have.
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 10.0
+_Refused = (BadSnapshotName, NoModel, NoSnapshot, NotReady, ReferenceConflict)
+
+
+class ServedReference:
+    """first: the weights of `--model`. on_ready: called from any thread when batches become ready.
+
+    lacking: why this server does not have the reference that its queue wants; None when it has it.
+    """
+
+    def __init__(self, first: Reference, queue: Queue, on_ready: Callable[[], None]) -> None:
+        self.current = first
+        self.lacking: str | None = None
+        self.wanted_version = first.version
+        self._queue = queue
+        self._replacing = threading.Lock()
+        self._retry_at = 0.0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._keep_following, name="reference", daemon=True)
+        if (replacement := self._wanted()) is not None:
+            self.current = replacement
+        self.scoring = self.current.scoring(queue, on_ready)
+
+    def start(self) -> None:
+        self.scoring.start()
+        if self.current.scores_uploads:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.scoring.stop()
+
+    def replace(self, snapshot: str | None, version: int) -> int:
+        """Makes a snapshot the reference of all servers of the queue; None: the weights of `--model` again.
+
+        Returns `version` once this server scores no batch with older weights; the others follow. The current weights
+        score until the new ones are loaded. Raises BadSnapshotName, NoSnapshot, ReferenceConflict, NoModel, NotReady,
+        and then changes nothing.
+        """
+        if not self._replacing.acquire(blocking=False):
+            raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
+        try:
+            wanted = WantedReference(snapshot, version, self.current.base)
+            replacement = self.current.replacement(snapshot, version)
+            _check_newest(wanted, self._queue.want_reference(wanted))
+            self._adopt(replacement)
+            self.wanted_version, self.lacking = version, None
+        finally:
+            self._replacing.release()
+        return version
+
+    def follow(self) -> None:
+        """Takes the reference that the queue wants, if it is another and can be had."""
+        if time.monotonic() < self._retry_at or not self._replacing.acquire(blocking=False):
+            return
+        try:
+            if (replacement := self._wanted()) is not None:
+                self._adopt(replacement)
+                self.lacking = None
+        except NotReady:
+            pass  # the server is ending
+        finally:
+            self._replacing.release()
+
+    def _keep_following(self) -> None:
+        while not self._ending.wait(LOOK_SECONDS):
+            try:
+                self.follow()
+            except (StorageFull, StorageBroken) as error:
+                log.warning("the queue cannot say which reference it wants", error=str(error))
+
+    def _wanted(self) -> Reference | None:
+        """The wanted reference, loaded; None if this server has it, or cannot have it, which `lacking` then says."""
+        wanted, info = self._queue.wanted_reference(), self.current.info
+        if wanted is None or not self.current.scores_uploads:
+            return None
+        self.wanted_version = wanted.version
+        if (wanted.snapshot, wanted.version) == (info.snapshot, self.current.version):
+            self.lacking = None
+            return None
+        name = wanted.snapshot or "the weights of --model"
+        self.lacking = f"it loads the reference that its queue wants: {name}, version {wanted.version}"
+        try:
+            if wanted.base != self.current.base:
+                raise ReferenceConflict("other_model", "it replaced the weights of another --model than this server's")
+            return self.current.replacement(wanted.snapshot, wanted.version)
+        except _Refused as error:
+            self.lacking = (
+                f"it cannot have the reference that its queue wants, {name}, version {wanted.version}: {error}; PUT "
+                f"/v1/reference a version above {wanted.version}, with the snapshot null for the weights of --model"
+            )
+            log.error("no batch is scored here", reason=self.lacking)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return None
+
+    def _adopt(self, replacement: Reference) -> None:
+        self.scoring.replace(replacement).result()
+        self.current = replacement
+
+
+def _check_newest(asked: WantedReference, wanted: WantedReference) -> None:
+    """Raises ReferenceConflict unless what is asked for is wanted already, or newer."""
+    same = (asked.snapshot, asked.version) == (wanted.snapshot, wanted.version)
+    if not same and asked.version <= wanted.version:
+        message = f"version must be greater than {wanted.version}, which is in place; got {asked.version}"
+        raise ReferenceConflict("older_version", message)
