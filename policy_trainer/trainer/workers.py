@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import SecretStr
-
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.lifecycle.restarts import RestartedChild
+from policy_trainer.queue_client.server import token_of
 from policy_trainer.run_files.run_directory import RunDirectory
 
 
@@ -33,18 +32,16 @@ class Workers(Protocol):
 def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, note: Callable[[str], None]) -> Workers:
     """server: its URL."""
     if config.rollout == "inline":
-        return InlineWorker(directory.config, server, directory.logs / "rollout.log", note, config.token)
+        return InlineWorker(directory.config, server, directory.logs / "rollout.log", note, token_of(config))
     return ExternalWorkers(directory.config)
 
 
 class InlineWorker:
     """One rollout worker as a child process, restarted when it dies."""
 
-    def __init__(
-        self, config: Path, server: str, log: Path, note: Callable[[str], None], token: SecretStr | None
-    ) -> None:
+    def __init__(self, config: Path, server: str, log: Path, note: Callable[[str], None], token: str | None) -> None:
         """token: of the server; passed in the environment, since command lines are visible to everyone."""
-        secret = {f"{ENV_PREFIX}TOKEN": token.get_secret_value()} if token else {}
+        secret = {f"{ENV_PREFIX}TOKEN": token} if token else {}
         command = ["rollout", "--config", str(config), "--server", server]
         child = Child("rollout worker", "policy_trainer", command, log, secret)
         self._process = RestartedChild(child, note, futile=" without delivering a batch in between")

@@ -1,6 +1,7 @@
 """Access to a server: reads a command's token, trusts a private CA, and suggests a fix when access is refused."""
 
 import ssl
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 
@@ -54,10 +55,16 @@ def remedy(error: ClientError, prefix: str) -> str:
 def _first_token(file: Path) -> str:
     """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN …`; `#` starts a comment."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8") if file.is_file() else _read_once(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', 'it is not text')}") from None
-    words = next((words for line in lines if (words := line.partition("#")[0].split())), [])
+    words = next((words for line in text.splitlines() if (words := line.partition("#")[0].split())), [])
     if not words:
         raise ValueError(f"{file} holds no token")
     return words[0] if len(words) == 1 else words[1]
+
+
+@cache
+def _read_once(pipe: Path) -> str:
+    """The text of what is no file, such as `<(pass show tandem)`: a pipe is empty when it is read again."""
+    return pipe.read_text(encoding="utf-8")

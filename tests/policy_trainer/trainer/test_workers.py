@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.trainer import workers
@@ -29,7 +28,7 @@ def test_the_inline_worker_is_a_process_with_the_token_in_its_environment(
     tmp_path: Path, made: list[FakeChild]
 ) -> None:
     config, log = tmp_path / "config.toml", tmp_path / "rollout.log"
-    worker = InlineWorker(config, "http://127.0.0.1:5", log, lambda _: None, SecretStr("a-secret-token"))
+    worker = InlineWorker(config, "http://127.0.0.1:5", log, lambda _: None, "a-secret-token")
     worker.start()
     (child,) = made
     assert (child.module, child.log) == ("policy_trainer", log)
