@@ -21,7 +21,7 @@ from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.rounds import Rounds, SampledGroup
-from policy_trainer.run_files.publish import Publication, latest
+from policy_trainer.run_files.publish import Publication, latest, second_name
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler, sampling_params
@@ -171,7 +171,9 @@ class RolloutWorker:
             raise AnotherTraining
         if publication != self._loaded:
             try:
-                self._sampler.load(self._weights / publication.file)
+                reader = f"{self._config.worker}-of-{self._config.workers}"
+                with second_name(self._weights / publication.file, reader) as weights:
+                    self._sampler.load(weights)
             except OSError:
                 time.sleep(_WEIGHTS_SECONDS)  # somebody may be deleting the directory
                 if latest(self._weights) == publication:

@@ -4,7 +4,10 @@ Each publication is a safetensors file of its own; `latest.json` is replaced in 
 old publication or the new one, never half of one.
 """
 
+import errno
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,7 +57,38 @@ def publish(model: PreTrainedModel, directory: Path, publication: Publication) -
 
 def latest(directory: Path) -> Publication | None:
     """The newest publication, or None before the first."""
+    path = directory / "latest.json"
     try:
-        return Publication(**json.loads((directory / "latest.json").read_text()))
+        return Publication(**json.loads(_read_newest(path)))
     except FileNotFoundError:
         return None
+
+
+@contextmanager
+def second_name(file: Path, reader: str) -> Iterator[Path]:
+    """Published weights by a name that the publisher does not remove, while `reader` reads them.
+
+    On a network file system whoever reads a file without a name gets an error, or dies (SIGBUS): its pages are gone.
+    Where there are no such links the file's own name has to do.
+    """
+    link = file.with_name(f".read-by-{reader}")
+    try:
+        link.unlink(missing_ok=True)  # left by a killed reader
+        link.hardlink_to(file)
+    except OSError:
+        yield file
+        return
+    try:
+        yield link
+    finally:
+        link.unlink(missing_ok=True)
+
+
+def _read_newest(path: Path) -> str:
+    """The text of a file that others replace. On NFS one that is replaced while it is read is stale."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return path.read_text()

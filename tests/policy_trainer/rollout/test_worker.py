@@ -147,3 +147,22 @@ def test_weights_of_another_run_are_refused(work: Callable[..., None], publish: 
     publish(run="theirs")
     with pytest.raises(UserError, match=r"run: .* holds weights of run 'theirs', not 'ours'"):
         work()
+
+
+def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted, tmp_path: Path
+) -> None:
+    """On a network file system the worker would die if they lost their name."""
+    publish()
+    weights = tmp_path / "weights" / "0001-00000002.safetensors"
+    weights.write_bytes(b"weights")
+    read: list[bytes] = []
+
+    def load(file: Path) -> None:
+        weights.unlink()
+        read.append(file.read_bytes())
+
+    sampler.load = load
+    with pytest.raises(Enough):
+        work()
+    assert read == [b"weights"]

@@ -1,5 +1,7 @@
 """Published weights: the file that latest.json names is always there and complete."""
 
+import errno
+import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.run_files.publish import KEPT, Publication, latest, publish
+from policy_trainer.run_files.publish import KEPT, Publication, latest, publish, second_name
 from policy_trainer.sampling.hf import load_weights
 
 Make = Callable[..., PreTrainedModel]
@@ -93,3 +95,50 @@ def test_a_crash_at_any_moment_leaves_whole_weights(tmp_path: Path, make_tiny: M
         if survived:
             assert number > 4
             break
+
+
+class TestSecondName:
+    """A network file system serves a file for as long as it has a name."""
+
+    def test_it_outlives_the_publishers(self, tmp_path: Path) -> None:
+        weights = tmp_path / "0001-00000002.safetensors"
+        weights.write_bytes(b"weights")
+        with second_name(weights, "0-of-1") as name:
+            weights.unlink()
+            assert name.read_bytes() == b"weights"
+        assert not list(tmp_path.iterdir()), "nothing is left that takes up room"
+
+    def test_a_reader_that_was_killed_leaves_one_at_most(self, tmp_path: Path) -> None:
+        old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+        old.write_bytes(b"old")
+        new.write_bytes(b"new")
+        killed = second_name(old, "0-of-1")
+        killed.__enter__()
+        with second_name(new, "0-of-1") as name:
+            assert name.read_bytes() == b"new"
+        assert sorted(tmp_path.iterdir()) == [new, old]
+
+    def test_without_links_the_file_itself_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(link: Path, file: Path) -> None:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        weights = tmp_path / "0001-00000002.safetensors"
+        with second_name(weights, "0-of-1") as name:
+            assert name == weights
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS answers where latest.json was renamed away under the reader."""
+    fields = {"run": "r", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": 3}
+    (tmp_path / "latest.json").write_text(json.dumps(fields))
+    read, stale = Path.read_text, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def read_text(path: Path) -> str:
+        if stale:
+            raise stale.pop()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    found = latest(tmp_path)
+    assert found is not None and found.version == 2
