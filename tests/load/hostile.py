@@ -14,7 +14,7 @@ from tests.load.samples import watched
 HONEST = 4
 TOKENS = 100
 # Of the honest clients' undisturbed rate. An attack costs time of the cores that the honest clients use, too.
-LEFT_SHARE = 0.25
+LEFT_SHARE = 0.1
 MEMORY_MIB = 1536
 _ALONE_SHARE = 0.5  # duration without the attack, as a share of that with it
 _REST_SECONDS = 15.0  # after the attack, before the memory is measured again

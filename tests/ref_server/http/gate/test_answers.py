@@ -1,5 +1,6 @@
 """Answers that nobody reads, or only slowly, over real sockets."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -11,11 +12,11 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ref_server.config import ServeConfig
 from ref_server.http.gate import answers
-from ref_server.http.gate.answers import Answers
+from ref_server.http.gate.answers import Answers, Pace
 from ref_server.http.listening import uvicorn_config
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 
@@ -25,13 +26,13 @@ LARGE = 32 * MIB
 
 @contextmanager
 def serving(most: int) -> Iterator[httpx.Client]:
-    """An application behind `Answers`. The header `X-Token` names the holder, the path says what it answers."""
+    """An application behind the gate's layers. The header `X-Token` names the holder, the path says what it answers."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"] |= {"request_id": "1", "holder": Request(scope).headers.get("X-Token", "")}
         await answering(scope, receive, send)
 
-    answering = Answers(_answer, most)
+    answering = Pace(Answers(_answer, most))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
@@ -127,6 +128,36 @@ def test_unread_answers_fill_no_more_than_their_share() -> None:
         assert http.get("/small", headers={"X-Token": "greedy"}).status_code == 200
         assert http.get("/middling", headers={"X-Token": "modest"}).status_code == 200
         assert http.get("/large", headers={"X-Token": "modest"}).status_code == 200
+
+
+def test_a_route_without_room_is_not_asked_again_at_once() -> None:
+    """Sixty clients that came again each second made the server read sixty batches each second to refuse them."""
+    asked, now, sent = [], [100.0], []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+        await Response(bytes(MIB))(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        if "status" in message:
+            sent.append(message["status"])
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    limited = Answers(app, MIB, clock=lambda: now[0])
+
+    def ask(path: str, holder: str = "a") -> None:
+        scope = {"type": "http", "path": path, "state": {"holder": holder, "request_id": "1"}}
+        asyncio.run(limited(scope, receive, send))
+
+    for path, holder in (("/x", "a"), ("/x", "a"), ("/y", "a"), ("/x", "b")):
+        ask(path, holder)
+    assert asked == ["/x", "/y", "/x"]
+    now[0] += answers.MEMORY_SECONDS
+    ask("/x")
+    assert asked == ["/x", "/y", "/x", "/x"]
+    assert sent == [429] * 5
 
 
 @pytest.mark.usefixtures("impatient")
