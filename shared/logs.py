@@ -1,13 +1,18 @@
 """Logs on standard error, one event a line: for people, or as JSON for machines.
 
 Libraries' logs and Python's warnings take the same form. Logged text cannot forge a line of its own: the console format
-escapes control characters and indents tracebacks, and JSON escapes them anyway.
+escapes control characters and indents tracebacks, and JSON escapes them anyway. A line that repeats is counted.
 """
 
+import copy
+import itertools
 import logging
+import math
 import sys
 import threading
-from collections.abc import Callable, MutableMapping
+import time
+from collections.abc import Callable, Hashable, MutableMapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import structlog
@@ -21,6 +26,13 @@ _Event = MutableMapping[str, Any]
 # Fields that are already rendered, as several lines.
 _TEXTS = ("exception", "stack")
 _OURS = "tandem"
+# The same line is written so often within so many seconds; then it is counted, and written once more with how often.
+_REPEATS = 3
+_WINDOW_SECONDS = 10.0
+# Lines that are remembered. Beyond it all are written again.
+_MAX_LINES = 1000
+# Fields that differ where a line repeats.
+_VARYING = ("request_id", "ms", "bytes_in")
 
 log = structlog.get_logger()
 
@@ -36,14 +48,15 @@ def configure_logs(format: LogFormat = "console", level: LogLevel = "info") -> N
         logger_factory=lambda *_: ours,
     )
     foreign = [*before, structlog.stdlib.add_logger_name, structlog.processors.format_exc_info]
-    handler = _Handler(sys.stderr)
-    handler.setFormatter(
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=foreign, processors=[ProcessorFormatter.remove_processors_meta, *_FORMATS[format]()]
         )
     )
     root = logging.getLogger()
-    root.handlers = [known for known in root.handlers if not isinstance(known, _Handler)] + [handler]
+    others = [known for known in root.handlers if not isinstance(known, CountingHandler)]
+    root.handlers = [*others, CountingHandler(lines)]
     logging.captureWarnings(True)
 
 
@@ -64,8 +77,60 @@ def log_uncaught_errors() -> None:
     threading.excepthook = end_thread
 
 
-class _Handler(logging.StreamHandler):
-    """A class of our own, so that a second call replaces our handler and leaves others alone."""
+class CountingHandler(logging.Handler):
+    """Passes lines on to another handler, but counts those that repeat: whoever makes us log cannot fill the disk.
+
+    Of a line that was counted the last is passed on, with how often, before the first line after its window, or at the
+    end. Below level info every line is passed on.
+    """
+
+    def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._handler = handler
+        self._clock = clock
+        # By line: when its window ends, how often it came, and the last that was only counted. The oldest is the first.
+        self._seen: dict[Hashable, tuple[float, int, logging.LogRecord | None]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = self._clock()
+        self._tell(now if len(self._seen) < _MAX_LINES else math.inf)
+        if record.levelno < logging.INFO:
+            self._handler.handle(record)
+            return
+        line = (record.name, record.levelno, _constant(record))
+        end, times, _ = self._seen.get(line, (now + _WINDOW_SECONDS, 0, None))
+        counted = times >= _REPEATS
+        self._seen[line] = (end, times + 1, record if counted else None)
+        if not counted:
+            self._handler.handle(record)
+
+    def flush(self) -> None:
+        with self.lock or nullcontext():
+            self._tell(math.inf)
+        self._handler.flush()
+
+    def _tell(self, now: float) -> None:
+        """Ends the windows that are over."""
+        over = list(itertools.takewhile(lambda line: self._seen[line][0] <= now, self._seen))
+        for line in over:
+            _, times, last = self._seen.pop(line)
+            if last is not None:
+                self._handler.handle(_with_count(last, times - _REPEATS))
+
+
+def _constant(record: logging.LogRecord) -> str:
+    if isinstance(record.msg, dict):
+        return repr({name: value for name, value in record.msg.items() if name not in _VARYING})
+    return record.getMessage()
+
+
+def _with_count(record: logging.LogRecord, times: int) -> logging.LogRecord:
+    told = copy.copy(record)
+    if isinstance(record.msg, dict):
+        told.msg = {**record.msg, "repeated": times}
+    else:
+        told.msg, told.args = f"{record.getMessage()} (repeated {times} times)", ()
+    return told
 
 
 def _for_people() -> list[Processor]:

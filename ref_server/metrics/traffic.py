@@ -7,6 +7,11 @@ from ref_server.metrics.counters import SECONDS
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
+def known_method(method: str) -> str:
+    """The method, or "other": a client can write anything there."""
+    return method if method in _METHODS else "other"
+
+
 class Traffic:
     """active: requests that are being answered."""
 
@@ -33,7 +38,7 @@ class Traffic:
 
     def add(self, route: str, method: str, status: int, code: str | None, seconds: float) -> None:
         """code: of the error that was answered, if any."""
-        method = method if method in _METHODS else "other"
+        method = known_method(method)
         self._requests.labels(route, method, status).inc()
         self._seconds.labels(route, method).observe(seconds)
         if code is not None:

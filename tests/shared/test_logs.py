@@ -1,10 +1,14 @@
 """What stands on standard error, from a process of its own: loggers belong to a whole process."""
 
 import json
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+from shared.logs import CountingHandler
 
 FORGED = "name\n2026-11-20 12:00:00 [info     ] forged\x1b[2K\r\u2028\x85\ud800"
 
@@ -137,3 +141,87 @@ for name in ("transformers.some.model", "huggingface_hub.file_download"):
         ("transformers.some.model", FORGED),
         ("huggingface_hub.file_download", FORGED),
     ]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def told(clock: Clock) -> Iterator[list[str]]:
+    """The lines of the logger `told` that get through."""
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(str(record.msg) if isinstance(record.msg, dict) else record.getMessage())
+
+    logger, handler = logging.getLogger("told"), CountingHandler(Kept(), clock)
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def test_a_line_that_repeats_is_counted(told: list[str], clock: Clock) -> None:
+    """A server at its limit of open files wrote the same line 88,000 times a second."""
+    logger = logging.getLogger("told")
+    for _ in range(1000):
+        logger.error("accept: %s", "no more files")
+    logger.error("another")
+    assert told == ["accept: no more files"] * 3 + ["another"]
+    clock.now = 11
+    logger.error("accept: %s", "no more files")
+    assert told[4:] == ["accept: no more files (repeated 997 times)", "accept: no more files"]
+
+
+def test_what_was_counted_is_told_at_the_end(told: list[str]) -> None:
+    logger = logging.getLogger("told")
+    for _ in range(5):
+        logger.warning("again")
+    for handler in logger.handlers:
+        handler.flush()
+        handler.flush()
+    assert told == ["again"] * 3 + ["again (repeated 2 times)"]
+
+
+def test_only_the_same_line_is_counted(told: list[str]) -> None:
+    logger = logging.getLogger("told")
+    for number in range(10):
+        logger.info({"event": "step", "step": number})
+        logger.debug("every request")
+    assert len(told) == 20
+    for number in range(10):
+        logger.info({"event": "request", "status": 401, "ms": number, "request_id": str(number), "bytes_in": number})
+    assert len(told) == 23
+
+
+def test_other_levels_and_loggers_are_other_lines(told: list[str]) -> None:
+    for level in (logging.WARNING, logging.ERROR):
+        for _ in range(5):
+            logging.getLogger("told").log(level, "again")
+            logging.getLogger("told.below").log(level, "again")
+    assert told == ["again"] * 12
+
+
+def test_lines_without_number_take_no_memory_without_bound(told: list[str]) -> None:
+    logger = logging.getLogger("told")
+    for _ in range(2):
+        for number in range(5000):
+            logger.warning("line %d", number)
+    assert len(told) == 10_000
+
+
+def test_a_process_that_ends_tells_what_it_counted() -> None:
+    events = logged_json("for number in range(10): log.warning('again', request_id=str(number))")
+    assert [event.get("repeated") for event in events] == [None, None, None, 7]
+    assert events[-1]["event"] == "again"

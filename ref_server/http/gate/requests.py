@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ref_server.metrics.traffic import Traffic
+from ref_server.metrics.traffic import Traffic, known_method
 
 log = structlog.get_logger()
 
@@ -60,10 +60,11 @@ class Requests:
         about = (scope.get("path_params", {}) if audited else {}) | state.get("about", {})
         details = {"code": code, "role": role, "name": role and state["holder"], "peer": client and client[0], **about}
         loud = audited or _is_unusual(seen.status)
-        write = log.error if seen.status >= 500 else log.info if loud else log.debug
+        failed = seen.status >= 500 and code != "not_ready"  # a server that drains says so to each who asks
+        write = log.error if failed else log.info if loud else log.debug
         write(
             "audit" if audited else "request",
-            method=scope["method"],
+            method=known_method(scope["method"]),
             route=route,
             status=seen.status,
             ms=round(1000 * seconds, 1),

@@ -88,6 +88,8 @@ def test_a_request_is_one_line(http: httpx.Client, events: Events, rollout: Roll
         ("GET", f"/{SECRET}", 404, "debug", "unmatched", "not_found"),
         ("GET", f"/v1/batches?state={SECRET}", 422, "info", "/v1/batches", "invalid_request"),
         ("PUT", "/livez", 405, "info", "/livez", "method_not_allowed"),
+        ("BREW", "/livez", 405, "info", "/livez", "method_not_allowed"),
+        ("x" * 9000, "/livez", 405, "info", "/livez", "method_not_allowed"),
         ("POST", "/v1/batches/lease", 415, "info", "/v1/batches/lease", "unsupported_media_type"),
     ],
 )
@@ -98,6 +100,7 @@ def test_levels_and_routes(
     assert answer.status_code == status
     (event,) = of_request(events, answer)
     assert (event["log_level"], event["route"], event.get("code")) == (level, route, code)
+    assert event["method"] == (method if method in ("GET", "PUT", "POST") else "other")
     assert SECRET not in repr(event)
 
 
@@ -142,6 +145,18 @@ def test_all_that_is_logged_in_a_request_carries_its_id(
             spoken, request = of_request(events, answer)
             assert spoken["event"] == said
             assert (request["log_level"], request["status"], request["code"]) == ("error", status, code)
+
+
+def test_a_server_that_drains_logs_no_errors(
+    make_service: Callable[..., Service], serve: Serve, events: Events, rollout: Rollout
+) -> None:
+    service = make_service()
+    with serve(service) as http:
+        service.drain()
+        answers = [http.post("/v1/batches", content=wire.encode(rollout()), headers=SAFETENSORS), http.get("/readyz")]
+        for answer in answers:
+            (event,) = of_request(events, answer)
+            assert (event["status"], event["code"], event["log_level"]) == (503, "not_ready", "info")
 
 
 def test_callers_without_a_right_are_logged_and_counted(
