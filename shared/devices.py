@@ -27,6 +27,11 @@ def describe_device(name: str) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, for sums whose order should make no difference; float32 on Apple's GPUs (MPS), which have no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _gpus() -> str:
     count = torch.cuda.device_count()
     return f"the last GPU is cuda:{count - 1}" if count else "PyTorch finds no GPU"

@@ -22,6 +22,7 @@ from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import LossTokens, token_loss
 from shared.batch import Array, ScoredBatch
+from shared.devices import widest_float
 from shared.logprobs import LogprobForward
 
 
@@ -144,7 +145,7 @@ class Learner:
                 if not isinstance(batch, ScoredBatch):
                     return math.nan
                 logps = self._forward([batch.rollout.group], [batch.rollout.temperature])
-                total += float(k3(torch.tensor(batch.ref_logps, device=logps.device) - logps).double().sum())
+                total += _sum(k3(torch.tensor(batch.ref_logps, device=logps.device) - logps))
                 count += len(logps)
         return total / max(count, 1)
 
@@ -162,6 +163,10 @@ class Learner:
                 packed = self._forward(*zip(*groups[part], strict=True))
                 halves = [(half, temperature) for group, temperature in groups[part] for half in group.halves()]
                 alone = torch.cat([self._forward([half], [temperature]) for half, temperature in halves])
-                total += float(k3(packed - alone).double().sum())
+                total += _sum(k3(packed - alone))
                 count += len(packed)
         return total / max(count, 1)
+
+
+def _sum(values: Tensor) -> float:
+    return float(values.to(widest_float(values.device)).sum())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.objective.ratios import sequence_sums
+from shared.devices import widest_float
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Totals:
 
 
 def token_weights(aggregation: str, sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """The weight of each token, float64 (C,); 0 where masked.
+    """The weight of each token, (C,) of `widest_float`; 0 where masked.
 
     aggregation: a name of AGGREGATIONS. sequence_ids: int64 (C,), the completion of each token. mask: bool (C,), tokens
     that train.
@@ -38,12 +39,12 @@ def _sequence_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor
 
 def _token_mean(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """The mean over tokens (DAPO)."""
-    return mask.double() / max(totals.tokens, 1)
+    return mask.to(widest_float(mask.device)) / max(totals.tokens, 1)
 
 
 def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """The sum divided by a constant that does not depend on lengths (Dr. GRPO, arXiv 2503.20783)."""
-    return mask.double() / (max(totals.completions, 1) * totals.max_completion_length)
+    return mask.to(widest_float(mask.device)) / (max(totals.completions, 1) * totals.max_completion_length)
 
 
 AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, Totals], Tensor]] = {

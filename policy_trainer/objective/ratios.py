@@ -1,12 +1,14 @@
 """Ratios of two policies: per token, or one for all tokens of a completion.
 
-Sums over completions are float64: the order of summation on a device then makes no difference in float32.
+Sums over completions are float64 where the device has it: the order of summation then makes no difference in float32.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from shared.devices import widest_float
 
 # Products of larger exponentials overflow float32. A ratio of e^30 is far outside of every clip.
 MAX_EXPONENT = 30.0
@@ -44,13 +46,12 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """(C,) -> float64 (C,): element i is the sum over completion i, and 0 past the last.
+    """(C,) -> (C,) of `widest_float`: element i is the sum over completion i, and 0 past the last.
 
     There are at most C completions; reading their number would wait for the device.
     """
-    return torch.zeros(len(sequence_ids), dtype=torch.float64, device=sequence_ids.device).index_add(
-        0, sequence_ids, values.double()
-    )
+    zeros = torch.zeros(len(sequence_ids), dtype=widest_float(sequence_ids.device), device=sequence_ids.device)
+    return zeros.index_add(0, sequence_ids, values.to(zeros.dtype))
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:

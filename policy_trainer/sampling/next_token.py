@@ -6,6 +6,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper
 
 from policy_trainer.sampling.repetition import Repetition
 from policy_trainer.sampling.sampler import SamplingParams
+from shared.devices import widest_float
 
 
 def sample_tokens(
@@ -30,9 +31,9 @@ def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
     """(B, V) weights, not necessarily of sum 1 -> int64 (B, 1) indexes, each drawn in proportion to its weight.
 
     Inverts the cumulative distribution with one random number per row; torch.multinomial draws one per token. float64,
-    since in float32 likely tokens would round unlikely ones away; MPS has no float64.
+    since in float32 likely tokens would round unlikely ones away.
     """
-    dtype = torch.float32 if weights.device.type == "mps" else torch.float64
+    dtype = widest_float(weights.device)
     sums = weights.cumsum(dim=1, dtype=dtype)
     # A point lies below the last sum, so that a token of weight 0 is never chosen.
     points = sums[:, -1:] * torch.rand(len(sums), 1, dtype=dtype, device=sums.device, generator=generator)

@@ -109,7 +109,7 @@ class TestPenalty:
     @pytest.mark.parametrize("kl", KL_ESTIMATORS)
     def test_is_taken_off_the_rewards_of_a_group(self, make_scored: Make, kl: str) -> None:
         """With beta 0.5, of trained tokens: x = ref - old is 1 and 2 in the first completion, -1 in the second."""
-        old, ref = [-3.0, -3.0, -5.0, -1.0], [-2.0, -1.0, 80.0, -2.0]
+        old, ref = [-3.0, -3.0, -85.0, -1.0], [-2.0, -1.0, -5.0, -2.0]
         batch = make_scored(
             [3], [[4, 5, 6], [7]], [4.0, 1.0], old_logps=old, ref_logps=ref, loss_mask=[True, True, False, True]
         )
