@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -33,6 +33,12 @@ class Call:
     seconds: float = 0.0
     started: bool = False
     error: bool = False
+
+    def __str__(self) -> str:
+        asked = [
+            f"{each.name}={value}" for each in fields(self)[4:] if (value := getattr(self, each.name)) != each.default
+        ]
+        return f"{self.begin:.3f} to {self.end:.3f}: {self.verb}({', '.join(asked)}) was told {self.told}"
 
 
 @dataclass

@@ -7,7 +7,7 @@ or the absence of one; `linearizability.py` judges it.
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.client import RefServerClient
@@ -49,13 +49,17 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         for url in urls:
             until(lambda url=url: _is_ready(url), "a server to be ready again")
         _look_at_all(urls[0], history)
-        return judge(history.events(), backend)
+        found = violations(history.events(), _MAX_DELIVERIES)
+        lines = (f"{id}:\n" + "".join(f"  {line}\n" for line in found[id]) for id in found)
+        (directory / "violations.txt").write_text("\n".join(lines), encoding="utf-8")
+        return judge(history.events(), found, backend)
 
 
-def judge(events: Sequence[Event], backend: str) -> Proof:
+def judge(events: Sequence[Event], found: Mapping[str, Sequence[str]], backend: str) -> Proof:
+    """found: the violations, as `linearizability.py` tells them."""
     calls = [event for event in events if event["kind"] == "call"]
     answers = Counter(f"{call['verb']} {call['status'] or '-'}" for call in calls)
-    faults = [f"{len(lines)} lines of {id}: {lines[-1]}" for id, lines in violations(events, _MAX_DELIVERIES).items()]
+    faults = [f"{id}: {lines[-1]}" for id, lines in found.items()]
     faults += [f"{answer}, {count} times" for answer, count in answers.items() if answer.endswith(" 500")]
     return Proof(
         "linear", backend, BAR, not faults,
@@ -114,5 +118,5 @@ def _look_at_all(url: str, history: History) -> None:
     end = time.monotonic()
     for id in sorted(ids):
         status = 200 if id in known else 404
-        told = {"state": known[id].state, "deliveries": known[id].deliveries} if id in known else {}
+        told = {"state": known[id].state.value, "deliveries": known[id].deliveries} if id in known else {}
         history.record("call", verb="look", begin=begin, end=end, id=id, status=status, **told)
