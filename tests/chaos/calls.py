@@ -8,10 +8,6 @@ from typing import Any
 
 from tests.chaos.history import Event
 
-# Answers after which the call may have happened or not: none at all, and "the store cannot be used".
-_UNDECIDED = (None, 503)
-# Answers that promise that nothing happened.
-_REFUSED = (429, 507)
 _GRANTED = (200, 204)
 
 
@@ -57,7 +53,7 @@ class BatchCalls:
 
 def by_batch(events: Iterable[Event]) -> dict[str, BatchCalls]:
     """The calls of a history, for each batch that was uploaded or tried to be."""
-    events = [event for event in events if event["kind"] == "call" and event["status"] not in _REFUSED]
+    events = [event for event in events if event["kind"] == "call" and not _is_refused(event)]
     leases = [event for event in events if event["verb"] == "lease"]
     batches: dict[str, BatchCalls] = defaultdict(BatchCalls)
     for event in events:
@@ -67,6 +63,16 @@ def by_batch(events: Iterable[Event]) -> dict[str, BatchCalls]:
     _add_ends_of_leases(batches, leases)
     _add_others(batches, leases, {event["id"]: event for event in events if event["verb"] == "upload"})
     return dict(batches)
+
+
+def _is_undecided(event: Event) -> bool:
+    """It happened or not: no answer came, the store broke down, or what was leased found no room to be sent."""
+    return event["status"] in (None, 503) or (event["verb"], event["status"]) == ("lease", 429)
+
+
+def _is_refused(event: Event) -> bool:
+    """It did not happen."""
+    return event["status"] in (429, 507) and not _is_undecided(event)
 
 
 def _parts(event: Event) -> Iterable[tuple[str, Call]]:
@@ -91,7 +97,7 @@ def _parts(event: Event) -> Iterable[tuple[str, Call]]:
 
 
 def _timed(event: Event) -> Call:
-    known = event["status"] not in _UNDECIDED
+    known = not _is_undecided(event)
     return Call(
         event["verb"],
         event["begin"],
@@ -108,7 +114,7 @@ def _add_unanswered_leases(batches: Mapping[str, BatchCalls], leases: Sequence[E
     """A lease without an answer may be the one that a repeat of its request_id was told of."""
     unanswered: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in leases:
-        if event["request_id"] and event["status"] in _UNDECIDED:
+        if event["request_id"] and _is_undecided(event):
             unanswered[event["consumer"], event["request_id"]].append(event)
     for batch in batches.values():
         for consumer, request_id, token in {(*_request(call), call.token) for call in _granted(batch)}:
@@ -140,7 +146,7 @@ def _takeovers(leases: Iterable[Event]) -> Mapping[str, list[Call]]:
     """By consumer: for each incarnation the moment at which it ended the leases of others."""
     asked: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for event in leases:
-        if event["incarnation"] and event["status"] in (*_UNDECIDED, *_GRANTED):
+        if event["incarnation"] and (_is_undecided(event) or event["status"] in _GRANTED):
             asked[event["consumer"], event["incarnation"]].append(_timed(event))
     takeovers: dict[str, list[Call]] = defaultdict(list)
     for (consumer, _), calls in asked.items():
@@ -155,9 +161,9 @@ def _add_others(batches: Mapping[str, BatchCalls], leases: Iterable[Event], uplo
     ghosts_of: dict[tuple[str | None, str | None], float] = {}
     for event in leases:
         whose = (event["run"], event["lineage"])
-        if event["status"] in (*_UNDECIDED, *_GRANTED):
+        if _is_undecided(event) or event["status"] in _GRANTED:
             leases_of[whose] = min(event["begin"], leases_of.get(whose, inf))
-        if event["status"] in _UNDECIDED:
+        if _is_undecided(event):
             ghosts_of[whose] = min(event["begin"], ghosts_of.get(whose, inf))
     for id, batch in batches.items():
         if id in uploads:

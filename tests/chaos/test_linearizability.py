@@ -74,6 +74,10 @@ GOOD: dict[str, list[Event]] = {
     "a lost answer to a lease": [
         c.upload(), c.lease(status=None, request_id="r"), c.look("leased"), c.lease(request_id="r"), c.ack(),
     ],
+    "a lease without room for its answer": [
+        c.upload(), c.lease(status=429, request_id="r"), c.look("leased"), c.lease(request_id="r"), c.ack(),
+    ],
+    "refusals": [c.upload(status=429), c.look(None), c.upload(status=507), c.look(None), c.upload(), c.lease()],
     "a lease that nobody knows of": [c.upload(), c.lease(status=None), c.look("leased"), c.lease(), c.ack()],
     "two at once": [
         c.upload(), c.lease(at=(begin := c.now)), c.ack("stale", at=begin, lasts=9.0), c.ack("ok", at=begin, lasts=9.0),
@@ -120,6 +124,7 @@ BAD: dict[str, list[Event]] = {
     "an ack of a lease taken over": [
         c.upload(), c.lease(incarnation="1"), c.lease(None, status=204, incarnation="2"), c.ack("ok"),
     ],
+    "a refused upload admitted": [c.upload(status=429), c.look("ready")],
     "a lease ended too early": [c.upload(), c.lease(), c.ack("stale")],
     "admitted twice": [c.upload(), c.upload(status=201)],
     "admitted twice with other content": [c.upload(), c.upload(status=201, content="other")],
