@@ -9,6 +9,7 @@ import structlog
 
 from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import readable_by_all
+from ref_server.cli.allocator import return_large_blocks
 from ref_server.cli.connection import Environment
 from ref_server.cli.stores import describe_store, open_queue
 from ref_server.config import ServeConfig
@@ -45,6 +46,7 @@ def run(arguments: list[str]) -> int:
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()
     end_with_parent()
+    return_large_blocks()
     _warn(config)
     try:
         opening = time.monotonic()
