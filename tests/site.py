@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import stamina
+
+from shared.client.connection import RetryPolicy
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,6 @@ def open_site() -> Iterator[Callable[..., Site]]:
 
 
 @pytest.fixture
-def no_backoff() -> Iterator[None]:
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waiting."""
-    with stamina.set_testing(True, attempts=10_000):
-        yield
+    monkeypatch.setattr(RetryPolicy, "seconds", lambda self, state: 0.0)

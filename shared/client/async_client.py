@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
+import tenacity
 
 from shared.api import (
     Admitted,
@@ -163,7 +164,7 @@ class AsyncRefServerClient(Connection):
         return await self._send(requests.replace_reference(snapshot, version))
 
     async def _send(self, request: Request[T]) -> T:
-        async for attempt in self.attempts(request):
+        async for attempt in tenacity.AsyncRetrying(**self.retrying(request)):
             with attempt:
                 return await self._send_once(request)
         raise AssertionError("the last attempt raises")

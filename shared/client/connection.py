@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import stamina
+import tenacity
 
 from shared.client.credentials import check_token, trust
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
@@ -20,7 +20,7 @@ OnWait = Callable[[str, float], None]
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
-_MAX_BACKOFF_SECONDS = 2.0
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 # Never reached through a proxy from the environment: a proxy on another machine would look for the server there, and
 # would see the token.
 _THIS_MACHINE = ("all://localhost", "all://127.0.0.1", "all://[::1]")
@@ -32,7 +32,6 @@ class Connection:
     def __init__(
         self, url: str, *, token: str | None, ca: str | Path | None, patience: float | None, on_wait: OnWait, hint: str
     ) -> None:
-        stamina.instrumentation.set_on_retry_hooks(())  # on_wait reports retries instead
         self.url = url
         self._patience = patience
         self._on_wait = on_wait
@@ -47,10 +46,10 @@ class Connection:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def attempts(self, request: Request[Any]) -> Any:
-        """An iterator of attempts, synchronous or asynchronous: retries while waiting may help and patience lasts."""
-        retry_policy = _RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait, self._hint)
-        return stamina.retry_context(on=retry_policy, attempts=None, timeout=None, wait_max=_MAX_BACKOFF_SECONDS)
+    def retrying(self, request: Request[Any]) -> dict[str, Any]:
+        """Arguments of tenacity's `Retrying` and `AsyncRetrying`: retry while waiting may help and patience lasts."""
+        policy = RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait, self._hint)
+        return {"retry": tenacity.retry_if_exception(policy.retries), "wait": policy.seconds, "reraise": True}
 
     def arguments(self, request: Request[Any]) -> dict[str, Any]:
         """Arguments of httpx's `request`."""
@@ -84,8 +83,8 @@ class Connection:
             raise NotRefServer(words) from None
 
 
-class _RetryPolicy:
-    """Decides whether one request is retried, and after how many seconds. For stamina's `on`."""
+class RetryPolicy:
+    """Decides whether one request is retried, and after how many seconds."""
 
     def __init__(self, url: str, repeatable: bool, patience: float | None, on_wait: OnWait, hint: str) -> None:
         self._url = url
@@ -95,18 +94,23 @@ class _RetryPolicy:
         self._hint = hint
         self._began = time.monotonic()
 
-    def __call__(self, error: Exception) -> bool | float:
-        """False: raise the error. True: retry after the usual backoff. A number: retry after that many seconds."""
+    def retries(self, error: BaseException) -> bool:
+        """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
         if not self._may_retry(error):
             return False
         waited = time.monotonic() - self._began
-        retry_after = error.retry_after if isinstance(error, RefServerError) else None
-        if self._patience is not None and waited + (retry_after or 0.0) >= self._patience:
+        if self._patience is not None and waited + (_retry_after(error) or 0.0) >= self._patience:
             return False
         self._on_wait(self._reason(error), waited)
-        return True if retry_after is None else retry_after
+        return True
 
-    def _may_retry(self, error: Exception) -> bool:
+    def seconds(self, state: tenacity.RetryCallState) -> float:
+        """How long to wait before the next attempt: what the server asks for, else a backoff."""
+        error = state.outcome.exception() if state.outcome else None
+        asked = _retry_after(error)
+        return _BACKOFF(state) if asked is None else asked
+
+    def _may_retry(self, error: BaseException) -> bool:
         if isinstance(error, Unreachable):
             return error.passes and (self._repeatable or not error.done)
         if isinstance(error, RefServerError):
@@ -114,10 +118,14 @@ class _RetryPolicy:
             return overloaded or (error.status >= 500 and self._repeatable)
         return False
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: BaseException) -> str:
         if isinstance(error, Unreachable):
             return f"the reference server at {self._url} does not answer ({error.reason}){self._hint}"
         return f"the reference server at {self._url} says: {error}"
+
+
+def _retry_after(error: BaseException | None) -> float | None:
+    return error.retry_after if isinstance(error, RefServerError) else None
 
 
 def unready_reason(error: ClientError) -> str:

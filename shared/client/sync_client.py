@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
+import tenacity
 
 from shared.api import (
     Admitted,
@@ -197,7 +198,7 @@ class RefServerClient(Connection):
         return self._send(requests.replace_reference(snapshot, version))
 
     def _send(self, request: Request[T]) -> T:
-        for attempt in self.attempts(request):
+        for attempt in tenacity.Retrying(**self.retrying(request)):
             with attempt:
                 return self._send_once(request)
         raise AssertionError("the last attempt raises")
