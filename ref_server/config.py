@@ -2,10 +2,20 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag
 
 from ref_server.access.certificates import check_pair
@@ -63,6 +73,23 @@ def _of_one_run(of_all: int, bound: int | None) -> int:
     return alone if bound is None else min(bound, alone)
 
 
+def _known_store(store: str) -> str:
+    if store == "sqlite":
+        return store
+    if not store.startswith(("postgresql://", "postgres://")):
+        raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
+    if not _is_conninfo(store):
+        raise ValueError(
+            "is not a URL that PostgreSQL takes; in a password, characters other than letters and digits are "
+            "written as %40, %2F and so on"
+        )
+    return store
+
+
+# sqlite, or the URL of a database; settings with it must not be repeated, since it may hold a password.
+StoreUrl = Annotated[str, AfterValidator(_known_store)]
+
+
 class ServeConfig(BaseSettings):
     """Serve a frozen reference model: score uploaded batches, queue them durably, lease them to trainers."""
 
@@ -108,7 +135,7 @@ class ServeConfig(BaseSettings):
     """Let clients of the Simple-GRPO protocol on this machine in without a token."""
     data_dir: Path = Path(".tandem")
     """Where the queue is kept, unless it is on PostgreSQL. A restart from the same folder finds it."""
-    store: str = Field(default="sqlite", repr=False)  # may hold a password
+    store: StoreUrl = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
     max_batch_tokens: int = Field(default=131_072, ge=2)
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
@@ -130,20 +157,6 @@ class ServeConfig(BaseSettings):
     """Lowest level that is logged: debug (every request), info, warning, error."""
     queue: QueueConfig = QueueConfig()
     _keys: Keys = PrivateAttr(default_factory=Keys)
-
-    @field_validator("store")
-    @classmethod
-    def _store_is_known(cls, store: str) -> str:
-        if store == "sqlite":
-            return store
-        if not store.startswith(("postgresql://", "postgres://")):
-            raise ValueError("must be sqlite or postgresql://USER@HOST/DATABASE")
-        if not _is_conninfo(store):
-            raise ValueError(
-                "is not a URL that PostgreSQL takes; in a password, characters other than letters and digits are "
-                "written as %40, %2F and so on"
-            )
-        return store
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -1,4 +1,7 @@
-"""Opens the queue that the settings select."""
+"""Opens the queue that the settings select, for a server or as a whole."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -6,14 +9,28 @@ from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
 from ref_server.queue.postgres import PostgresQueue
 from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.transaction import Database
+from ref_server.queue.whole_stores import filling_postgres, filling_sqlite, reading_postgres, reading_sqlite
+
+_FILE = "queue.sqlite"
 
 
 def open_queue(config: ServeConfig) -> Queue:
     """Raises StorageBroken when the store cannot be reached, is damaged, or belongs to another program."""
     bounds = {"limits": config.queue.limits, "retention_seconds": config.queue.retention_days * 86_400}
     if config.store == "sqlite":
-        return SqliteQueue(config.data_dir / "queue.sqlite", **bounds)
+        return SqliteQueue(config.data_dir / _FILE, **bounds)
     return PostgresQueue(config.store, **bounds)
+
+
+def reading(store: str, data_dir: Path) -> AbstractContextManager[Database]:
+    """All that the store holds at one moment. Raises StorageBroken."""
+    return reading_sqlite(data_dir / _FILE) if store == "sqlite" else reading_postgres(store)
+
+
+def filling(store: str, data_dir: Path) -> AbstractContextManager[tuple[Database, float]]:
+    """One transaction that fills the store, and the time on the clock of its leases. Raises StorageBroken."""
+    return filling_sqlite(data_dir / _FILE) if store == "sqlite" else filling_postgres(store)
 
 
 def describe_store(config: ServeConfig) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -34,6 +35,11 @@ def print_json(answer: Answer, **more: Any) -> None:
 
 def print_error(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+def progress_bar() -> Progress:
+    """On standard error, where that is a terminal."""
+    return Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty())
 
 
 def table(*headers: str, numbers: Collection[str], long: Collection[str] = ()) -> Table:

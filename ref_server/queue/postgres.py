@@ -98,7 +98,7 @@ class PostgresQueue(SqlQueue):
                 if attempt == _DEADLOCK_ATTEMPTS:
                     raise StorageBroken(f"the database is too busy: {error}") from error
             except psycopg.Error as error:
-                raise _storage_error(error) from error
+                raise storage_error(error) from error
             else:
                 self.activity.add(tally)
                 return result
@@ -110,7 +110,7 @@ class PostgresQueue(SqlQueue):
         try:
             db.execute("SELECT set_config('synchronous_commit', %s, true)", ["on" if durable else "off"])
             now = self._clock(db)
-            tx = self._begin(_Postgres(db), now, now)
+            tx = self._begin(PostgresDatabase(db), now, now)
             result = operation(tx)
             started = time.monotonic()
             db.commit()
@@ -139,7 +139,7 @@ class PostgresQueue(SqlQueue):
                 self._claims.discard(id)
 
 
-class _Postgres:
+class PostgresDatabase:
     """The `Database` of a PostgreSQL connection. Takes `?` as placeholder, as SQLite does."""
 
     lock = "FOR UPDATE"
@@ -161,15 +161,17 @@ def _storable(value: Value) -> Value:
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value
 
 
-def _connect(url: str) -> ConnectionPool:
-    def configure(db: psycopg.Connection) -> None:
-        # A cluster created without a locale stores texts as SQL_ASCII, which psycopg would return as bytes.
-        db.execute(f"SET client_encoding TO 'UTF8'; SET search_path TO {postgres_schema.SCHEMA}".encode())
-        # Every query has an index in its order. Until the tables are first analysed the planner does not know their
-        # sizes, and would read and sort all rows to return a few.
-        db.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off")
-        db.commit()
+def configure(db: psycopg.Connection) -> None:
+    """What every connection to the queue needs."""
+    # A cluster created without a locale stores texts as SQL_ASCII, which psycopg would return as bytes.
+    db.execute(f"SET client_encoding TO 'UTF8'; SET search_path TO {postgres_schema.SCHEMA}".encode())
+    # Every query has an index in its order. Until the tables are first analysed the planner does not know their
+    # sizes, and would read and sort all rows to return a few.
+    db.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off")
+    db.commit()
 
+
+def _connect(url: str) -> ConnectionPool:
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # our own errors say the same
     # check: replaces connections that a restart of the database has closed, before they are used.
     pool: ConnectionPool[psycopg.Connection] = ConnectionPool(
@@ -187,7 +189,7 @@ def _connect(url: str) -> ConnectionPool:
     return pool
 
 
-def _storage_error(error: psycopg.Error) -> Exception:
+def storage_error(error: psycopg.Error) -> Exception:
     """Translates a database error to StorageFull or StorageBroken. Other errors are bugs and are returned unchanged."""
     if isinstance(error, DiskFull):
         return StorageFull(f"the database's disk is full: {error}")

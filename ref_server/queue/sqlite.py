@@ -49,7 +49,7 @@ class SqliteQueue(SqlQueue):
                 sqlite_file.prepare(db, path)
             except apsw.Error as error:
                 raise storage_error(error) from error
-            self._db = _Sqlite(db)
+            self._db = SqliteDatabase(db)
             self._writer = Writer(db, self.activity)
             opened.callback(self._writer.close)
             self.activity.add(self._writer.call(self._recover, durable=False))
@@ -76,7 +76,7 @@ class SqliteQueue(SqlQueue):
         return result
 
 
-class _Sqlite:
+class SqliteDatabase:
     """The `Database` of the SQLite connection. It needs no locks, since only one thread uses it."""
 
     lock = ""

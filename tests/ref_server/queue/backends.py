@@ -50,11 +50,11 @@ class Backend(Protocol):
 
 class SqliteBackend:
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "queue.sqlite"
+        self.path = folder / "queue.sqlite"
 
     def open(self, clock: Clock, limits: LimitsView) -> Queue:
         return SqliteQueue(
-            self._path, limits=limits, retention_seconds=RETENTION, clock=clock.monotonic, wall=clock.wall
+            self.path, limits=limits, retention_seconds=RETENTION, clock=clock.monotonic, wall=clock.wall
         )
 
 

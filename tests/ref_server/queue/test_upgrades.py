@@ -94,9 +94,9 @@ def sqlite_shape(path: Path) -> dict[str, Any]:
     with closing(apsw.Connection(str(path))) as db:
         made = db.execute("SELECT name, type, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'").fetchall()
         return {
-            name: sorted(tuple(row)[1:] for row in db.execute(f"PRAGMA table_info({name})"))
+            str(name): sorted(tuple(row)[1:] for row in db.execute(f"PRAGMA table_info({name})"))
             if kind == "table"
-            else " ".join(sql.split())
+            else " ".join(str(sql).split())
             for name, kind, sql in made
         }
 
