@@ -50,6 +50,8 @@ class QueueConfig(BaseModel):
     """A further bound for the batches of one run that are leased and not yet acknowledged."""
     max_deliveries: int = Field(default=5, ge=1)
     """A batch is dead after this many failed deliveries, or interrupted scorings (its server ended)."""
+    max_waiting_days: float = Field(default=7, gt=0)
+    """A batch expires when it has waited so many days and nothing has happened to it."""
     retention_days: float = Field(default=30, gt=0)
     """Days for which the id of a settled batch is remembered, so that uploading it again is harmless."""
 

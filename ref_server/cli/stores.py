@@ -17,7 +17,11 @@ _FILE = "queue.sqlite"
 
 def open_queue(config: ServeConfig) -> Queue:
     """Raises StorageBroken when the store cannot be reached, is damaged, or belongs to another program."""
-    bounds = {"limits": config.queue.limits, "retention_seconds": config.queue.retention_days * 86_400}
+    bounds = {
+        "limits": config.queue.limits,
+        "retention_seconds": config.queue.retention_days * 86_400,
+        "max_waiting_seconds": config.queue.max_waiting_days * 86_400,
+    }
     if config.store == "sqlite":
         return SqliteQueue(config.data_dir / _FILE, **bounds)
     return PostgresQueue(config.store, **bounds)

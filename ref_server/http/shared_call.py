@@ -1,6 +1,7 @@
 """A shared call with a timeout, for a store that may not answer."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -10,15 +11,24 @@ T = TypeVar("T")
 
 
 class SharedCall(Generic[T]):
-    """Makes one call at a time, on a thread of its own. All who wait meanwhile get the same result."""
+    """Makes one call at a time, on a thread of its own. All who wait meanwhile get the same result.
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    A result is given again for fresh_seconds, so that many who ask cost no more calls than one.
+    """
+
+    def __init__(
+        self, call: Callable[[], T], *, fresh_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._call = call
+        self._fresh_seconds = fresh_seconds
+        self._clock = clock
         self._thread = CapacityLimiter(1)
         self._running: asyncio.Task[T] | None = None
+        self._began = 0.0
 
     async def result(self, timeout: float) -> T:
         """What the call returns or raises. Raises TimeoutError after `timeout` seconds; the call goes on."""
-        if self._running is None or self._running.done():
+        if self._running is None or (self._running.done() and self._clock() >= self._began + self._fresh_seconds):
+            self._began = self._clock()
             self._running = asyncio.create_task(to_thread.run_sync(self._call, limiter=self._thread))
         return await asyncio.wait_for(asyncio.shield(self._running), timeout)

@@ -27,6 +27,7 @@ class Count(StrEnum):
     EXPIRED_STALE = "expired_stale"
     EXPIRED_ABANDONED = "expired_abandoned"
     EXPIRED_FINISHED = "expired_finished"
+    EXPIRED_UNUSED = "expired_unused"  # it waited too long
     EXPIRED_DROPPED = "expired_dropped"
     EXPIRED_DISPLACED = "expired_displaced"  # by newer batches of the same run
     DELIVERED = "delivered"  # by the legacy protocol, without a lease
@@ -100,8 +101,10 @@ class Activity:
         self._count_by(
             "expired_batches",
             "Batches that expired: too old; abandoned by a resumed training or another training of the run's name; "
-            "left over by a finished run; dropped by an operator; or displaced by newer ones of the legacy protocol",
+            "left over by a finished run; unused for too long; "
+            "dropped by an operator; or displaced by newer ones of the legacy protocol",
             "reason", stale=Count.EXPIRED_STALE, abandoned=Count.EXPIRED_ABANDONED, finished=Count.EXPIRED_FINISHED,
+            unused=Count.EXPIRED_UNUSED,
             dropped=Count.EXPIRED_DROPPED, displaced=Count.EXPIRED_DISPLACED,
         )  # fmt: skip
         self._count_by(

@@ -80,6 +80,7 @@ def requeue(tx: Transaction, id: str) -> State:
     state = State.READY if scored else State.QUEUED
     fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
     tx.move(seq, state, "requeued", returned=False, in_doubt=False, **fresh)
+    tx.shorten_history(seq)
     tx.count(Count.REQUEUED)
     return state
 
@@ -131,12 +132,6 @@ def interrupt(tx: Transaction, seq: int) -> None:
         reason = f"{detail}, {count} times"
         tx.move(seq, State.DEAD, reason, reason=reason, **ended)
         tx.count(Count.DEAD_INTERRUPTED)
-
-
-def forget(tx: Transaction, older_than: float) -> None:
-    """Deletes batches settled before `older_than` (Unix seconds), and incarnations first seen before it."""
-    tx.execute("DELETE FROM batches WHERE settled_at < ?", older_than)
-    tx.execute("DELETE FROM incarnations WHERE seen_at < ?", older_than)
 
 
 def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:

@@ -17,3 +17,5 @@ CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX events_of_batch ON events (seq, number);
 """
+# Those that a store of any version gets when it is opened: older programs can use it with them, too.
+ADDED_INDEXES = f"CREATE INDEX IF NOT EXISTS waiting_by_age ON batches (admitted_at) WHERE {WAITING};"

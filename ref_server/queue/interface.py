@@ -5,7 +5,7 @@ block and are safe to call from any thread. They return after their change is co
 batch return once the change survives a power cut. The queue knows no HTTP and no tensors: payloads are bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +106,19 @@ class Lease:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The batches that a lease request may get: those of a lineage up to an epoch, or of any run."""
+
+    run: str | None
+    lineage: str = ""
+    epoch: int | None = None
+
+    @staticmethod
+    def by(request: LeaseBody) -> "Wanted":
+        return Wanted(request.run, request.own_lineage, request.epoch)
+
+
+@dataclass(frozen=True)
 class Stats:
     """runs: each run's depth by state, empty states left out. oldest_age: age in seconds of the oldest waiting batch.
 
@@ -193,6 +206,13 @@ class Queue(Protocol):
         """
         ...
 
+    def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+        """How many batches could be leased now to requests that wait: at most as many as wait, none left out.
+
+        waiting: how many requests want which batches. alive: the runs and lineages that are present, since they wait.
+        """
+        ...
+
     def ack(self, leases: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
         """Settles batches as done, durably."""
         ...
@@ -226,8 +246,15 @@ class Queue(Protocol):
         """
         ...
 
+    def tidy(self) -> bool:
+        """Forgets what was settled long ago, and runs and consumers that are gone; expires what waited too long.
+
+        Does a bounded part of it. Returns whether more may be left.
+        """
+        ...
+
     def get(self, id: str) -> BatchDetails | None:
-        """One batch with its history."""
+        """One batch with its history: the first events and the newest, where there were many."""
         ...
 
     def runs_of(self, ids: Sequence[str]) -> set[str]:

@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import lineages
+from ref_server.queue import lineages, ready
 from ref_server.queue.freshness import expire_useless
-from ref_server.queue.interface import Lease, Superseded, TooManyInFlight
+from ref_server.queue.interface import Lease, Superseded, TooManyInFlight, Wanted
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction, Value
-from shared.api import LEGACY_RUN, Key, LeaseBody, Order, Outcome, State
+from shared.api import Key, LeaseBody, Order, Outcome, State
 
 # In every order, batches that came back from a lease come first.
 ORDERS = {
     Order.FIFO: "returned DESC, seq",
     Order.FRESHEST: "returned DESC, policy_version DESC, seq DESC",
 }
+
+# That an incarnation lives is written down at most this often.
+_SEEN_SECONDS = 60.0
 
 
 class _Held(NamedTuple):
@@ -134,8 +137,12 @@ def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
     consumer, incarnation = request.consumer, request.incarnation
     if incarnation is None:
         return
-    newest = tx.one("SELECT incarnation FROM incarnations WHERE consumer = ? ORDER BY number DESC LIMIT 1", consumer)
-    if newest == incarnation:
+    newest = "SELECT incarnation, seen_at FROM incarnations WHERE consumer = ? ORDER BY number DESC LIMIT 1"
+    known, seen_at = tx.one(newest, consumer) or (None, 0.0)
+    if known == incarnation:
+        if seen_at <= tx.at - _SEEN_SECONDS:
+            seen = "UPDATE incarnations SET seen_at = ? WHERE consumer = ? AND incarnation = ?"
+            tx.execute(seen, tx.at, consumer, incarnation)
         return
     known = "SELECT 1 FROM incarnations WHERE consumer = ? AND incarnation = ?"
     if tx.one(known, consumer, incarnation):
@@ -184,14 +191,9 @@ def _check_in_flight(tx: Transaction, run: str | None) -> None:
 
 def _first_ready(tx: Transaction, request: LeaseBody) -> int | None:
     """seq of the first ready batch in the request's order. Each order has an index, so depth does not matter."""
-    if request.run is None:
-        conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
-    else:
-        conditions = {"run = ?": request.run, "lineage = ?": request.own_lineage, "epoch <= ?": request.epoch}
-    given = {condition: value for condition, value in conditions.items() if value is not None}
-    where = " AND ".join(["state = 'ready'", *given])
+    where, values = ready.condition(Wanted.by(request))
     order = f"ORDER BY {ORDERS[request.order]} LIMIT 1"
-    return tx.one(f"SELECT seq FROM batches WHERE {where} {order} {tx.db.skip_locked}", *given.values())
+    return tx.one(f"SELECT seq FROM batches WHERE {where} {order} {tx.db.skip_locked}", *values)
 
 
 def _grant(tx: Transaction, seq: int, request: LeaseBody) -> None:
@@ -262,4 +264,5 @@ def _count_failed_delivery(tx: Transaction, held: _Held, detail: str) -> None:
 
 def _return_to_ready(tx: Transaction, held: _Held, detail: str, deliveries: int) -> None:
     end(tx, held.seq, State.READY, detail, deliveries=deliveries, returned=True)
+    tx.shorten_history(held.seq)
     lineages.expire_if_useless(tx, held.seq)

@@ -18,7 +18,7 @@ from psycopg_pool import ConnectionPool, PoolClosed
 from ref_server.metrics.activity import Tally
 from ref_server.queue import postgres_schema
 from ref_server.queue.interface import Claim, StorageBroken, StorageFull
-from ref_server.queue.sql import SqlQueue
+from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LimitsView, State
 
@@ -41,7 +41,8 @@ def database_time(db: psycopg.Connection) -> float:
 class PostgresQueue(SqlQueue):
     """The `Queue` in the database at `url`. Creates its tables if there are none.
 
-    retention_seconds: how long a settled batch's id stays known. claim_seconds: a server that does not renew its claims
+    retention_seconds: how long a settled batch's id stays known. max_waiting_seconds: how long a batch waits untouched
+    before it expires. claim_seconds: a server that does not renew its claims
     for this long loses them. upkeep_seconds: how often claims are renewed. clock: Unix seconds, by default the
     database's; tests pass their own. Raises StorageBroken when the database is unreachable or has an unknown schema.
     """
@@ -51,12 +52,13 @@ class PostgresQueue(SqlQueue):
         url: str,
         *,
         limits: LimitsView,
-        retention_seconds: float = 30 * 86400.0,
+        retention_seconds: float = RETENTION_SECONDS,
+        max_waiting_seconds: float = WAITING_SECONDS,
         claim_seconds: float = 60.0,
         upkeep_seconds: float = 1.0,
         clock: Callable[[psycopg.Connection], float] = database_time,
     ) -> None:
-        super().__init__(limits, retention_seconds)
+        super().__init__(limits, retention_seconds, max_waiting_seconds)
         self._claim_seconds = claim_seconds
         self._upkeep_seconds = upkeep_seconds
         self._clock = clock

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from ref_server.queue.indexes import INDEXES
+from ref_server.queue.indexes import ADDED_INDEXES, INDEXES
 from ref_server.queue.interface import StorageBroken
 from ref_server.queue.postgres_upgrades import UPGRADES
 
@@ -152,3 +152,4 @@ def prepare(db: psycopg.Connection) -> None:
         db.execute("UPDATE version SET number = %s", [found])
     if found != SCHEMA_VERSION:
         raise StorageBroken(f"the database has schema version {found}, this program reads {SCHEMA_VERSION}")
+    db.execute(ADDED_INDEXES.encode())

@@ -7,18 +7,20 @@ it uses.
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue import batches, catalog, latest, leasing, lineages, references
-from ref_server.queue.interface import Claim, Lease, Stats, Upload, WantedReference
+from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, ready, references
+from ref_server.queue.interface import Claim, Lease, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
 
 T = TypeVar("T")
 
-_HOUSEKEEPING_SECONDS = 60.0
+# By default. WAITING_SECONDS: how long a batch may wait untouched.
+RETENTION_SECONDS = 30 * 86_400.0
+WAITING_SECONDS = 7 * 86_400.0
 
 
 class SqlQueue(ABC):
@@ -26,11 +28,11 @@ class SqlQueue(ABC):
 
     _claim_seconds: float | None = None
 
-    def __init__(self, limits: LimitsView, retention_seconds: float) -> None:
+    def __init__(self, limits: LimitsView, retention_seconds: float, max_waiting_seconds: float) -> None:
         self._limits = limits
         self._retention_seconds = retention_seconds
+        self._max_waiting_seconds = max_waiting_seconds
         self._scorer = secrets.token_hex(8)
-        self._housekeeping_due = float("-inf")
         self.activity = Activity()
 
     @abstractmethod
@@ -73,6 +75,9 @@ class SqlQueue(ABC):
     def lease(self, request: LeaseBody) -> Lease | None:
         return self._run(lambda tx: leasing.lease(tx, request))
 
+    def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+        return self._run(lambda tx: ready.look(tx, waiting, alive))
+
     def ack(self, leases: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
         return self._run(lambda tx: leasing.ack(tx, leases, checkpoint), durable=True)
 
@@ -90,6 +95,9 @@ class SqlQueue(ABC):
 
     def drop(self, id: str) -> None:
         self._run(lambda tx: batches.drop(tx, id), durable=True)
+
+    def tidy(self) -> bool:
+        return self._run(lambda tx: housekeeping.tidy(tx, self._retention_seconds, self._max_waiting_seconds))
 
     def get(self, id: str) -> BatchDetails | None:
         return self._run(lambda tx: catalog.get(tx, id))
@@ -120,9 +128,6 @@ class SqlQueue(ABC):
         """now: seconds on the clock of leases. at: Unix seconds."""
         tx = self._transaction(db, now, at)
         batches.sweep(tx)
-        if now >= self._housekeeping_due:
-            self._housekeeping_due = now + _HOUSEKEEPING_SECONDS
-            batches.forget(tx, older_than=at - self._retention_seconds)
         return tx
 
     def _transaction(self, db: Database, now: float, at: float) -> Transaction:

@@ -10,20 +10,19 @@ import apsw
 
 from ref_server.metrics.activity import Tally
 from ref_server.queue import batches, leasing, sqlite_file
-from ref_server.queue.sql import SqlQueue
+from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
 from ref_server.queue.sqlite_writer import Writer, storage_error
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LimitsView
 
 T = TypeVar("T")
 
-_DAY = 86400.0
-
 
 class SqliteQueue(SqlQueue):
     """The `Queue` in the file `path`. Creates the file if there is none.
 
-    retention_seconds: how long a settled batch's id stays known. clock: monotonic seconds, used for leases; a restart
+    retention_seconds: how long a settled batch's id stays known. max_waiting_seconds: how long a batch waits untouched
+    before it expires. clock: monotonic seconds, used for leases; a restart
     starts another clock, so it gives every lease its full time again. wall: Unix seconds.
     Raises StorageBroken when the file is damaged, of an unknown schema, on a network file system, or held by another
     process.
@@ -34,11 +33,12 @@ class SqliteQueue(SqlQueue):
         path: Path,
         *,
         limits: LimitsView,
-        retention_seconds: float = 30 * _DAY,
+        retention_seconds: float = RETENTION_SECONDS,
+        max_waiting_seconds: float = WAITING_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(limits, retention_seconds)
+        super().__init__(limits, retention_seconds, max_waiting_seconds)
         self._clock = clock
         self._wall = wall
         with ExitStack() as opened:

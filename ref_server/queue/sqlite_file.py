@@ -7,6 +7,7 @@ from typing import IO
 import apsw
 import psutil
 
+from ref_server.queue.indexes import ADDED_INDEXES
 from ref_server.queue.interface import StorageBroken
 from ref_server.queue.sqlite_schema import create_or_upgrade
 
@@ -74,3 +75,4 @@ def prepare(db: apsw.Connection, path: Path) -> None:
     db.pragma("fullfsync", True)  # macOS: a plain fsync stops at the drive's cache
     db.pragma("journal_size_limit", 64 * 2**20)  # truncates a WAL that grew during a burst
     create_or_upgrade(db, path)
+    db.execute(ADDED_INDEXES)

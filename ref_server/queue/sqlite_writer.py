@@ -17,11 +17,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import apsw
+import structlog
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue.interface import StorageBroken, StorageFull
 
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 _MAX_GROUP = 256
 # Longest wait for other durable operations, in seconds: about one flush on a slow disk.
@@ -47,7 +50,7 @@ def storage_error(error: Exception) -> Exception:
     return error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Job:
     """An operation and its caller's future. durable: answer only once the commit survives a power cut."""
 
@@ -69,7 +72,8 @@ class Writer:
         self._db = db
         self._activity = activity
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._closed = False
+        self._closed: str | None = None  # why no job is taken any more
+        self._open: set[_Job] = set()  # taken, and not answered yet
         self._ended = False  # the None that ends the thread was taken
         self._expected = 1  # durable operations to expect in the next group
         self._putting = threading.Lock()  # no job may be put after the None that ends the thread
@@ -85,23 +89,40 @@ class Writer:
         job = _Job(operation, durable)
         with self._putting:
             if self._closed:
-                raise StorageBroken("the queue is closed")
+                raise StorageBroken(self._closed)
             self._jobs.put(job)
         return job.answer
 
     def close(self) -> None:
         """Finishes the waiting operations, then ends the thread."""
-        with self._putting:
-            if not self._closed:
-                self._closed = True
-                self._jobs.put(None)
+        self._refuse_more("the queue is closed")
         self._thread.join()
 
+    def _refuse_more(self, why: str) -> None:
+        with self._putting:
+            if self._closed is None:
+                self._closed = why
+                self._jobs.put(None)
+
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # whatever it was: nobody else would answer the callers
+            log.critical("the writer of the queue has ended with an error", exc_info=True)
+            self._roll_back()
+            self._refuse_more(f"the writer of the queue has ended: {error!r}")
+            while not self._ended and (job := self._jobs.get()):
+                self._open.add(job)
+            for job in self._open:
+                if not job.answer.done():
+                    job.refuse(StorageBroken(self._closed))
+
+    def _serve(self) -> None:
         durable: list[_Job] = []
         deadline = 0.0
         while not self._ended or durable:
             jobs = self._take(timeout=deadline - time.monotonic() if durable else None)
+            self._open.update(jobs)
             if not durable:
                 deadline = time.monotonic() + _LINGER_SECONDS
             quick = [job for job in jobs if not job.durable]
@@ -112,6 +133,7 @@ class Writer:
                 durable = []
             elif quick:
                 self._commit(quick)
+            self._open = set(durable)
             del jobs, quick  # frees their payloads while the thread waits
 
     def _expect_next(self, came: int) -> None:

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from ref_server.metrics.activity import Count, Tally
 from shared.api import LimitsView, State
 
+# Of a batch's history the first events, and as many of the newest, are kept.
+KEPT_EVENTS = 50
+
 Value = str | int | float | bool | bytes | None
 
 
@@ -76,3 +79,14 @@ class Transaction:
 
     def note(self, seq: int, state: State, detail: str = "") -> None:
         self.execute("INSERT INTO events (seq, at, state, detail) VALUES (?, ?, ?, ?)", seq, self.at, state, detail)
+
+    def shorten_history(self, seq: int) -> None:
+        """Keeps the first and the newest events of a batch that comes and goes; those between are forgotten."""
+        own = "SELECT number FROM events WHERE seq = ? ORDER BY number"
+        self.execute(
+            f"DELETE FROM events WHERE seq = ? AND number > ({own} LIMIT 1 OFFSET {KEPT_EVENTS - 1}) "
+            f"AND number < ({own} DESC LIMIT 1 OFFSET {KEPT_EVENTS - 1})",
+            seq,
+            seq,
+            seq,
+        )

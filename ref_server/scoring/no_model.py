@@ -43,7 +43,7 @@ class NoReference:
         _refuse()
 
     def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> "NoScoring":
-        return NoScoring(queue, on_ready)
+        return NoScoring(queue)
 
 
 class NoScoring:
@@ -51,9 +51,8 @@ class NoScoring:
 
     failed = False
 
-    def __init__(self, queue: Queue, on_ready: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._on_ready = on_ready
         self.alive = True
         self.totals = ScoringTotals()
 
@@ -72,7 +71,7 @@ class NoScoring:
         pass
 
     def ring(self) -> None:
-        self._on_ready()
+        pass
 
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
         _refuse()

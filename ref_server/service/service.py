@@ -11,34 +11,12 @@ from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue, StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import NotReady, Reference
 from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
+from ref_server.service.housekeeping import keep_tidy
+from ref_server.service.polls import Polls
 from ref_server.service.served_reference import ServedReference
 from shared import wire
-from shared.api import LEGACY_RUN, QueueView, TokensView, Uploaded
+from shared.api import LEGACY_RUN, QueueView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
-
-
-class Bell:
-    """Wakes all long polls when a batch may have become ready. Any thread may ring it."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event = asyncio.Event()
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Sets the event loop on which the long polls wait."""
-        self._loop = loop
-
-    def ring(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def next(self) -> asyncio.Event:
-        """The event that the next ring sets. Get it before looking for a batch, so that no ring is missed."""
-        return self._event
-
-    def _wake(self) -> None:
-        rung, self._event = self._event, asyncio.Event()
-        rung.set()
 
 
 class Service:
@@ -47,21 +25,24 @@ class Service:
     def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
         self.config = config
         self.queue = queue
-        self.bell = Bell()
+        self.polls = Polls()
+        self._watch: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self.draining = False
         self.closed = False
-        self._served = ServedReference(reference, queue, self.bell.ring)
+        self._served = ServedReference(reference, queue, self.polls.look_now)
         self.scoring = self._served.scoring
 
     def start(self) -> None:
-        self.bell.attach(asyncio.get_running_loop())
+        self._watch = asyncio.create_task(self.polls.watch(self.queue))
+        self._tidying = asyncio.create_task(keep_tidy(self.queue))
         self._served.start()
 
     def drain(self) -> None:
         """Refuses new work, ends the long polls, lets the scoring loop finish its batches. Returns at once."""
         self.draining = True
         self._served.stop()
-        self.bell.ring()
+        self.polls.wake_all()
 
     def close(self) -> None:
         """Waits until the batches being scored are saved, then closes the store."""
@@ -97,6 +78,8 @@ class Service:
             return "the scoring loop has ended"
         if self._served.lacking is not None:
             return f"no batch is scored here: {self._served.lacking}"
+        if self._watch is not None and self._watch.done():
+            return "nobody looks for batches on behalf of waiting leases"
         return None
 
     def not_ready_reason(self) -> str | None:
@@ -132,6 +115,8 @@ class Service:
         )
         uploaded = self.queue.put(upload)
         self.scoring.ring()
+        if uploaded.state is State.READY:
+            self.polls.ring(upload.run)
         return uploaded
 
     def finish(self, run: str, lineage: str) -> int:

@@ -1,6 +1,6 @@
 """The figures of a load test, beside their bars."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ def show(title: str, figures: Sequence[Figure]) -> bool:
     return all(figure.passed for figure in figures)
 
 
-def milliseconds(seconds: Sequence[float]) -> str:
+def milliseconds(seconds: Collection[float]) -> str:
     """Median, 99th percentile and largest."""
     if not seconds:
         return "none"

@@ -126,7 +126,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         """
         state = _known(service.queue.requeue, id)
         service.scoring.ring()
-        service.bell.ring()
+        service.polls.look_now()
         return Admitted(id=id, state=state)
 
     @app.delete("/v1/batches/{id}", status_code=204, responses=errors(404, 409, 503, 507))

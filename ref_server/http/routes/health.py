@@ -12,10 +12,12 @@ from ref_server.service.service import Service
 
 # Seconds after which a store that does not answer counts as not ready.
 _TIMEOUT = 5.0
+# A check of the store flushes the disk, and nobody needs a token to ask: so it is made at most once a second.
+_FRESH_SECONDS = 1.0
 
 
 def add(app: FastAPI, service: Service) -> None:
-    readiness = SharedCall(service.not_ready_reason)
+    readiness = SharedCall(service.not_ready_reason, fresh_seconds=_FRESH_SECONDS)
 
     @app.get("/livez", response_class=PlainTextResponse)
     @requires(Role.OPEN)

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
@@ -14,13 +15,14 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import SAFETENSORS, errors
-from ref_server.queue.interface import Lease, TooManyInFlight
+from ref_server.queue.interface import Lease, TooManyInFlight, Wanted
+from ref_server.service.polls import Poll
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import AckBody, Error, ExtendBody, Key, LeaseBody, LeasesBody, Outcome, ReleaseBody, Result, Results
 
-# A poll tries again after this many seconds: the bell does not ring for expired leases or other servers.
-POLL_SECONDS = 0.5
+# Threads that lease. They are not those of the heartbeats, which must not wait behind a thousand lease requests.
+LEASE_THREADS = 8
 
 _LEASED = {
     "description": "a batch",
@@ -48,6 +50,8 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 def _add_lease(app: FastAPI, service: Service) -> None:
+    threads = CapacityLimiter(LEASE_THREADS)
+
     @app.post(
         "/v1/batches/lease", response_class=Response,
         responses={200: _LEASED, 204: {"description": "none came in time"}, **errors(503, 507), **_REFUSED},
@@ -61,8 +65,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
             -d '{"consumer": "me", "run": "curl", "wait_seconds": 5}' --dump-header - --output leased.safetensors
         ```
         """
-        asked = _confined(body, asker)
-        got = await _poll(service, partial(service.queue.lease, asked), body.wait_seconds, request)
+        got = await _poll(service, threads, _confined(body, asker), request)
         if got is None:
             return Response(status_code=204)
         note(request, id=got.id)
@@ -87,7 +90,7 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         ```
         """
         results = await _settle(service, asker, body, lambda keys: service.queue.ack(keys, body.checkpoint))
-        service.bell.ring()  # fewer are in flight now
+        service.polls.look_now()  # fewer are in flight now
         return results
 
     @app.post("/v1/leases/extend", responses=errors(503, 507))
@@ -115,32 +118,54 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         ```
         """
         results = await _settle(service, asker, body, lambda keys: service.queue.release(keys, body.error))
-        service.bell.ring()
+        service.polls.look_now()
         return results
 
 
-async def _poll(service: Service, lease: Callable[[], Lease | None], seconds: float, request: Request) -> Lease | None:
-    """Tries whenever the bell rings, until there is a lease or the time is over. Holds no thread while it waits."""
-    deadline = time.monotonic() + seconds
-    while True:
-        bell = service.bell.next()
-        if service.draining:
-            raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
+async def _poll(service: Service, threads: CapacityLimiter, asked: LeaseBody, request: Request) -> Lease | None:
+    """Tries at once and whenever it is woken, until there is a lease or the time is over."""
+    deadline = time.monotonic() + asked.wait_seconds
+    with service.polls.join(Wanted.by(asked), request.state.holder) as poll:
         if await request.is_disconnected():
             return None
-        try:
-            got = await run_in_threadpool(lease)
-        except TooManyInFlight:
-            if time.monotonic() >= deadline:
-                raise
-            got = None
-        remaining = deadline - time.monotonic()
-        if got or remaining <= 0:
+        got, refusal = await _try(service, threads, asked, poll)
+        if got:
             return got
-        try:
-            await asyncio.wait_for(bell.wait(), min(remaining, POLL_SECONDS))
-        except TimeoutError:
-            continue
+        with _departure(request, poll) as gone:
+            while await poll.wait(deadline - time.monotonic()):
+                if gone.done():
+                    return None
+                got, refusal = await _try(service, threads, asked, poll)
+                if got:
+                    return got
+    if refusal:
+        raise refusal
+    return None
+
+
+async def _try(
+    service: Service, threads: CapacityLimiter, asked: LeaseBody, poll: Poll
+) -> tuple[Lease | None, TooManyInFlight | None]:
+    """A lease, or why there is none: an ack may make room while the request waits."""
+    if service.draining:
+        raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
+    try:
+        got, refusal = await to_thread.run_sync(service.queue.lease, asked, limiter=threads), None
+    except TooManyInFlight as full:
+        got, refusal = None, full
+    poll.looked()
+    return got, refusal
+
+
+@contextmanager
+def _departure(request: Request, poll: Poll) -> Iterator[asyncio.Future]:
+    """Is done when the client goes away, and then wakes the poll. The body was read: nothing else comes."""
+    gone = asyncio.ensure_future(request.receive())
+    gone.add_done_callback(lambda _: poll.ring())
+    try:
+        yield gone
+    finally:
+        gone.cancel()
 
 
 def _confined(body: LeaseBody, asker: Holder) -> LeaseBody:

@@ -3,7 +3,7 @@
 It says what a `Queue` must do, so that a test can put both through the same operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ref_server.queue.interface import (
@@ -13,12 +13,13 @@ from ref_server.queue.interface import (
     Superseded,
     TooManyInFlight,
     Upload,
+    Wanted,
     WrongState,
 )
 from shared.api import Depth, Key, LeaseBody, LimitsView, Order, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock
 
-HOUSEKEEPING = 60.0
+SILENCE_SECONDS = 3600.0
 PRESENCE = 10.0
 SETTLED = (State.DONE, State.EXPIRED, State.DEAD)
 
@@ -95,16 +96,15 @@ class ModelQueue:
     def __init__(self, limits: LimitsView, clock: Clock, claim_seconds: float | None) -> None:
         self.limits, self.clock, self.claim_seconds = limits, clock, claim_seconds
         self.entries: list[Entry] = []
-        self.lives: list[tuple[str, str, float]] = []  # consumer, incarnation, first seen; the newest last
+        self.lives: list[tuple[str, str, float]] = []  # consumer, incarnation, last seen; the newest last
         self.forks: dict[tuple[str, str, int], int] = {}
         self.holders: dict[str, Holder] = {}
         self.scorer = 0
-        self.due = float("-inf")
 
     # --- time
 
     def begin(self) -> Callable[[], None]:
-        """What time alone does. Returns how to undo the forgetting, which fails with the operation."""
+        """What time alone does. Returns how to undo what else an operation does that is then refused."""
         now = self.clock.now
         for entry in self.entries:
             if entry.hold and entry.hold.expires is not None and entry.hold.expires <= now:
@@ -112,22 +112,26 @@ class ModelQueue:
                     self._interrupt(entry)
                 else:
                     self._lose(entry)
-        before = self.entries, self.lives
-        if now >= self.due:
-            self.due = now + HOUSEKEEPING
-            old = now - RETENTION
-            self.entries = [e for e in self.entries if not (e.state in SETTLED and e.settled_at < old)]
-            self.lives = [life for life in self.lives if life[2] >= old]
+        before = list(self.lives)
 
         def undo() -> None:
-            self.entries, self.lives = before
+            self.lives = before
 
         return undo
+
+    def tidy(self) -> None:
+        old = self.clock.now - RETENTION
+        self.entries = [e for e in self.entries if not (e.state in SETTLED and e.settled_at < old)]
+        self.lives = [life for life in self.lives if life[2] >= old]
+        for run in {*self.holders} - {e.upload.run for e in self.entries}:
+            holder = self.holders[run]
+            if holder.heard + max(holder.seconds, SILENCE_SECONDS) <= self.clock.now:
+                del self.holders[run]
+                self.forks = {place: version for place, version in self.forks.items() if place[0] != run}
 
     def restart(self) -> None:
         """Another process opens the store."""
         self.scorer += 1
-        self.due = float("-inf")
         if self.claim_seconds is not None:
             return  # the claims and leases go on
         for holder in self.holders.values():
@@ -231,10 +235,7 @@ class ModelQueue:
             if entry.state is State.LEASED and entry.lease.repeats(request):
                 return entry
         leased = [entry for entry in self.entries if entry.state is State.LEASED]
-        if request.run is None and len(leased) >= self.limits.max_in_flight:
-            raise TooManyInFlight("full")
-        if request.run is not None:
-            self._check_in_flight(leased, request.run)
+        self._check_in_flight(leased, request.run)
         good = [entry for entry in self.entries if entry.state is State.READY and self._suits(entry, request)]
         if not good:
             return None
@@ -253,10 +254,32 @@ class ModelQueue:
         )
         return chosen
 
-    def _check_in_flight(self, leased: Sequence[Entry], run: str) -> None:
-        of_run = sum(entry.upload.run == run for entry in leased) + 1
-        free = self.limits.max_in_flight - len(leased) - 1
-        if of_run > free or of_run > self.limits.max_in_flight_per_run:
+    def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+        """For each kind of request as if it were alone."""
+        for run, lineage in alive:
+            self._hear(run, lineage)
+        leased = [entry for entry in self.entries if entry.state is State.LEASED]
+        found = {}
+        for wanted, requests in waiting.items():
+            request = LeaseBody(consumer="c", run=wanted.run, lineage=wanted.lineage or None, epoch=wanted.epoch)
+            ready = sum(entry.state is State.READY and self._suits(entry, request) for entry in self.entries)
+            room = 0
+            while room < min(requests, ready) and self._may_lease(leased, wanted.run, room):
+                room += 1
+            if room:
+                found[wanted] = room
+        return found
+
+    def _may_lease(self, leased: Sequence[Entry], run: str | None, more: int) -> bool:
+        """Whether one more may be leased after `more` were."""
+        free = self.limits.max_in_flight - len(leased) - more - 1
+        if run is None:
+            return free >= 0
+        of_run = sum(entry.upload.run == run for entry in leased) + more + 1
+        return of_run <= free and of_run <= self.limits.max_in_flight_per_run
+
+    def _check_in_flight(self, leased: Sequence[Entry], run: str | None) -> None:
+        if not self._may_lease(leased, run, 0):
             raise TooManyInFlight("full")
 
     def ack(self, keys: Sequence[Key]) -> list[Outcome]:
@@ -359,6 +382,7 @@ class ModelQueue:
             return
         lives = [incarnation for consumer, incarnation, _ in self.lives if consumer == request.consumer]
         if lives and lives[-1] == request.incarnation:
+            self.lives = [self._seen(life, request) for life in self.lives]
             return
         if request.incarnation in lives:
             raise Superseded
@@ -366,6 +390,12 @@ class ModelQueue:
         for entry in self.entries:
             if entry.state is State.LEASED and entry.lease.is_outlived_by(request):
                 self._lose(entry)
+
+    def _seen(self, life: tuple[str, str, float], request: LeaseBody) -> tuple[str, str, float]:
+        """A life that asks again; when it was seen is noted once a minute."""
+        consumer, incarnation, seen = life
+        late = (consumer, incarnation) == (request.consumer, request.incarnation) and seen <= self.clock.now - 60
+        return (consumer, incarnation, self.clock.now) if late else life
 
     def _is_anothers(self, run: str, lineage: str) -> bool:
         """Whether another lineage holds the run and is present."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import Queue, QueueFull, RunTaken
+from ref_server.queue.interface import Queue, QueueFull, RunTaken, Wanted
 from shared.api import LEGACY_RUN, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import ask, drain, key, lease, make_ready, reason, state, upload
@@ -44,6 +44,18 @@ def refusal(queue: Queue, lineage: str | None, **request) -> RunTaken:
 
 def outcomes(queue: Queue) -> dict[str, tuple[State, str | None]]:
     return {batch.id: (batch.state, batch.reason) for batch in queue.list(None, None, 100, None).batches}
+
+
+def test_a_lineage_that_waits_is_present(queue: Queue, clock: Clock) -> None:
+    ask_as(queue, "one")
+    for _ in range(4):
+        clock.advance(8)
+        queue.look({Wanted("run", "one"): 1}, [("run", "one"), ("run", "other"), ("unknown", "one")])
+    assert refusal(queue, "other").retry_after == pytest.approx(10)
+    clock.advance(8)
+    queue.look({Wanted("run", "one"): 1}, [])
+    clock.advance(8)
+    assert ask_as(queue, "other") is None, "a look alone is no sign of life"
 
 
 # --- whose batches

@@ -17,7 +17,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ref_server.queue.interface import ContentConflict, NoRoom, QueueFull, RunTaken, Superseded, Upload, WrongState
+from ref_server.queue.interface import (
+    ContentConflict,
+    NoRoom,
+    QueueFull,
+    RunTaken,
+    Superseded,
+    Upload,
+    Wanted,
+    WrongState,
+)
 from shared.api import BatchSummary, Key, LeaseBody, Order, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue
@@ -49,6 +58,9 @@ uploads = st.builds(
     ),
     ids, runs, lineages, st.integers(0, 2), small, st.integers(1, 20), st.booleans(),
 )  # fmt: skip
+
+
+wanted = st.just(Wanted(None)) | st.builds(Wanted, runs, lineages, st.sampled_from([None, 0, 1, 2]))
 
 
 @st.composite
@@ -163,6 +175,11 @@ class Machine(RuleBasedStateMachine):
         expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.body
         assert (lease.id, lease.lease_seconds, lease.deliveries, lease.body) == expected
 
+    @rule(waiting=st.dictionaries(wanted, st.integers(1, 5), max_size=4), alive=st.booleans())
+    def look(self, waiting: dict[Wanted, int], alive: bool) -> None:
+        present = {(each.run, each.lineage) for each in waiting if alive and each.run is not None}
+        self.same(lambda: self.queue.look(waiting, present), lambda: self.model.look(waiting, present))
+
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         keys = self.some_keys(data)
@@ -191,9 +208,16 @@ class Machine(RuleBasedStateMachine):
     def drop(self, id: str) -> None:
         self.same(lambda: self.queue.drop(id), lambda: self.model.drop(id))
 
-    @rule(seconds=st.sampled_from([1.0, 1.0, 5.0, 5.0, 10.0, 10.0, 61.0, RETENTION]))
+    @rule(seconds=st.sampled_from([1.0, 1.0, 5.0, 5.0, 10.0, 10.0, 61.0, RETENTION, 3600.0]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
+
+    @rule()
+    def tidy(self) -> None:
+        self.model.begin()
+        while self.queue.tidy():
+            pass
+        self.model.tidy()
 
     @rule()
     def restart(self) -> None:

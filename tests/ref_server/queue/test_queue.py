@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
 from ref_server.queue.interface import (
     ContentConflict,
     Lease,
@@ -21,8 +22,11 @@ from ref_server.queue.interface import (
     Superseded,
     TooManyInFlight,
     Upload,
+    Wanted,
     WrongState,
 )
+from ref_server.queue.sql import WAITING_SECONDS
+from ref_server.queue.transaction import KEPT_EVENTS
 from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock, make_limits
 
@@ -124,6 +128,31 @@ def lose(queue: Queue, clock: Clock, *, started: bool, **request) -> None:
     held = lease(queue, **request)
     queue.extend([key(held)], LEASE_SECONDS, started=started)
     clock.advance(LEASE_SECONDS)
+
+
+# --- what waiting requests could get
+
+
+def test_a_look_tells_how_many_could_be_leased_to_those_who_wait(open_queue: Open) -> None:
+    queue = open_queue(max_in_flight=8)
+    make_ready(queue, *(upload(f"{run} {epoch}", run=run, epoch=epoch) for run in "ab" for epoch in range(3)))
+    queue.put(upload("not scored", run="c"))
+    every, first = Wanted("a"), Wanted("a", epoch=0)
+    waiting = {every: 5, first: 5, Wanted("b"): 1, Wanted("c"): 1, Wanted("a", "other"): 1, Wanted(None): 9}
+    assert queue.look(waiting, []) == {every: 3, first: 1, Wanted("b"): 1, Wanted(None): 6}
+    lease(queue, run="a")
+    assert queue.look({every: 5}, []) == {every: 2}
+    for _ in range(2):
+        lease(queue, run="b")
+    assert queue.look({every: 5, Wanted("b"): 5, Wanted(None): 9}, []) == {every: 2, Wanted("b"): 1, Wanted(None): 3}
+
+
+def test_a_look_takes_back_leases_that_ran_out(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    lease(queue)
+    assert queue.look({Wanted("run"): 1}, []) == {}
+    clock.advance(LEASE_SECONDS)
+    assert queue.look({Wanted("run"): 1}, []) == {Wanted("run"): 1}
 
 
 # --- admission
@@ -924,6 +953,7 @@ def test_a_requeued_batch_is_no_longer_settled(queue: Queue, clock: Clock) -> No
     ask(queue, run="run", policy_version=9, max_lag=0)
     queue.requeue("a")
     clock.advance(RETENTION + 61)
+    queue.tidy()
     assert state(queue, "a") is State.READY
 
 
@@ -1002,6 +1032,19 @@ def test_the_history_tells_the_way_of_a_batch(queue: Queue, clock: Clock) -> Non
     assert info.history[1].at - info.history[0].at == 1
     assert info.admitted_at == info.history[0].at
     assert (info.policy_version, info.completions, info.prompt_tokens, info.completion_tokens) == (3, 2, 4, 6)
+
+
+def test_a_long_history_keeps_its_beginning_and_its_end(queue: Queue) -> None:
+    make_ready(queue, upload("a"))
+    for number in range(100):
+        queue.release([key(lease(queue, f"consumer-{number}"))])
+    info = queue.get("a")
+    assert info is not None
+    details = [event.detail for event in info.history]
+    assert len(details) == 2 * KEPT_EVENTS
+    assert [event.state for event in info.history[:4]] == [State.QUEUED, State.SCORING, State.READY, State.LEASED]
+    assert details[3] == "to consumer-0"
+    assert details[-2:] == ["to consumer-99", "given back by consumer-99"]
 
 
 def test_an_unknown_batch_is_none(queue: Queue) -> None:
@@ -1095,10 +1138,102 @@ def test_a_settled_id_is_known_for_the_retention_time(open_queue: Open, clock: C
         queue.drop("a")
     clock.advance(RETENTION)
     assert queue.put(upload("a")) == Uploaded(id="a", state=end, created=False)
-    clock.advance(61)
+    queue.tidy()
+    assert queue.get("a") is not None
+    clock.advance(1)
+    queue.tidy()
     assert queue.get("a") is None
     assert queue.put(upload("a")).created
     assert state(queue, "waits") is State.READY
+
+
+def test_tidying_takes_small_steps(queue: Queue, clock: Clock) -> None:
+    """A backlog of a month must not hold up a client."""
+    for number in range(SLICE + 50):
+        queue.put(upload(str(number)))
+    while any(queue.list(State.QUEUED, None, 1, None).batches):
+        for batch in queue.list(State.QUEUED, None, 1000, None).batches:
+            queue.drop(batch.id)
+    clock.advance(RETENTION + 1)
+    assert queue.tidy()
+    assert len(queue.list(None, None, 1000, None).batches) == 50
+    assert not queue.tidy()
+    assert queue.stats().runs == {}
+
+
+def test_a_batch_that_waits_untouched_for_too_long_expires(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, *(upload(id) for id in ("released", "leased", "ready", "requeued")))
+    queue.put(upload("queued"))
+    ask(queue, run="other", policy_version=9)
+    queue.drop("ready")  # dropped, so that the names below are of what waits
+    queue.put(upload("waits"))
+    clock.advance(WAITING_SECONDS - 1)
+    queue.release([key(lease(queue))])
+    held = lease(queue, lease_seconds=86_400.0), lease(queue, lease_seconds=86_400.0)
+    queue.tidy()
+    assert state(queue, "queued") is State.QUEUED
+    queue.release([key(held[0])])
+    clock.advance(2)
+    queue.tidy()
+    expected = {"released": State.READY, "leased": State.LEASED, "requeued": State.EXPIRED, "queued": State.EXPIRED}
+    assert {id: state(queue, id) for id in expected} == expected
+    assert reason(queue, "queued") == reason(queue, "requeued") == "unused"
+    assert queue.payload("queued") is None
+    assert queue.activity.counts()[Count.EXPIRED_UNUSED] == 3
+
+
+def test_a_requeued_batch_waits_anew(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    ask(queue, run="run", policy_version=9, max_lag=0)
+    clock.advance(RETENTION - 1)
+    queue.requeue("a")
+    clock.advance(WAITING_SECONDS - 1)
+    queue.tidy()
+    assert state(queue, "a") is State.READY
+
+
+def test_a_consumer_that_still_asks_is_not_forgotten(queue: Queue, clock: Clock) -> None:
+    ask(queue, incarnation="old")
+    ask(queue, incarnation="new")
+    for _ in range(4):
+        clock.advance(RETENTION / 2)
+        ask(queue, incarnation="new")
+        queue.tidy()
+    make_ready(queue, upload("a"))
+    held = lease(queue, incarnation="new", lease_seconds=10 * RETENTION)
+    clock.advance(RETENTION + 1)
+    queue.tidy()
+    ask(queue, incarnation="newer")
+    assert queue.ack([key(held)]) == [Outcome.STALE]
+
+
+def test_a_run_that_is_over_is_forgotten(queue: Queue, clock: Clock) -> None:
+    """Its batches first, then whose it was and its epochs."""
+    make_ready(queue, upload("a", lineage="one", epoch=1, version=5))
+    held = lease(queue, run="run", lineage="one", epoch=1, policy_version=5)
+    queue.ack([key(held)])
+    queue.finish("run", "one")
+    clock.advance(RETENTION)
+    queue.tidy()
+    assert queue.put(upload("late", lineage="one", epoch=1)).state is State.EXPIRED, "it has finished"
+    clock.advance(max(RETENTION, SILENCE_SECONDS) + 1)
+    queue.tidy()
+    queue.tidy()
+    assert queue.put(upload("new", lineage="one", epoch=1)).state is State.QUEUED
+    make_ready(queue)
+    assert lease(queue, run="run", lineage="one", epoch=2, policy_version=9).id == "new"
+
+
+def test_a_run_with_batches_or_with_a_trainer_is_not_forgotten(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("kept", run="silent", lineage="one"))
+    lease(queue, run="silent", lineage="one", lease_seconds=86_400.0)
+    queue.finish("silent", "one")
+    clock.advance(SILENCE_SECONDS + 1)
+    ask(queue, run="alive", lineage="one")
+    queue.finish("alive", "one")
+    queue.tidy()
+    for run in ("silent", "alive"):
+        assert queue.put(upload(f"late {run}", run=run, lineage="one")).state is State.EXPIRED
 
 
 def test_a_writable_store_passes_the_check(queue: Queue) -> None:

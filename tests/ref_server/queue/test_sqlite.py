@@ -379,6 +379,24 @@ def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer:
     assert written(db) == [3]
 
 
+def test_an_error_that_ends_the_writer_is_told_to_all(db: apsw.Connection) -> None:
+    """It used to end the thread alone: those who waited, and all who came, waited for ever."""
+
+    def end() -> None:
+        raise SystemExit("the interpreter ends")
+
+    writer = Writer(db, Activity())
+    with kept_busy(writer):
+        calls = [writer.submit(operation, durable=True) for operation in (write(db, 1), end, write(db, 2))]
+    for call in calls:
+        with pytest.raises(StorageBroken, match="the interpreter ends"):
+            call.result(60)
+    with pytest.raises(StorageBroken, match="the interpreter ends"):
+        writer.call(write(db, 3), durable=False)
+    writer.close()
+    assert written(db) == []
+
+
 def test_closing_finishes_what_waits(db: apsw.Connection) -> None:
     writer = Writer(db, Activity())
     with kept_busy(writer):
@@ -400,10 +418,12 @@ def test_what_is_forgotten_leaves_nothing_behind(path: Path) -> None:
             make_ready(queue, id)
         queue.ack([lease(queue)])
         queue.lease(LeaseBody(consumer="c", incarnation="life", run="run", epoch=1, policy_version=9, max_lag=1))
-        now = 100.0
+        now = 10_000.0
+        assert not queue.tidy()
+        assert not queue.tidy(), "a run goes after its batches"
         assert queue.stats().runs == {}
     with closing(apsw.Connection(str(path))) as db:
-        tables = ("batches", "payloads", "events", "depths", "incarnations")
+        tables = ("batches", "payloads", "events", "depths", "incarnations", "runs", "epochs")
         assert [db.execute(f"SELECT count(*) FROM {table}").get for table in tables] == [0] * len(tables)
 
 
@@ -496,7 +516,7 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
         }
         return {name: count_steps(connections[0], operation) for name, operation in operations.items()}
 
-    # The clock stands still: housekeeping, which comes once a minute, takes steps of its own.
+    # The clock stands still, so that nothing expires meanwhile.
     with closing(SqliteQueue(path, limits=make_limits(), clock=lambda: 0.0)) as queue:
         for _ in range(80):  # more than one claim looks at
             make_one_of_each(queue)

@@ -63,7 +63,7 @@ def test_what_was_uploaded_is_leased_at_once_and_as_it_is(plain: httpx.Client, r
 
 
 def test_an_upload_wakes_who_waits(tmp_path: Path, serve: Serve, rollout: Rollout, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ref_server.http.routes.leases.POLL_SECONDS", 60)
+    monkeypatch.setattr("ref_server.service.polls.LOOK_SECONDS", 60)
     with serve(open_service(tmp_path)) as http:
         waiting = subprocess.Popen(
             [sys.executable, "-c", _LEASE, str(http.base_url)], stdout=subprocess.PIPE, text=True

@@ -75,8 +75,8 @@ def seconds_since(started: float) -> float:
 
 @pytest.fixture
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polls look only when the bell rings."""
-    monkeypatch.setattr("ref_server.http.routes.leases.POLL_SECONDS", 60.0)
+    """The store is looked at only when something may have become ready."""
+    monkeypatch.setattr("ref_server.service.polls.LOOK_SECONDS", 60.0)
 
 
 @pytest.mark.usefixtures("rare_looks")
