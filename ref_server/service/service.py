@@ -82,10 +82,8 @@ class Service:
             return "nobody looks for batches on behalf of waiting leases"
         return None
 
-    def not_ready_reason(self) -> str | None:
-        """Why a batch uploaded now would not be scored, or None. Includes a write to the store."""
-        if reason := self.not_working_reason():
-            return reason
+    def broken_store_reason(self) -> str | None:
+        """Why an upload could not be stored now, or None. Writes to the store, durably."""
         try:
             self.queue.check()
         except (StorageFull, StorageBroken) as error:

@@ -17,7 +17,7 @@ _FRESH_SECONDS = 1.0
 
 
 def add(app: FastAPI, service: Service) -> None:
-    readiness = SharedCall(service.not_ready_reason, fresh_seconds=_FRESH_SECONDS)
+    store = SharedCall(service.broken_store_reason, fresh_seconds=_FRESH_SECONDS)
 
     @app.get("/livez", response_class=PlainTextResponse)
     @requires(Role.OPEN)
@@ -40,7 +40,7 @@ def add(app: FastAPI, service: Service) -> None:
         ```
         """
         try:
-            reason = await readiness.result(_TIMEOUT)
+            reason = service.not_working_reason() or await store.result(_TIMEOUT)
         except TimeoutError:
             reason = f"the queue has not answered for {_TIMEOUT:g} s"
         if reason:

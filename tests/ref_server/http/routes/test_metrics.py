@@ -213,3 +213,13 @@ def test_two_servers_of_one_process_count_apart(make_service: Callable[..., Serv
         key = ("tandem_http_requests_total", labels(route="/livez", method="GET", status="200"))
         assert scrape(one)[key] == 3
         assert key not in scrape(other)
+
+
+def test_many_who_ask_whether_the_server_is_ready_flush_the_disk_once(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.http.routes.health._FRESH_SECONDS", 3600.0)
+    checks: list[None] = []
+    with serve(make_service(wrap=lambda queue: Failing(queue, check=lambda: checks.append(None)))) as http:
+        assert {http.get("/readyz").status_code for _ in range(20)} == {200}
+    assert len(checks) == 1
