@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.policy import load_judging
 from shared.errors import UserError
@@ -19,8 +19,9 @@ REFUSING = "{{ raise_exception('no system message') }}"
     ("template", "remedy"), [(None, "--data.prompt-style plain"), (REFUSING, "--data.system-prompt")]
 )
 def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
-    template: str | None, remedy: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    template: str | None, remedy: str, tmp_path: Path
 ) -> None:
+    tokenizer = make_tokenizer()
     tokenizer.chat_template = template  # type: ignore[assignment]
     tokenizer.save_pretrained(tmp_path / "model")  # without weights: loading them would be refused
     problems = [{"messages": [{"role": "user", "content": f"{n}+0=?"}], "answer": n} for n in range(20)]
