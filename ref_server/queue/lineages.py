@@ -72,6 +72,7 @@ def finish(tx: Transaction, run: str, lineage: str) -> int:
 
     Returns how many batches expired.
     """
+    tx.db.serialise("admission")  # an upload under way is seen here, or sees the end: else it would wait for ever
     _take(tx, run, lineage, finished=True)  # not where another lineage is present: then nothing is left to end
     return _expire_waiting(tx, run, "lineage = ?", lineage, Count.EXPIRED_FINISHED)
 

@@ -150,7 +150,7 @@ def test_a_request_that_is_repeated_while_its_lease_ends_gets_no_others_lease(
     with psycopg.connect(backend.url) as other, ThreadPoolExecutor(1) as pool:
         other.execute("LOCK TABLE tandem.payloads")
         repeated = pool.submit(lease, servers[1], request_id="same")
-        until(lambda: _waits_for_a_lock(backend))
+        until(lambda: _waiting_for_locks(backend) == 1)
         for statement in ends[meanwhile].split("; "):
             other.execute(statement.encode())
         other.commit()
@@ -160,6 +160,23 @@ def test_a_request_that_is_repeated_while_its_lease_ends_gets_no_others_lease(
         assert servers[0].ack([again]) == [Outcome.OK]
     else:
         assert again is None
+
+
+def test_an_upload_that_meets_the_end_of_its_run_expires(
+    backend: PostgresBackend, servers: list[PostgresQueue]
+) -> None:
+    """Another transaction holds the payloads, so that the upload stops after it has seen that the run goes on."""
+    assert lease(servers[0], run="run") is None  # from now on the run is known
+    with psycopg.connect(backend.url) as other, ThreadPoolExecutor(2) as pool:
+        other.execute("LOCK TABLE tandem.payloads")
+        uploaded = pool.submit(servers[0].put, upload("a", to_score=False))
+        until(lambda: _waiting_for_locks(backend) == 1)
+        finished = pool.submit(servers[1].finish, "run", "")
+        until(lambda: finished.done() or _waiting_for_locks(backend) == 2)
+        other.commit()
+        assert uploaded.result(timeout=60).created
+        finished.result(timeout=60)
+    assert state(servers[0], "a") is State.EXPIRED
 
 
 def test_those_who_settle_the_same_batches_in_other_orders_do_not_block_each_other(
@@ -358,10 +375,15 @@ def _is_writable(queue: Queue) -> bool:
     return True
 
 
-def _waits_for_a_lock(backend: PostgresBackend) -> bool:
+def _waiting_for_locks(backend: PostgresBackend) -> int:
+    """How many of the servers' transactions wait for another one."""
     with psycopg.connect(backend.url) as db:
-        row = db.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IS NOT NULL").fetchone()
-    return bool(row and row[0])
+        row = db.execute("""
+            SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+            WHERE NOT granted AND datname = current_database()
+        """).fetchone()
+    assert row is not None
+    return row[0]
 
 
 def _end_others(db: psycopg.Connection) -> None:
