@@ -15,6 +15,7 @@ from ref_server.access.keys import Denied
 from ref_server.http.problem import Problem, denied, no_room, run_taken
 from ref_server.queue.interface import (
     ContentConflict,
+    EpochAhead,
     QueueFull,
     RunTaken,
     StorageBroken,
@@ -89,6 +90,7 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     Problem: lambda error: error,
     Denied: denied,
     BatchError: lambda error: Problem(422, "invalid_batch", str(error), error.field),
+    EpochAhead: lambda error: Problem(422, "invalid_batch", str(error), "epoch"),
     TooLarge: lambda error: Problem(413, "too_large", str(error), error.field),
     ContentConflict: lambda error: Problem(409, "conflict", str(error), "id"),
     Superseded: lambda error: Problem(409, "superseded", str(error), "incarnation"),

@@ -1,7 +1,7 @@
 """SQL operations on batches: admission, scoring, expiry, and the operator's requeue and drop."""
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import leasing, lineages, references
+from ref_server.queue import freshness, leasing, lineages, references
 from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
@@ -24,6 +24,7 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
         return Uploaded(id=upload.id, state=State(state), created=False)
     useless = lineages.useless(tx, upload.run, upload.lineage)
     if not useless:
+        freshness.check_epoch(tx, upload.run, upload.lineage, upload.epoch)
         _check_room(tx, upload.run, len(upload.body))
     state = State.QUEUED if upload.to_score else State.READY
     seq = _insert(tx, upload, state)

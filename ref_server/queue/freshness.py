@@ -4,11 +4,23 @@ from collections.abc import Iterator
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.indexes import WAITING
+from ref_server.queue.interface import EpochAhead
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 
+# A trainer opens its epoch with a lease request before it publishes weights of it, so no sampler is ahead. One more is
+# allowed, since a power cut may undo that request, which waits for no flush.
+_MOST_AHEAD = 1
 _OF_LINEAGE = "run = ? AND lineage = ?"
 _REASONS = {Count.EXPIRED_STALE: "stale", Count.EXPIRED_ABANDONED: "abandoned"}
+
+
+def check_epoch(tx: Transaction, run: str, lineage: str, epoch: int) -> None:
+    """Raises EpochAhead if a trainer has opened epochs of the lineage, and this one is not near them."""
+    newest = tx.one(f"SELECT max(epoch) FROM epochs WHERE {_OF_LINEAGE}", run, lineage)
+    if newest is not None and epoch > newest + _MOST_AHEAD:
+        most = newest + _MOST_AHEAD
+        raise EpochAhead(f"epoch: must be at most {most}, since the trainer of run {run!r} is in {newest}; got {epoch}")
 
 
 def expire_useless(tx: Transaction, request: LeaseBody) -> None:

@@ -40,6 +40,10 @@ class ContentConflict(Exception):
     """The id is already known, with different content."""
 
 
+class EpochAhead(Exception):
+    """The batch's epoch is further ahead than its lineage's trainer can be, so nobody would ever lease it."""
+
+
 class WrongState(Exception):
     """The batch is not in a state that allows this."""
 
@@ -150,7 +154,7 @@ class Queue(Protocol):
     def put(self, upload: Upload) -> Uploaded:
         """Admits a batch durably. One whose lineage is finished or has lost the run expires and loses its payload.
 
-        Raises QueueFull, ContentConflict, StorageFull, StorageBroken.
+        Raises QueueFull, ContentConflict, EpochAhead, StorageFull, StorageBroken.
         """
         ...
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ref_server.queue.interface import (
     ContentConflict,
+    EpochAhead,
     QueueFull,
     RunTaken,
     Superseded,
@@ -156,6 +157,7 @@ class ModelQueue:
             entry.body = None
             self._settle(entry, State.EXPIRED, reason)
         else:
+            self._check_epoch(upload)
             self._check_room(upload.run, len(upload.body))
         self.entries.append(entry)
         return entry.state, True
@@ -192,6 +194,8 @@ class ModelQueue:
     def put_displacing(self, upload: Upload) -> list[str]:
         """Without the oldest, without the two oldest, and so on: the first that has room."""
         waiting = [e for e in self.entries if e.upload.run == upload.run and e.state in (State.QUEUED, State.READY)]
+        if not self._known(upload.id) and not self._useless_from_now(upload):
+            self._check_epoch(upload)
         for count in range(len(waiting) + 1):
             displaced = waiting[:count]
             welcome = self._known(upload.id) or self._useless_from_now(upload)
@@ -361,6 +365,11 @@ class ModelQueue:
         if entry.state is not State.SCORING or entry.lease.scorer != self.scorer:
             raise WrongState
         return entry
+
+    def _check_epoch(self, upload: Upload) -> None:
+        opened = [epoch for run, lineage, epoch in self.forks if (run, lineage) == (upload.run, upload.lineage)]
+        if opened and upload.epoch > max(opened) + 1:
+            raise EpochAhead
 
     def _check_room(self, run: str, size: int) -> None:
         if not self._has_room(run, size):

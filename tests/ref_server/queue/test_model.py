@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from ref_server.queue.interface import (
     ContentConflict,
+    EpochAhead,
     NoRoom,
     QueueFull,
     RunTaken,
@@ -44,7 +45,7 @@ LIMITS = make_limits(
     max_deliveries=2,
     max_scoring_attempts=2,
 )
-REFUSALS = (QueueFull, ContentConflict, RunTaken, Superseded, WrongState, KeyError)
+REFUSALS = (QueueFull, ContentConflict, EpochAhead, RunTaken, Superseded, WrongState, KeyError)
 MADE_UP_REASONS = ("stale", "abandoned", "finished", "dropped", "displaced")
 
 runs = st.sampled_from(["x", "y"])
@@ -56,7 +57,7 @@ uploads = st.builds(
         id, f"{run}{lineage}{epoch}{version}{size}".ljust(32).encode(), run, epoch, version, 4, size, 2, b"u" * size,
         to_score, lineage,
     ),
-    ids, runs, lineages, st.integers(0, 2), small, st.integers(1, 20), st.booleans(),
+    ids, runs, lineages, st.integers(0, 3), small, st.integers(1, 20), st.booleans(),
 )  # fmt: skip
 
 

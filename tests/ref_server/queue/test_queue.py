@@ -15,6 +15,7 @@ from ref_server.metrics.activity import Count
 from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
 from ref_server.queue.interface import (
     ContentConflict,
+    EpochAhead,
     Lease,
     Queue,
     QueueFull,
@@ -806,6 +807,20 @@ def test_newer_epochs_are_neither_leased_nor_expired(queue: Queue) -> None:
     make_ready(queue, upload("newer", epoch=2, version=0), upload("same", epoch=1, version=9))
     assert drain(queue, run="run", epoch=1, policy_version=9, max_lag=2) == ["same"]
     assert state(queue, "newer") is State.READY
+
+
+def test_an_upload_is_at_most_one_epoch_ahead_of_its_trainer(queue: Queue) -> None:
+    """An epoch that no trainer opens is never leased, and would fill its run."""
+    queue.put(upload("nobody trains yet", lineage="one", epoch=2**62))
+    ask(queue, run="run", lineage="one", epoch=3, policy_version=7)
+    queue.put(upload("next", lineage="one", epoch=4))
+    with pytest.raises(EpochAhead, match="at most 4, since the trainer of run 'run' is in 3; got 5"):
+        queue.put(upload("ahead", lineage="one", epoch=5))
+    assert queue.get("ahead") is None
+    assert not queue.put(upload("nobody trains yet", lineage="one", epoch=2**62)).created
+    assert queue.put(upload("other", run="other", lineage="one", epoch=5)).created
+    ask(queue, run="run", lineage="one", epoch=4, policy_version=7)
+    assert queue.put(upload("ahead", lineage="one", epoch=5)).created
 
 
 def test_epochs_of_another_run_are_another_matter(queue: Queue) -> None:

@@ -208,6 +208,15 @@ def test_too_old_batches_expire_with_a_reason(http: httpx.Client, upload: Callab
     assert (info["state"], info["reason"]) == ("expired", "stale")
 
 
+def test_an_upload_of_an_epoch_far_ahead_is_refused(
+    http: httpx.Client, lease: Lease, rollout: Rollout, run: str
+) -> None:
+    assert lease(epoch=1, policy_version=0, wait_seconds=0).status_code == 204
+    body = wire.encode(rollout(run=run, epoch=2**62))
+    answer = http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "epoch")
+
+
 # Settling
 
 
