@@ -44,6 +44,10 @@ class QueueConfig(BaseModel):
     """MiB of payload that may wait in all."""
     max_mib_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the MiB of payload that wait in one run."""
+    max_stored_mib: int | None = Field(default=None, ge=2)
+    """MiB of payload that are stored in all, whatever the state of their batches; by default twice max_mib. Beyond it
+    payloads of dead and expired batches go, the longest settled first; of the rest a run may use at most as much as is
+    free."""
     max_in_flight: int = Field(default=4096, ge=2)
     """Batches that may be leased and not yet acknowledged in all; a trainer checkpoints at half of its run's share."""
     max_in_flight_per_run: int | None = Field(default=None, ge=1)
@@ -55,6 +59,14 @@ class QueueConfig(BaseModel):
     retention_days: float = Field(default=30, gt=0)
     """Days for which the id of a settled batch is remembered, so that uploading it again is harmless."""
 
+    @model_validator(mode="after")
+    def _what_waits_can_be_stored(self) -> "QueueConfig":
+        if self.max_stored_mib is not None and self.max_stored_mib < self.max_mib:
+            raise ValueError(
+                f"max_stored_mib: {self.max_stored_mib} must be at least max_mib ({self.max_mib}): what waits is stored"
+            )
+        return self
+
     @property
     def limits(self) -> LimitsView:
         return LimitsView(
@@ -62,6 +74,7 @@ class QueueConfig(BaseModel):
             max_batches_per_run=_of_one_run(self.max_batches, self.max_batches_per_run),
             max_bytes=self.max_mib * _MIB,
             max_bytes_per_run=_of_one_run(self.max_mib * _MIB, self.max_mib_per_run and self.max_mib_per_run * _MIB),
+            max_stored_bytes=(self.max_stored_mib or 2 * self.max_mib) * _MIB,
             max_in_flight=self.max_in_flight,
             max_in_flight_per_run=_of_one_run(self.max_in_flight, self.max_in_flight_per_run),
             max_deliveries=self.max_deliveries,

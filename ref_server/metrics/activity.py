@@ -30,6 +30,7 @@ class Count(StrEnum):
     EXPIRED_UNUSED = "expired_unused"  # it waited too long
     EXPIRED_DROPPED = "expired_dropped"
     EXPIRED_DISPLACED = "expired_displaced"  # by newer batches of the same run
+    PAYLOAD_DROPPED = "payload_dropped"  # of a settled batch, to make room
     DELIVERED = "delivered"  # by the legacy protocol, without a lease
     DEAD_SCORING = "dead_scoring"  # it could not be scored
     DEAD_TRAINING = "dead_training"  # its consumers failed, max_deliveries times
@@ -112,6 +113,7 @@ class Activity:
             "Dead batches: scoring failed; training on them failed; or servers ended while scoring them",
             "reason", scoring=Count.DEAD_SCORING, training=Count.DEAD_TRAINING, interrupted=Count.DEAD_INTERRUPTED,
         )  # fmt: skip
+        self._count("dropped_payloads", "Payloads of settled batches dropped to make room", Count.PAYLOAD_DROPPED)
         self._count("requeued_batches", "Dead or expired batches restored by an operator", Count.REQUEUED)
         self._count("legacy_deliveries", "Batches delivered by the legacy protocol's /get", Count.DELIVERED)
 

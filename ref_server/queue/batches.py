@@ -1,7 +1,9 @@
 """SQL operations on batches: admission, scoring, expiry, and the operator's requeue and drop."""
 
+from contextlib import suppress
+
 from ref_server.metrics.activity import Count
-from ref_server.queue import freshness, leasing, lineages, references
+from ref_server.queue import freshness, leasing, lineages, references, stored
 from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
@@ -26,6 +28,8 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
     if not useless:
         freshness.check_epoch(tx, upload.run, upload.lineage, upload.epoch)
         _check_room(tx, upload.run, len(upload.body))
+        if not stored.make_room(tx, len(upload.body)):
+            raise stored.MoreToDrop(upload.id)
     state = State.QUEUED if upload.to_score else State.READY
     seq = _insert(tx, upload, state)
     tx.count(Count.ADMITTED)
@@ -50,6 +54,8 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
 
 def complete(tx: Transaction, id: str, body: bytes) -> None:
     seq, _, admitted_at = _claimed(tx, id)
+    with suppress(QueueFull):  # what was scored is kept, even beyond the limit
+        stored.make_room(tx, len(body) - tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq))
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
     tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
     tx.tally.ready_after.append(max(0.0, tx.at - admitted_at))
@@ -156,6 +162,7 @@ def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
     if why := volume.refusal(payload_bytes, limits.max_bytes, "max_bytes", limits.max_bytes_per_run):
         # A large batch found no room: smaller ones may.
         raise NoRoom(why, run) if payload_bytes <= limits.max_bytes // 100 else QueueFull(why)
+    stored.check_share(tx, run, payload_bytes)
 
 
 def _insert(tx: Transaction, upload: Upload, state: State) -> int:

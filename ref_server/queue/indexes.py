@@ -2,6 +2,8 @@
 
 # Batches that may still be leased. SQLite uses an index with a condition for queries that have the same condition.
 WAITING = "state IN ('queued', 'ready')"
+# Settled batches that still have their payload.
+KEPT = "settled_at IS NOT NULL AND payload_bytes > 0"
 
 INDEXES = f"""
 CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
@@ -15,6 +17,7 @@ CREATE INDEX ready_freshest ON batches (returned DESC, policy_version DESC, seq 
 CREATE INDEX by_expiry ON batches (expires) WHERE expires IS NOT NULL;
 CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
+CREATE INDEX kept_payloads ON batches (settled_at, seq) WHERE {KEPT};
 CREATE INDEX events_of_batch ON events (seq, number);
 """
 # Those that a store of any version gets when it is opened: older programs can use it with them, too.

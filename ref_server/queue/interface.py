@@ -154,6 +154,8 @@ class Queue(Protocol):
     def put(self, upload: Upload) -> Uploaded:
         """Admits a batch durably. One whose lineage is finished or has lost the run expires and loses its payload.
 
+        Where stored payloads reach their limit, those of settled batches are deleted, the longest settled first.
+
         Raises QueueFull, ContentConflict, EpochAhead, StorageFull, StorageBroken.
         """
         ...

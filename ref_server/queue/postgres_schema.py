@@ -7,7 +7,7 @@ from ref_server.queue.interface import StorageBroken
 from ref_server.queue.postgres_upgrades import UPGRADES
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """

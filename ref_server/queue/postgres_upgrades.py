@@ -31,4 +31,8 @@ CREATE TABLE reference (
     base     TEXT NOT NULL
 );
 """
-UPGRADES = {1: _FROM_1, 2: _FROM_2}
+# The settled batches whose payloads go first are found at any depth.
+_FROM_3 = """
+CREATE INDEX kept_payloads ON batches (settled_at, seq) WHERE settled_at IS NOT NULL AND payload_bytes > 0;
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, ready, references
+from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, ready, references, stored
 from ref_server.queue.interface import Claim, Lease, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
@@ -47,10 +47,10 @@ class SqlQueue(ABC):
     def close(self) -> None: ...
 
     def put(self, upload: Upload) -> Uploaded:
-        return self._run(lambda tx: batches.put(tx, upload), durable=True)
+        return self._admit(upload, lambda tx: batches.put(tx, upload))
 
     def put_displacing(self, upload: Upload) -> list[str]:
-        return self._run(lambda tx: latest.put_displacing(tx, upload), durable=True)
+        return self._admit(upload, lambda tx: latest.put_displacing(tx, upload))
 
     def take(self, run: str) -> bytes | None:
         if not self._run(lambda tx: latest.any_ready(tx, run)):
@@ -123,6 +123,14 @@ class SqlQueue(ABC):
 
     def check(self) -> None:
         self._run(lambda tx: tx.execute("UPDATE probe SET written_at = ?", tx.at), durable=True)
+
+    def _admit(self, upload: Upload, operation: Callable[[Transaction], T]) -> T:
+        """Runs an operation that stores an upload. While others come between, it drops the payloads that have to go."""
+        while True:
+            try:
+                return self._run(operation, durable=True)
+            except stored.MoreToDrop:
+                self._run(lambda tx: stored.make_room(tx, len(upload.body)))
 
     def _begin(self, db: Database, now: float, at: float) -> Transaction:
         """now: seconds on the clock of leases. at: Unix seconds."""

@@ -8,7 +8,7 @@ from ref_server.queue.indexes import INDEXES
 from ref_server.queue.interface import StorageBroken
 from ref_server.queue.sqlite_upgrades import UPGRADES
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
 # admission and statistics cost the same at any depth. Only the triggers below write it.

@@ -14,9 +14,11 @@ from shared.batch import RolloutBatch, ScoredBatch
 
 def describe_queue(stats: Stats, counts: Mapping[Count, int], totals: ScoringTotals, limits: LimitsView) -> QueueView:
     """The record of `GET /v1/queue`. counts: events since this process started."""
+    states = {state: _sum_depths(stats, state) for state in State}
     return QueueView(
-        states={state: _sum_depths(stats, state) for state in State},
+        states=states,
         runs=stats.runs,
+        stored_bytes=sum(depth.bytes for depth in states.values()),
         oldest_age_seconds=stats.oldest_age,
         scoring=_scoring(totals),
         limits=limits,

@@ -42,6 +42,8 @@ def depths(stats: Stats) -> Iterator[Metric]:
     bound = "queued, scoring, ready, and leased ones that are not trained on yet"
     yield _gauge("tandem_waiting_batches", f"Batches that count against max_batches: {bound}.", stats.waiting_batches)
     yield _gauge("tandem_waiting_bytes", "Bytes of payloads that count against max_mib.", stats.waiting_bytes)
+    stored = sum(depth.bytes for states in stats.runs.values() for depth in states.values())
+    yield _gauge("tandem_stored_bytes", "Bytes of payloads in any state: max_stored_mib bounds them.", stored)
     age = "Seconds since the admission of the oldest batch that is queued, scoring or ready; 0 when there is none."
     yield _gauge("tandem_oldest_waiting_seconds", age, stats.oldest_age or 0.0)
 
@@ -51,6 +53,7 @@ def limits(bounds: LimitsView) -> Iterator[Metric]:
     for name, help, of_all, of_run in (
         ("waiting_batches", "Batches that may wait", bounds.max_batches, bounds.max_batches_per_run),
         ("waiting_bytes", "Bytes of payloads that may wait", bounds.max_bytes, bounds.max_bytes_per_run),
+        ("stored_bytes", "Bytes of payloads that may be stored", bounds.max_stored_bytes, bounds.max_stored_bytes // 2),
         ("in_flight_batches", "Batches that may be leased", bounds.max_in_flight, bounds.max_in_flight_per_run),
     ):
         scopes = "in all runs together (scope `all`), and in a run that is alone (scope `run`)"

@@ -1,5 +1,7 @@
 """The whole queue: its depths, its limits, and the scorer's throughput."""
 
+import sys
+
 from pydantic import ConfigDict, Field
 
 from shared.api.base import Answer
@@ -31,7 +33,8 @@ class ScoringView(Answer):
 
 # max_batches and max_bytes bound what waits: queued, scoring and ready batches, and leased ones whose training has not
 # started. max_in_flight bounds leased batches that are not settled, whether their training has started or not. A run
-# may use at most as much of each as is free. The limits per run are what it may use while it is alone.
+# may use at most as much of each as is free. The limits per run are what it may use while it is alone. max_stored_bytes
+# bounds the payloads of batches in any state: those of settled ones go when others need the room.
 class LimitsView(Answer):
     max_batches: int
     max_batches_per_run: int
@@ -39,6 +42,8 @@ class LimitsView(Answer):
     max_bytes_per_run: int
     max_in_flight: int
     max_in_flight_per_run: int
+    max_stored_bytes: int = sys.maxsize
+    """Older servers have no such limit."""
     max_deliveries: int
     max_scoring_attempts: int
 
@@ -49,6 +54,8 @@ class QueueView(Answer):
     states: dict[State, Depth]
     runs: dict[str, dict[State, Depth]]
     """By run; states without batches are left out."""
+    stored_bytes: int = 0
+    """Payloads of these states together; `limits.max_stored_bytes` bounds those of the whole queue."""
     oldest_age_seconds: float | None
     """How long the oldest waiting batch has waited; null when none waits."""
     scoring: ScoringView

@@ -135,6 +135,8 @@ def _depths_table(stats: QueueView) -> Table:
 def _limits_table(stats: QueueView) -> Table:
     table = _table("limit", "used", "of", "%")
     _add_limits(table, stats.limits, "", stats.states, "all runs")
+    stored, most = stats.stored_bytes, stats.limits.max_stored_bytes
+    table.add_row("stored MiB, all runs", mib(stored), mib(most), f"{100 * stored / most:.1f}")
     for run, states in stats.runs.items():
         _add_limits(table, stats.limits, "_per_run", states, _name(run))
     return table

@@ -159,6 +159,7 @@ class ModelQueue:
         else:
             self._check_epoch(upload)
             self._check_room(upload.run, len(upload.body))
+            self._make_room(len(upload.body))
         self.entries.append(entry)
         return entry.state, True
 
@@ -178,6 +179,7 @@ class ModelQueue:
 
     def complete(self, id: str, body: bytes) -> None:
         entry = self._claimed(id)
+        self._make_room(len(body) - entry.size)
         entry.state, entry.body, entry.scored, entry.hold = State.READY, body, True, None
         self._expire_if_useless(entry)
 
@@ -375,6 +377,12 @@ class ModelQueue:
         if not self._has_room(run, size):
             raise QueueFull("full")
 
+    def _make_room(self, size: int) -> None:
+        kept = [entry for entry in self.entries if entry.state in SETTLED and entry.body is not None]
+        kept.sort(key=lambda entry: entry.settled_at)
+        while kept and sum(entry.size for entry in self.entries) + size > self.limits.max_stored_bytes:
+            kept.pop(0).body = None
+
     def _has_room(self, run: str, size: int, without: Sequence[Entry] = ()) -> bool:
         waiting = [entry for entry in self.entries if entry.waits and entry not in without]
         for amounts, more, of_all, of_one in (
@@ -384,7 +392,9 @@ class ModelQueue:
             of_run = sum(n for n, entry in zip(amounts, waiting, strict=True) if entry.upload.run == run) + more
             if of_run > of_all - sum(amounts) - more or of_run > of_one:
                 return False
-        return True
+        used = [entry for entry in self.entries if entry.state not in SETTLED and entry not in without]
+        of_run = sum(entry.size for entry in used if entry.upload.run == run) + size
+        return of_run <= self.limits.max_stored_bytes - sum(entry.size for entry in used) - size
 
     def _supersede_older(self, request: LeaseBody) -> None:
         if request.incarnation is None:

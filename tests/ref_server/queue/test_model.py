@@ -40,6 +40,7 @@ LIMITS = make_limits(
     max_batches_per_run=7,
     max_bytes=160,
     max_bytes_per_run=70,
+    max_stored_bytes=190,
     max_in_flight=9,
     max_in_flight_per_run=4,
     max_deliveries=2,

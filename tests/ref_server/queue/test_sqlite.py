@@ -526,3 +526,23 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
             make_one_of_each(queue)
         deep = steps_of_each()
     assert {name: steps for name, steps in deep.items() if steps > 1.2 * shallow[name]} == {}
+
+
+def test_the_work_of_making_room_does_not_grow_with_what_is_kept(
+    tmp_path: Path, connections: list[apsw.Connection]
+) -> None:
+    def steps(kept: int) -> int:
+        """Of an upload for which one of so many stale batches has to lose its payload."""
+        path = tmp_path / f"{kept}.sqlite"
+        with closing(SqliteQueue(path, limits=make_limits())) as queue:
+            for number in range(kept):
+                queue.put(upload(f"{number}"))
+            queue.lease(LeaseBody(consumer="c", run="run", policy_version=9, max_lag=0))
+        with closing(SqliteQueue(path, limits=make_limits(max_stored_bytes=3 * kept), clock=lambda: 0.0)) as queue:
+            assert queue.stats().waiting_batches == 0
+            taken = count_steps(connections[-1], lambda: queue.put(upload("new")))
+            assert queue.payload("0") is None
+            assert queue.payload("1") is not None
+            return taken
+
+    assert steps(1500) < 1.2 * steps(150)
