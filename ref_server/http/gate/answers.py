@@ -11,7 +11,7 @@ from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS, busy
 
 # uvicorn buffers a whole message, and waits for the client only between two.
 PIECE_BYTES = 64 * 1024
-# A route that found no room is refused to its client this long without being asked: it may read much to be refused.
+# A route that found no room is asked for its client once in so long, until there is room: it may read much in vain.
 MEMORY_SECONDS = 1.0
 _MAX_FULL = 1000
 
@@ -51,15 +51,19 @@ class Answers:
                         refused = True
                         self._note(place)
                         return await refuse()
+                    self._full_until.pop(place, None)
                     if start:
                         await send(start)
                         start = None
                     await send(message)
 
-        if self._clock() < self._full_until.get(place, 0.0):
+        until = self._full_until.get(place)
+        if until is not None and self._clock() < until:
             await refuse()
-        else:
-            await self._app(scope, receive, pass_on)
+            return
+        if until is not None:
+            self._note(place)  # the others wait for what this one finds
+        await self._app(scope, receive, pass_on)
 
     def _note(self, place: tuple[str, str]) -> None:
         if len(self._full_until) >= _MAX_FULL:

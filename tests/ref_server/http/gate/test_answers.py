@@ -160,6 +160,34 @@ def test_a_route_without_room_is_not_asked_again_at_once() -> None:
     assert sent == [429] * 5
 
 
+def test_one_at_a_time_finds_out_whether_there_is_room_again() -> None:
+    now, sizes, asked = [100.0], [MIB], []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(sizes[0])
+        if len(asked) == 2:
+            await ask(limited)  # another comes while the first is on its way
+        await Response(bytes(sizes[0]))(scope, receive, send)
+
+    async def ignore(*_: object) -> Message:
+        return {}
+
+    async def ask(limited: Answers) -> None:
+        scope = {"type": "http", "path": "/x", "state": {"holder": "a", "request_id": "1"}}
+        await limited(scope, ignore, ignore)
+
+    limited = Answers(app, MIB, clock=lambda: now[0])
+    asyncio.run(ask(limited))
+    now[0] += answers.MEMORY_SECONDS
+    asyncio.run(ask(limited))
+    assert len(asked) == 2
+    now[0] += answers.MEMORY_SECONDS
+    sizes[0] = MIB // 4
+    for _ in range(3):
+        asyncio.run(ask(limited))
+    assert len(asked) == 5
+
+
 @pytest.mark.usefixtures("impatient")
 def test_who_is_cut_off_holds_nothing_any_more() -> None:
     with serving(2 * LARGE) as http, ExitStack() as stack:
