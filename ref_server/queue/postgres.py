@@ -16,11 +16,11 @@ from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, U
 from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.metrics.activity import Tally
-from ref_server.queue import postgres_schema
-from ref_server.queue.interface import Claim, StorageBroken, StorageFull
+from ref_server.queue import leasing, postgres_schema
+from ref_server.queue.interface import Claim, Lease, StorageBroken, StorageFull
 from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
 from ref_server.queue.transaction import Transaction, Value
-from shared.api import LimitsView, State
+from shared.api import LeaseBody, LimitsView, State
 
 T = TypeVar("T")
 
@@ -72,6 +72,12 @@ class PostgresQueue(SqlQueue):
         claims = super().claim(max_tokens, reference_version)
         self._claims.update(claim.id for claim in claims)
         return claims
+
+    def lease(self, request: LeaseBody) -> Lease | None:
+        """Durable: when the database crashes its servers and their trainers live on, so a lease that it has forgotten
+        would be held twice, by two consumers.
+        """
+        return self._run(lambda tx: leasing.lease(tx, request), durable=True)
 
     # `complete` and `fail` stop renewing the claim even if a database crash undoes their commit: the claim then
     # expires and another server scores the batch.

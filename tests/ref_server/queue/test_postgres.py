@@ -14,6 +14,7 @@ import pytest
 from ref_server.queue.interface import Queue, QueueFull, StorageBroken, Upload, WrongState
 from ref_server.queue.postgres import PostgresQueue, database_time
 from shared.api import Key, LeaseBody, Outcome, State
+from tests.postgresql import Postgres, PostgresMissing, postgres
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 
 pytestmark = pytest.mark.slow
@@ -323,7 +324,7 @@ def test_a_commit_that_is_promised_waits_for_the_disk_and_others_do_not(backend:
     with closing(PostgresQueue(backend.url, limits=make_limits(), upkeep_seconds=3600, clock=clock)) as queue:
         assert settings_of(lambda: ready(queue, "a")) == ["on"]
         keys: list[Key | None] = []
-        assert settings_of(lambda: keys.append(lease(queue))) == ["off"]
+        assert settings_of(lambda: keys.append(lease(queue))) == ["on"]
         [held] = keys
         assert held is not None
         assert settings_of(lambda: queue.extend([held], 60.0)) == ["off"]
@@ -391,3 +392,33 @@ def _end_others(db: psycopg.Connection) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
+
+
+@pytest.fixture
+def lazy() -> Iterator[Postgres]:
+    """A database whose log is flushed for nothing but commits that wait for it."""
+    try:
+        with postgres(settings=("wal_writer_delay = 10s", "wal_writer_flush_after = 1GB")) as cluster:
+            yield cluster
+    except PostgresMissing as missing:
+        pytest.skip(str(missing))
+
+
+def test_a_lease_that_was_answered_survives_a_crash_of_the_database(lazy: Postgres) -> None:
+    """The servers and the trainers live on: a forgotten lease would be another consumer's, too."""
+    with closing(PostgresQueue(lazy.create_database("queue"), limits=make_limits())) as queue:
+        ready(queue, "a")
+        held = lease(queue)
+        assert held is not None
+        lazy.restart("immediate")
+        until(lambda: answers(queue))
+        assert lease(queue, "other") is None
+        assert queue.ack([held]) == [Outcome.OK]
+
+
+def answers(queue: Queue) -> bool:
+    try:
+        queue.check()
+    except StorageBroken:
+        return False
+    return True
