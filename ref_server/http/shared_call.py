@@ -13,22 +13,36 @@ T = TypeVar("T")
 class SharedCall(Generic[T]):
     """Makes one call at a time, on a thread of its own. All who wait meanwhile get the same result.
 
-    A result is given again for fresh_seconds, so that many who ask cost no more calls than one.
+    A result is given again for fresh_seconds, and for `rest` times as long as the call took, so that many who ask cost
+    hardly more than one.
     """
 
     def __init__(
-        self, call: Callable[[], T], *, fresh_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        call: Callable[[], T],
+        *,
+        fresh_seconds: float = 0.0,
+        rest: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call = call
         self._fresh_seconds = fresh_seconds
         self._clock = clock
         self._thread = CapacityLimiter(1)
         self._running: asyncio.Task[T] | None = None
-        self._began = 0.0
+        self._rest = rest
+        self._fresh_until = 0.0
 
     async def result(self, timeout: float) -> T:
         """What the call returns or raises. Raises TimeoutError after `timeout` seconds; the call goes on."""
-        if self._running is None or (self._running.done() and self._clock() >= self._began + self._fresh_seconds):
-            self._began = self._clock()
-            self._running = asyncio.create_task(to_thread.run_sync(self._call, limiter=self._thread))
+        if self._running is None or (self._running.done() and self._clock() >= self._fresh_until):
+            self._running = asyncio.create_task(self._run())
         return await asyncio.wait_for(asyncio.shield(self._running), timeout)
+
+    async def _run(self) -> T:
+        began = self._clock()
+        try:
+            return await to_thread.run_sync(self._call, limiter=self._thread)
+        finally:
+            took = self._clock() - began
+            self._fresh_until = began + took + max(self._fresh_seconds - took, self._rest * took)

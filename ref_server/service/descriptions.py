@@ -1,6 +1,7 @@
 """Builds the API records that describe the queue, and one batch's tokens."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,12 +13,31 @@ from shared.api import Depth, LimitsView, PromptView, QueueView, RowView, Scorin
 from shared.batch import RolloutBatch, ScoredBatch
 
 
-def describe_queue(stats: Stats, counts: Mapping[Count, int], totals: ScoringTotals, limits: LimitsView) -> QueueView:
+@dataclass(frozen=True)
+class Runs:
+    """Which runs to tell of, by name: a page of them, or one. confined: the totals are those of that one, too."""
+
+    limit: int
+    after: str | None = None
+    only: str | None = None
+    confined: bool = False
+
+
+def describe_queue(
+    stats: Stats, runs: Runs, counts: Mapping[Count, int], totals: ScoringTotals, limits: LimitsView
+) -> QueueView:
     """The record of `GET /v1/queue`. counts: events since this process started."""
-    states = {state: _sum_depths(stats, state) for state in State}
+    if runs.only is None:
+        names = sorted(name for name in stats.runs if runs.after is None or name > runs.after)
+    else:
+        names = [runs.only] if runs.only in stats.runs else []
+    page = names[: runs.limit]
+    of_all = {name: stats.runs[name] for name in page} if runs.confined else stats.runs
+    states = {state: _sum_depths(of_all, state) for state in State}
     return QueueView(
         states=states,
-        runs=stats.runs,
+        runs={name: stats.runs[name] for name in page},
+        next_cursor=page[-1] if len(names) > len(page) else None,
         stored_bytes=sum(depth.bytes for depth in states.values()),
         oldest_age_seconds=stats.oldest_age,
         scoring=_scoring(totals),
@@ -33,8 +53,8 @@ def _scoring(totals: ScoringTotals) -> ScoringView:
     return ScoringView.model_validate({**counts, "tokens_per_second": scored / seconds if seconds else 0.0})
 
 
-def _sum_depths(stats: Stats, state: State) -> Depth:
-    depths = [states[state] for states in stats.runs.values() if state in states]
+def _sum_depths(runs: Mapping[str, Mapping[State, Depth]], state: State) -> Depth:
+    depths = [states[state] for states in runs.values() if state in states]
     return Depth(batches=sum(depth.batches for depth in depths), bytes=sum(depth.bytes for depth in depths))
 
 

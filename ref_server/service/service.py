@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from ref_server.access.keys import ANYBODY, Holder
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Queue, StorageBroken, StorageFull, Upload
+from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull, Upload
 from ref_server.scoring.reference import NotReady, Reference
-from ref_server.service.descriptions import describe_queue, describe_tokens, token_texts
+from ref_server.service.descriptions import Runs, describe_queue, describe_tokens, token_texts
 from ref_server.service.housekeeping import keep_tidy
 from ref_server.service.polls import Polls
 from ref_server.service.served_reference import ServedReference
@@ -140,12 +139,9 @@ class Service:
     def token_texts(self, ids: Sequence[int]) -> list[str | None]:
         return token_texts(self.reference, ids)
 
-    def describe_queue(self, run: str | None = None) -> QueueView:
-        """run: the only one to tell of."""
-        stats = self.queue.stats()
-        if run is not None:
-            stats = replace(stats, runs={name: depths for name, depths in stats.runs.items() if name == run})
-        return describe_queue(stats, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
+    def describe_queue(self, stats: Stats, runs: Runs) -> QueueView:
+        """runs: those to tell of one by one."""
+        return describe_queue(stats, runs, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
     def describe_tokens(self, id: str) -> TokensView | None:
         """The tokens of a batch with texts and log-probs; None when the batch or its payload is gone.

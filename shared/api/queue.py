@@ -53,7 +53,9 @@ class QueueView(Answer):
 
     states: dict[State, Depth]
     runs: dict[str, dict[State, Depth]]
-    """By run; states without batches are left out."""
+    """By run; states without batches are left out. At most a thousand runs, in the order of their names."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` to get the next runs; null on the last page. Each page has the totals of all runs."""
     stored_bytes: int = 0
     """Payloads of these states together; `limits.max_stored_bytes` bounds those of the whole queue."""
     oldest_age_seconds: float | None

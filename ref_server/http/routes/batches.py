@@ -13,13 +13,19 @@ from ref_server.http.asker import Asker, confine, note
 from ref_server.http.gate.load_shedder import LoadShedders
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
+from ref_server.http.shared_call import SharedCall
 from ref_server.http.threads import BodyThreads
-from ref_server.queue.interface import CURSOR, NoRoom
+from ref_server.queue.interface import CURSOR, NoRoom, StorageBroken
+from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import Admitted, BatchDetails, BatchPage, ListOrder, QueueView, State, TokensView
 
 T = TypeVar("T")
+
+# After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.
+_REST = 10.0
+_STATS_SECONDS = 30.0
 
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
@@ -58,16 +64,27 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: 
 
 
 def _add_views(app: FastAPI, service: Service) -> None:
+    stats = SharedCall(service.queue.stats, rest=_REST)
+
     @app.get("/v1/queue", responses=errors(503, 507))
     @requires(Role.UPLOAD, confines=True)
-    def queue(asker: Asker) -> QueueView:
+    async def queue(
+        asker: Asker,
+        run: Annotated[str | None, Query(max_length=200, description="Only this run.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Runs on a page.")] = 1000,
+        cursor: Annotated[str | None, Query(max_length=200, description="`next_cursor` of the previous page.")] = None,
+    ) -> QueueView:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
 
         ```
         curl localhost:8400/v1/queue
         ```
         """
-        return service.describe_queue(asker.run)
+        runs = Runs(limit, cursor, asker.only(run), confined=asker.run is not None)
+        try:
+            return service.describe_queue(await stats.result(_STATS_SECONDS), runs)
+        except TimeoutError:
+            raise StorageBroken(f"the store has not answered for {_STATS_SECONDS:g} s") from None
 
     @app.get("/v1/batches", responses=errors(503, 507))
     @requires(Role.TRAIN, confines=True)

@@ -382,3 +382,22 @@ def test_drop_and_requeue(http: httpx.Client) -> None:
     missing = "01a1f98f-5b6c-71af-9894-b208bc4a84ce"
     assert error(http.post(f"/v1/batches/{missing}/requeue"), 404)["field"] == "id"
     assert error(http.delete(f"/v1/batches/{missing}"), 404)["field"] == "id"
+
+
+def test_the_queue_is_told_page_by_page(make_service: Callable[..., Service], serve: Serve, rollout: Rollout) -> None:
+    with serve(make_service()) as http:
+        for run in ("a", "b/c d", "ä"):
+            assert upload(http, wire.encode(rollout(run=run))).status_code == 201
+        while len(http.get("/v1/queue").json()["runs"]) < 3:
+            pass  # an answer is given again for a moment
+        seen, cursor = [], None
+        while True:
+            page = http.get("/v1/queue", params={"limit": 1, **({"cursor": cursor} if cursor else {})}).json()
+            assert sum(depth["batches"] for depth in page["states"].values()) == 3, "the totals are whole"
+            seen += page["runs"]
+            if (cursor := page["next_cursor"]) is None:
+                break
+        assert seen == ["a", "b/c d", "ä"]
+        assert list(http.get("/v1/queue").json()["runs"]) == seen
+        assert list(http.get("/v1/queue", params={"run": "b/c d"}).json()["runs"]) == ["b/c d"]
+        assert http.get("/v1/queue", params={"run": "nobody"}).json()["runs"] == {}
