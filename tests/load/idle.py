@@ -20,7 +20,8 @@ POLLS = (0, 300, 3000)
 _TOKENS = 40
 _CLIENTS = 4
 _EXTEND_SECONDS = 0.02
-_ARRIVAL_SECONDS = 8.0  # in which the polls arrive, so that they do not all end at once either
+_ARRIVAL_SECONDS = 8.0  # in which the polls arrive
+_SETTLED_SECONDS = 20.0  # nothing is measured before: what is measured is polls that wait, not those that come
 
 
 def run(seconds: float, directory: Path) -> bool:
@@ -61,13 +62,14 @@ def _measure(port: int, polls: int, seconds: float, name: str) -> list[Figure]:
         time.sleep(1)
         if polls:
             crew.start("polls", poll, polls)
-        time.sleep(_ARRIVAL_SECONDS + seconds)
+        time.sleep(_SETTLED_SECONDS + seconds)
         calm = crew.end()
     with Crew(port) as crew:
         if polls:
             crew.start("polls", poll, polls)
+            time.sleep(_SETTLED_SECONDS)
         crew.start("work", honest.work, _CLIENTS, _TOKENS)
-        time.sleep(_ARRIVAL_SECONDS + seconds)
+        time.sleep(seconds)
         busy = crew.end()
     extended: Tally = calm["trainer"].seen
     work: Tally = busy["work"].seen
@@ -85,7 +87,7 @@ async def poll(port: int, stopping: Stopping, count: int) -> Tally:
 
     async def go_on(client: Client, number: int) -> None:
         await asyncio.sleep(_ARRIVAL_SECONDS * number / count)
-        asked = post_json("/v1/batches/lease", {"consumer": f"c{number}", "run": "idle", "wait_seconds": 20})
+        asked = post_json("/v1/batches/lease", {"consumer": f"c{number}", "run": "idle", "wait_seconds": 120})
         while not stopping():
             answer = await client.ask("poll", asked)
             if answer is None or answer.status != 204:
@@ -109,7 +111,7 @@ async def heartbeats(port: int, stopping: Stopping) -> Tally:
     leased = await client.ask("lease", post_json("/v1/batches/lease", asked))
     assert leased is not None and leased.status == 200
     key = {"id": leased.header("batch-id"), "token": leased.header("lease-token")}
-    await asyncio.sleep(_ARRIVAL_SECONDS)
+    await asyncio.sleep(_SETTLED_SECONDS)
     extend = post_json("/v1/leases/extend", {"leases": [key], "lease_seconds": 3600})
     while not stopping():
         await client.ask("extend", extend)
