@@ -42,11 +42,11 @@ Answer = tuple[Any, ...]
 
 
 class BatchModel:
-    """rivals_from, ghosts_from: see `BatchCalls`."""
+    """useless_from, ghosts_from: see `BatchCalls`."""
 
-    def __init__(self, max_deliveries: int, rivals_from: float = inf, ghosts_from: float = inf) -> None:
+    def __init__(self, max_deliveries: int, useless_from: float = inf, ghosts_from: float = inf) -> None:
         self._max_deliveries = max_deliveries
-        self._rivals_from = rivals_from
+        self._useless_from = useless_from
         self._ghosts_from = ghosts_from
         self._verbs: dict[str, Callable[[BatchState, Call], tuple[Answer, BatchState]]] = {
             "upload": self._upload,
@@ -75,14 +75,14 @@ class BatchModel:
         if batch.state == LEASED and batch.expires <= by:
             batch = self._lose(batch)
             yield batch
-        if batch.state == READY and self._rivals_from <= by:
+        if batch.state == READY and self._useless_from <= by:
             yield replace(batch, state=EXPIRED)
 
     def _other_answers(self, told: Answer, state: BatchState, call: Call) -> Iterator[tuple[Answer, BatchState]]:
-        """A ready batch may be leased in secret; one that is admitted for another lineage than the run's expires."""
+        """A ready batch may be leased in secret; one that is admitted for a run that is another's, or over, expires."""
         if told[1:2] == (READY,) and self._ghosts_from <= call.end:
             yield (told[0], LEASED, *told[2:]), state
-        if call.verb == "upload" and told[0] == 201 and self._rivals_from <= call.end:
+        if call.verb == "upload" and told[0] == 201 and self._useless_from <= call.end:
             yield (201, EXPIRED), replace(state, state=EXPIRED, payload=False)
 
     def _upload(self, batch: BatchState, call: Call) -> tuple[Answer, BatchState]:

@@ -51,6 +51,10 @@ class Caller:
     def drop(self, id: str) -> None:
         self._send("drop", {"id": id}, "DELETE", f"/batches/{id}", None, lambda _: {})
 
+    def finish(self, run: str, lineage: str | None) -> None:
+        body = {"lineage": lineage}
+        self._send("finish", {"run": run, **body}, "POST", f"/runs/{run}/finish", body, lambda _: {})
+
     def look(self, id: str) -> None:
         self._send("look", {"id": id}, "GET", f"/batches/{id}", None, _details)
 

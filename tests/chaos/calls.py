@@ -41,13 +41,14 @@ class Call:
 class BatchCalls:
     """Everything that may have touched one batch.
 
-    rivals_from: when the first lease by another lineage of its run began: from then on it may expire as abandoned.
+    useless_from: when the first lease by another lineage of its run, or the first end of its own, began: it may expire
+    from then on.
     ghosts_from: when the first lease without an answer began that may have got it: from then on it may be leased
     without anybody knowing.
     """
 
     calls: list[Call] = field(default_factory=list)
-    rivals_from: float = inf
+    useless_from: float = inf
     ghosts_from: float = inf
 
 
@@ -55,13 +56,14 @@ def by_batch(events: Iterable[Event]) -> dict[str, BatchCalls]:
     """The calls of a history, for each batch that was uploaded or tried to be."""
     events = [event for event in events if event["kind"] == "call" and not _is_refused(event)]
     leases = [event for event in events if event["verb"] == "lease"]
+    ends = [event for event in events if event["verb"] == "finish"]
     batches: dict[str, BatchCalls] = defaultdict(BatchCalls)
     for event in events:
         for id, call in _parts(event):
             batches[id].calls.append(call)
     _add_unanswered_leases(batches, leases)
     _add_ends_of_leases(batches, leases)
-    _add_others(batches, leases, {event["id"]: event for event in events if event["verb"] == "upload"})
+    _add_others(batches, leases, ends, {event["id"]: event for event in events if event["verb"] == "upload"})
     return dict(batches)
 
 
@@ -91,7 +93,7 @@ def _parts(event: Event) -> Iterable[tuple[str, Call]]:
             outcomes = event["outcomes"] if known else [None] * len(event["keys"])
             for (id, token), outcome in zip(event["keys"], outcomes, strict=True):
                 yield id, replace(call, token=token, told=(outcome,) if known else None)
-        case _:
+        case "requeue" | "drop" | "look":
             told = (event["status"], event.get("state"), event.get("deliveries"))
             yield event["id"], replace(call, told=told if known else None)
 
@@ -156,7 +158,9 @@ def _takeovers(leases: Iterable[Event]) -> Mapping[str, list[Call]]:
     return takeovers
 
 
-def _add_others(batches: Mapping[str, BatchCalls], leases: Iterable[Event], uploads: Mapping[str, Event]) -> None:
+def _add_others(
+    batches: Mapping[str, BatchCalls], leases: Iterable[Event], ends: Iterable[Event], uploads: Mapping[str, Event]
+) -> None:
     leases_of: dict[tuple[str | None, str | None], float] = {}
     ghosts_of: dict[tuple[str | None, str | None], float] = {}
     for event in leases:
@@ -169,7 +173,8 @@ def _add_others(batches: Mapping[str, BatchCalls], leases: Iterable[Event], uplo
         if id in uploads:
             run, lineage = uploads[id]["run"], uploads[id]["lineage"]
             others = [begin for (r, other), begin in leases_of.items() if r == run and other != lineage]
-            batch.rivals_from = min(others, default=inf)
+            own = [event["begin"] for event in ends if (event["run"], event["lineage"]) == (run, lineage)]
+            batch.useless_from = min([*others, *own], default=inf)
             batch.ghosts_from = min(ghosts_of.get((None, None), inf), ghosts_of.get((run, lineage), inf))
 
 

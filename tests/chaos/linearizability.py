@@ -22,7 +22,7 @@ def violations(events: Iterable[Event], max_deliveries: int) -> dict[str, list[s
 
 def explain(batch: BatchCalls, max_deliveries: int) -> list[str]:
     """Nothing if the calls have an order."""
-    model = BatchModel(max_deliveries, batch.rivals_from, batch.ghosts_from)
+    model = BatchModel(max_deliveries, batch.useless_from, batch.ghosts_from)
     calls = sorted(batch.calls, key=lambda call: call.begin)
     order = longest_order(calls, BatchState(), model.after)
     left = [call for place, call in enumerate(calls) if call.told is not None and place not in order]

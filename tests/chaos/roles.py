@@ -15,6 +15,8 @@ from tests.chaos.callers import Caller, Key
 from tests.chaos.history import History
 
 _RUNS = ("a", "b", "c")
+# Only this run is finished now and then: from then on its batches may expire at any time, which proves less.
+_FINISHED = "c"
 _RECENT = 120
 # Short beside the time between kills, which give each lease of the embedded store its full time again.
 _LEASE_SECONDS = (0.3, 0.6, 1.5)
@@ -147,7 +149,7 @@ class Rival:
 
     def turn(self) -> None:
         ways = (self._upload, self._upload_other, self._lease, self._settle, self._requeue, self._drop, self._look)
-        self._chance.choices(ways, (4, 1, 4, 6, 3, 1, 4))[0]()
+        self._chance.choices((*ways, self._finish), (8, 2, 8, 12, 6, 2, 8, 1))[0]()
 
     def _upload(self) -> None:
         if batch := self._any(self._bag.uploads):
@@ -178,6 +180,9 @@ class Rival:
     def _look(self) -> None:
         if batch := self._any(self._bag.uploads):
             self._caller.look(batch.id)
+
+    def _finish(self) -> None:
+        self._caller.finish(_FINISHED, self._bag.lineages[_FINISHED])
 
     def _any(self, recent: deque[Any]) -> Any:
         """Half of the time one of the last few, on which others are at work."""

@@ -57,6 +57,9 @@ class Clock:
         told: dict[str, Any] = {"state": "ready"} if status == 200 else {}
         return self.call("requeue", status, id="a", **told)
 
+    def finish(self, **fields: Any) -> Event:
+        return self.call("finish", 200, **{"run": "run", "lineage": None, **fields})
+
     def drop(self, status: int | None = 204) -> Event:
         return self.call("drop", status, id="a")
 
@@ -110,6 +113,10 @@ GOOD: dict[str, list[Event]] = {
         c.upload(lineage="one"), c.lease(None, status=204, run="run", lineage="two"), c.look("expired"), c.requeue(200),
         c.upload("b", state="expired", lineage="one"),
     ],
+    "the end of its run": [
+        c.upload(), c.finish(), c.look("expired"), c.upload("b", state="expired"), c.lease(None, status=204, run="run"),
+        c.requeue(200), c.lease(run="run"),
+    ],
 }  # fmt: skip
 
 BAD: dict[str, list[Event]] = {
@@ -142,6 +149,8 @@ BAD: dict[str, list[Event]] = {
     "a delivery counted for nothing": [c.upload(), c.lease(), c.settle("release", "ok"), c.look("ready", 1)],
     "leased by nobody": [c.upload(), c.look("leased")],
     "expired for no reason": [c.upload(), c.look("expired")],
+    "expired for the end of another lineage": [c.upload(lineage="one"), c.finish(lineage="two"), c.look("expired")],
+    "a leased one expired at the end of its run": [c.upload(), c.lease(), c.finish(), c.look("expired")],
     "expired for its own lineage": [c.upload(), c.lease(None, status=204, run="run"), c.look("expired")],
     "a repeat that leases two": [c.upload(), c.upload("b"), c.lease(request_id="r"), c.lease("b", "u", request_id="r")],
     "a repeat that finds nothing": [c.upload(), c.lease(request_id="r"), c.lease(None, status=204, request_id="r")],
