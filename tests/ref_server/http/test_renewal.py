@@ -19,11 +19,15 @@ from tests.ref_server.processes import Running, running
 OLD, NEW = ({"Authorization": f"Bearer {name}-0123456789abcdef"} for name in ("old", "new"))
 
 
-def until_logged(server: Running, text: str, times: int = 1) -> None:
+def until(condition: Callable[[], bool], server: Running) -> None:
     deadline = time.monotonic() + 60
-    while server.log.read_text().count(text) < times:
+    while not condition():
         assert time.monotonic() < deadline, server.log.read_text()
         time.sleep(0.02)
+
+
+def until_logged(server: Running, text: str) -> None:
+    until(lambda: text in server.log.read_text(), server)
 
 
 def renew(server: Running) -> None:
@@ -43,7 +47,7 @@ def test_tokens_are_read_again_and_leases_go_on(tmp_path: Path, rollout: Callabl
         http = server.http
         body = {"consumer": "c", "wait_seconds": 30}
         waiting = pool.submit(http.post, "/v1/batches/lease", json=body, headers=OLD)
-        until_logged(server, "serving")
+        until(lambda: "tandem_http_requests_active 2.0" in http.get("/metrics", headers=OLD).text, server)
         tokens.write_text("train new-0123456789abcdef name=night\n")
         renew(server)
         until_logged(server, "tokens: read again")

@@ -43,7 +43,7 @@ def routes(service: Service) -> Iterator[tuple[str, str, Requirement]]:
     """Method, path and requirement of each route that wants a token."""
     for route in create_app(service).routes:
         if isinstance(route, APIRoute) and requirement_of(route).role is not Role.OPEN:
-            [method] = route.methods
+            [method] = route.methods or ()
             yield method, route.path, requirement_of(route)
 
 
