@@ -1,12 +1,14 @@
 """The command `ref-server queue ls`."""
 
+import json
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.tables import batch_table
-from ref_server.cli.terminal import print_error, print_json, show
+from ref_server.cli.terminal import print_error, show
 from shared.api import BatchPage, BatchSummary, ListOrder
 from shared.client import RefServerClient
 from shared.client.requests import PAGE
@@ -29,29 +31,53 @@ class Ls(ClientOptions):
 def run(arguments: list[str]) -> int:
     options = load_options(Ls, arguments, "queue ls")
     with options.connect() as client:
-        page = list_batches(client, options.state, options.run, options.limit or None, ListOrder.NEWEST)
-    if options.as_json:
-        print_json(page)
-        return 0
-    if page.batches:
-        show(batch_table(page.batches))
-    else:
-        print_error("no such batch" if options.state or options.run else "no batches")
-    if page.next_cursor:
-        print_error(f"these are the {options.limit} newest; there are more: --limit 0 lists all")
+        pages = list_pages(client, options.state, options.run, options.limit or None, ListOrder.NEWEST)
+        if options.as_json:
+            _print_json(pages)
+        else:
+            _print_tables(pages, options)
     return 0
 
 
-def list_batches(
+def _print_json(pages: Iterable[BatchPage]) -> None:
+    """One document, written page by page: a long list need not fit the memory."""
+    between, cursor = "", None
+    print('{"batches": [')
+    for page in pages:
+        for batch in page.batches:
+            print(between + batch.model_dump_json(), end="")
+            between = ",\n"
+        cursor = page.next_cursor
+    print(f'\n], "next_cursor": {json.dumps(cursor)}}}')
+
+
+def _print_tables(pages: Iterable[BatchPage], options: Ls) -> None:
+    cursor, found = None, False
+    for page in pages:
+        if page.batches:
+            show(batch_table(page.batches))
+        cursor, found = page.next_cursor, found or bool(page.batches)
+    if not found:
+        print_error("no such batch" if options.state or options.run else "no batches")
+    if cursor:
+        print_error(f"these are the {options.limit} newest; there are more: --limit 0 lists all")
+
+
+def list_pages(
     client: RefServerClient, state: str | None, run: str | None, limit: int | None, order: ListOrder
-) -> BatchPage:
-    """The first `limit` batches in this order, or all, as one long page, with a cursor when there are more."""
-    batches: list[BatchSummary] = []
+) -> Iterator[BatchPage]:
+    """The first `limit` batches in this order, or all. The last page has a cursor when there are more."""
+    listed = 0
     cursor: str | None = None
     while True:
-        most = PAGE if limit is None else min(limit - len(batches), PAGE)
+        most = PAGE if limit is None else min(limit - listed, PAGE)
         page = client.page(state, run, limit=most, cursor=cursor, order=order)
-        batches += page.batches
+        yield page
+        listed += len(page.batches)
         cursor = page.next_cursor
-        if cursor is None or len(batches) == limit:
-            return BatchPage(batches=batches, next_cursor=cursor)
+        if cursor is None or listed == limit:
+            return
+
+
+def list_batches(client: RefServerClient, state: str | None, run: str | None, order: ListOrder) -> list[BatchSummary]:
+    return [batch for page in list_pages(client, state, run, None, order) for batch in page.batches]

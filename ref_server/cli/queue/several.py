@@ -59,7 +59,7 @@ class Outcomes:
 def batches_of_state(client: RefServerClient, options: SeveralOptions, min_age_days: float = 0) -> list[BatchSummary]:
     """Batches of the state that still have a payload: a dropped batch cannot be brought back or dropped again."""
     latest = time.time() - 86_400 * min_age_days
-    batches = list_batches(client, options.state, options.run, None, ListOrder.OLDEST).batches
+    batches = list_batches(client, options.state, options.run, ListOrder.OLDEST)
     return [batch for batch in batches if batch.payload_bytes and batch.admitted_at <= latest]
 
 

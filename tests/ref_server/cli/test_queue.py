@@ -160,7 +160,9 @@ def test_ls_over_many_pages(
     def listed(*arguments: str) -> tuple[list[str], str, Any]:
         _, out, err = command("ls", "--run", run, *arguments)
         page = json.loads(command("ls", "--run", run, "--json", *arguments)[1])
-        assert [line.split()[0] for line in out.splitlines()[1:]] == [batch["id"] for batch in page["batches"]]
+        assert [line.split()[0] for line in out.splitlines() if run in line] == [
+            batch["id"] for batch in page["batches"]
+        ]
         return [batch["id"] for batch in page["batches"]], err, page["next_cursor"]
 
     assert listed() == (ids, "", None)
@@ -171,6 +173,20 @@ def test_ls_over_many_pages(
     assert "the 3 newest; there are more" in err
     rest = http.get("/v1/batches", params={"run": run, "cursor": cursor, "order": "newest"}).json()["batches"]
     assert [batch["id"] for batch in rest] == ids[3:]
+
+
+def test_a_long_list_is_printed_page_by_page(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of a million must not be held in memory before its first line is printed."""
+    monkeypatch.setattr("ref_server.cli.queue.ls.PAGE", 2)
+    ids = [ready(http, rollout(run=run)) for _ in range(5)][::-1]
+    _, out, err = command("ls", "--run", run, "--limit", "0")
+    assert err == ""
+    assert [line.split()[0] for line in out.splitlines() if run in line] == ids
+    assert sum("deliveries" in line for line in out.splitlines()) == 3, "each page has its head"
+    told = json.loads(command("ls", "--run", run, "--limit", "3", "--json")[1])
+    assert [batch["id"] for batch in told["batches"]] == ids[:3] and told["next_cursor"]
 
 
 def test_show(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
