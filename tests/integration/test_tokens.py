@@ -1,4 +1,4 @@
-"""A training run through TLS with a token, which no file or log contains."""
+"""A training run through TLS with a token for it alone, which no file or log contains."""
 
 import subprocess
 from pathlib import Path
@@ -31,7 +31,7 @@ def ca(tmp_path: Path) -> Path:
 
 def test_training_with_a_token_over_tls(random_model, tmp_path, start, ca, monkeypatch):
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"train {TRAIN}\nupload {UPLOAD}\n")
+    tokens.write_text(f"train {TRAIN} name=trainer run=secret\nupload {UPLOAD} run=secret\n")
     tokens.chmod(0o600)
     port = free_port()
     url = f"https://127.0.0.1:{port}"
