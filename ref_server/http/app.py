@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.http.errors import add_error_handlers
-from ref_server.http.gate.answers import Answers, Pace
+from ref_server.http.gate.answers import Answers
 from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
@@ -49,9 +49,8 @@ def create_app(service: Service) -> FastAPI:
         _add_legacy(app, service)
     documents.add(app)
     app.add_middleware(ShedUploads, shedders=shedders)
-    app.add_middleware(Answers, most=max(_ANSWERS_MIB, 4 * service.config.max_body_mib) * 2**20)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))
-    app.add_middleware(Pace)
+    app.add_middleware(Answers, most=max(_ANSWERS_MIB, 4 * service.config.max_body_mib) * 2**20)
     app.add_middleware(Requests, traffic=traffic)
     return app
 

@@ -46,6 +46,15 @@ def no_room(code: str, error: QueueFull) -> Problem:
     return Problem(429, code, str(error), headers={"Retry-After": str(max(1, round(error.retry_after)))})
 
 
+def busy(message: str) -> Problem:
+    """429 for a client that may try again in a second."""
+    return Problem(429, "busy", message, headers={"Retry-After": "1"})
+
+
+def no_room_to_answer() -> Problem:
+    return busy("your long answers would fill more of the memory for them than is free; read those before")
+
+
 def run_taken(error: RunTaken) -> Problem:
     """409, with the seconds after which the run is free, unless its holder is heard again."""
     headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}

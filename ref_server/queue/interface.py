@@ -14,6 +14,8 @@ from shared.api import BatchDetails, BatchPage, Depth, Key, LeaseBody, ListOrder
 
 # Regular expression of a page cursor: the seq of the last batch, in hexadecimal.
 CURSOR = "^[0-9a-f]{1,15}$"
+# A lease comes without a longer payload: it is read once there is room to send it.
+LARGE_BYTES = 2**20
 
 
 class QueueFull(Exception):
@@ -100,13 +102,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Lease:
-    """The exclusive right to one batch, proved by its token. deliveries: those counted before, plus one."""
+    """The exclusive right to one batch, proved by its token. deliveries: those counted before, plus one.
+
+    size: of the payload, in bytes. body: the payload; None if it is longer than LARGE_BYTES: `payload` reads it then.
+    """
 
     id: str
     token: str
     lease_seconds: float
     deliveries: int
-    body: bytes
+    size: int
+    body: bytes | None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ref_server.metrics.activity import Count
 from ref_server.queue import lineages, ready
 from ref_server.queue.freshness import expire_useless
-from ref_server.queue.interface import Lease, Superseded, TooManyInFlight, Wanted
+from ref_server.queue.interface import LARGE_BYTES, Lease, Superseded, TooManyInFlight, Wanted
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import Key, LeaseBody, Order, Outcome, State
@@ -36,7 +36,10 @@ class _Held(NamedTuple):
 
 
 _HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
-_LEASE = "SELECT id, token, lease_seconds, deliveries + 1, body FROM batches JOIN payloads USING (seq)"
+_BODY = f"CASE WHEN payload_bytes <= {LARGE_BYTES} THEN body END"
+_LEASE = (
+    f"SELECT id, token, lease_seconds, deliveries + 1, payload_bytes, {_BODY} FROM batches JOIN payloads USING (seq)"
+)
 
 
 def grant_grace(tx: Transaction) -> None:

@@ -1,111 +1,89 @@
 """Sends answers within limits of time and memory."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from time import monotonic
+from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.access.shares import Shares
-from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS, busy
+from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS
 
 # uvicorn buffers a whole message, and waits for the client only between two.
 PIECE_BYTES = 64 * 1024
-# A route that found no room is asked for its client once in so long, until there is room: it may read much in vain.
-MEMORY_SECONDS = 1.0
-_MAX_FULL = 1000
 
 
 class Answers:
-    """ASGI middleware, inside of the guard: a client's long answers hold at most its share of `most` bytes.
+    """ASGI middleware around the guard: sends in pieces, wants them to be read at the least pace of a body, and bounds
+    the bytes of long answers in memory; of these `most` a client may hold as much as is free.
 
-    An answer without room becomes 429, so its start waits for its body. Streams count their first message only: after
-    that they wait for the client.
+    Its state has `room`: a route asks it before it reads what would make a long answer, and refuses if there is none.
     """
 
-    def __init__(self, app: ASGIApp, most: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._shares = Shares(most)
-        self._clock = clock
-        self._full_until: dict[tuple[str, str], float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        holder = scope["state"]["holder"]
-        place, start, refused = (holder, scope["path"]), None, False
-
-        async def refuse() -> None:
-            message = "your long answers would fill more of the memory for them than is free; read faster"
-            await busy(message).answer(scope)(scope, receive, send)
-
-        async def pass_on(message: Message) -> None:
-            nonlocal start, refused
-            if message["type"] == "http.response.start":
-                start = message
-            elif not refused:
-                with self._shares.hold(holder) as take:
-                    size = len(message.get("body", b""))
-                    if start and size > PIECE_BYTES and not take(size):
-                        refused = True
-                        self._note(place)
-                        return await refuse()
-                    self._full_until.pop(place, None)
-                    if start:
-                        await send(start)
-                        start = None
-                    await send(message)
-
-        until = self._full_until.get(place)
-        if until is not None and self._clock() < until:
-            await refuse()
-            return
-        if until is not None:
-            self._note(place)  # the others wait for what this one finds
-        await self._app(scope, receive, pass_on)
-
-    def _note(self, place: tuple[str, str]) -> None:
-        if len(self._full_until) >= _MAX_FULL:
-            self._full_until.clear()
-        self._full_until[place] = self._clock() + MEMORY_SECONDS
+        answer = _Answer(scope, receive, send, self._shares)
+        scope["state"]["room"] = answer.room
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            answer.end()
 
 
-class Pace:
-    """ASGI middleware around the guard: sends in pieces, and wants them to be read at the least pace of a body.
+class _Answer:
+    """Only the time that the client lets the server wait counts, so that an answer may take as long as it will."""
 
-    Only the time that a client lets the server wait counts, so that an answer may take as long as it will.
-    """
+    def __init__(self, scope: Scope, receive: Receive, send: Send, shares: Shares) -> None:
+        self._state = scope["state"]
+        self._receive = receive
+        self._send = send
+        self._shares = shares
+        self._held = 0
+        self._sent = 0
+        self._waited = 0.0
+        self._cut_off = False
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def room(self, size: int) -> bool:
+        """Whether there is memory for `size` bytes of this answer. It is held until the answer is sent."""
+        more = max(0, size - self._held)
+        given = not more or self._shares.take(self._state["holder"], more)
+        self._held += more * given
+        return given
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent, waited, over = 0, 0.0, False
+    def end(self) -> None:
+        if self._held:
+            self._shares.give(self._state["holder"], self._held)
+
+    async def send(self, message: Message) -> None:
+        size = len(message.get("body", b""))
+        if size > PIECE_BYTES and not self.room(size):
+            await self._abort("busy")  # a flood of middling answers; routes of larger ones have asked before
+        for piece in _pieces(message):
+            if not self._cut_off:
+                await self._send_in_time(piece)
+
+    async def _send_in_time(self, piece: Message) -> None:
         clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(FIRST_SECONDS + self._sent / BYTES_PER_SECOND - self._waited):
+                await self._send(piece)
+        except TimeoutError:
+            await self._abort("too_slow")
+        self._waited += clock() - began
+        self._sent += len(piece.get("body", b""))
 
-        async def cut_off() -> None:
-            scope["state"]["error_code"] = "too_slow"
-            scope["state"]["abort"]()
-            while (await receive())["type"] != "http.disconnect":
-                pass  # until uvicorn knows, or it would log an answer without an end
-
-        async def paced(message: Message) -> None:
-            nonlocal sent, waited, over
-            for piece in _pieces(message):
-                if over:
-                    return
-                began = clock()
-                try:
-                    async with asyncio.timeout(FIRST_SECONDS + sent / BYTES_PER_SECOND - waited):
-                        await send(piece)
-                except TimeoutError:
-                    over = True
-                    await cut_off()
-                waited += clock() - began
-                sent += len(piece.get("body", b""))
-
-        await self._app(scope, receive, paced if scope["type"] == "http" else send)
+    async def _abort(self, code: str) -> None:
+        self._cut_off = True
+        self._state["error_code"] = code
+        self._state["abort"]()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass  # until uvicorn knows, or it would log an answer without an end
 
 
 def _pieces(message: Message) -> Iterator[Message]:

@@ -5,15 +5,17 @@ from collections.abc import Callable
 
 from starlette.types import Message, Receive
 
-from ref_server.http.problem import Problem
+from ref_server.http.problem import Problem, busy
 
 # A body may take FIRST_SECONDS, plus its length at this pace: 17 minutes for 64 MiB.
 FIRST_SECONDS = 10.0
 BYTES_PER_SECOND = 64 * 1024
 # After a refusal the rest of the body is read and thrown away for this long: a client that still sends when the
-# connection closes never reads the answer.
+# connection closes never reads the answer. Reading takes the time of those who are served, so all refused bodies
+# together come at this pace.
 LINGER_SECONDS = 10.0
 LINGER_IDLE_SECONDS = 1.0
+LINGER_BYTES_PER_SECOND = 16 * 2**20
 
 
 async def read_body(receive: Receive, take: Callable[[int], bool], most: int) -> bytes | None:
@@ -49,10 +51,6 @@ def too_large(most: int) -> Problem:
     return Problem(413, "too_large", message, "body")
 
 
-def busy(message: str) -> Problem:
-    return Problem(429, "busy", message, headers={"Retry-After": "1"})
-
-
 def replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the whole body as one message, and keeps no copy of it."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -63,13 +61,22 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def discard(receive: Receive) -> None:
-    """Reads the rest of a refused body, and throws it away."""
-    try:
-        async with asyncio.timeout(LINGER_SECONDS):
-            message: Message = {"more_body": True}
-            while message.get("more_body", False):
-                async with asyncio.timeout(LINGER_IDLE_SECONDS):
-                    message = await receive()
-    except TimeoutError:
-        return
+class Remains:
+    """The rests of refused bodies: they are read and thrown away."""
+
+    def __init__(self) -> None:
+        self._coming = 0
+
+    async def discard(self, receive: Receive) -> None:
+        self._coming += 1
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                message: Message = {"more_body": True}
+                while message.get("more_body", False):
+                    async with asyncio.timeout(LINGER_IDLE_SECONDS):
+                        message = await receive()
+                    await asyncio.sleep(len(message.get("body", b"")) * self._coming / LINGER_BYTES_PER_SECOND)
+        except TimeoutError:
+            return
+        finally:
+            self._coming -= 1

@@ -12,7 +12,7 @@ from ref_server.access.keys import Denied, Holder, Role
 from ref_server.access.requirements import ANY, JSON, Requirement
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
-from ref_server.http.gate.bodies import discard, read_body, replay, too_large
+from ref_server.http.gate.bodies import Remains, read_body, replay, too_large
 from ref_server.http.problem import Problem, denied
 from ref_server.http.route_table import RouteTable
 
@@ -44,6 +44,7 @@ class Guard:
         self._hosts = Hosts(config.host, config.allowed_hosts)
         self._max_body_bytes = config.max_body_mib * 2**20
         self._bodies = Shares(config.max_bodies_mib * 2**20)
+        self._remains = Remains()
         self._json_bodies: dict[str, Shares] = defaultdict(lambda: Shares(MAX_JSON_BODIES_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,9 +61,9 @@ class Guard:
                     await self._app(scope, receive, send)
         # Answered outside of the block: the client may be slow to leave.
         except Problem as problem:
-            await _refuse(problem.answer(scope), scope, headers, receive, send)
+            await self._refuse(problem.answer(scope), scope, headers, receive, send)
         except Denied as error:
-            await _refuse(denied(error).answer(scope), scope, headers, receive, send)
+            await self._refuse(denied(error).answer(scope), scope, headers, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> tuple[Shares, int | None]:
         """The memory that the body shares, and its greatest length; None: it stays unread, the router refuses it.
@@ -102,6 +103,16 @@ class Guard:
             return self._json_bodies[route], min(MAX_JSON_BYTES, self._max_body_bytes)
         return self._bodies, self._max_body_bytes
 
+    async def _refuse(self, answer: JSONResponse, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
+            await answer(scope, receive, send)
+            return
+        answer.headers["Connection"] = "close"  # the next request begins behind a body that was not read
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        await self._remains.discard(receive)
+        await send({"type": "http.response.body", "body": b""})
+
 
 def media_type(headers: Headers) -> str:
     """The Content-Type without its parameters, in lower case."""
@@ -135,14 +146,3 @@ def _check_media_type(headers: Headers, allowed: tuple[str, ...]) -> None:
 def _comes_from_this_machine(scope: Scope, headers: Headers) -> bool:
     """False for a request that a proxy on this machine forwards: it may come from elsewhere."""
     return not any(name in headers for name in _OF_PROXIES) and is_loopback((scope.get("client") or ("",))[0])
-
-
-async def _refuse(answer: JSONResponse, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-    if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
-        await answer(scope, receive, send)
-        return
-    answer.headers["Connection"] = "close"  # the next request begins behind a body that was not read
-    await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-    await discard(receive)
-    await send({"type": "http.response.body", "body": b""})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, TypeVar
 
+from anyio import from_thread
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -11,7 +12,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 from ref_server.http.asker import Asker, confine, note
 from ref_server.http.gate.load_shedder import LoadShedders
-from ref_server.http.problem import Problem
+from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
 from ref_server.http.threads import BodyThreads
@@ -26,6 +27,8 @@ T = TypeVar("T")
 # After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.
 _REST = 10.0
 _STATS_SECONDS = 30.0
+# A token takes about sixteen bytes of a payload, and with its text five times as much as JSON.
+_TOKENS_GROWTH = 5
 
 Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
@@ -120,7 +123,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/batches/{id}/tokens", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
-    def tokens(id: Id, asker: Asker) -> TokensView:
+    def tokens(id: Id, asker: Asker, request: Request) -> TokensView:
         """For display: each token with its text and log-probs, each row with its rewards.
 
         ```
@@ -128,6 +131,9 @@ def _add_views(app: FastAPI, service: Service) -> None:
         ```
         """
         confine(asker, service.queue, [id])
+        size = _TOKENS_GROWTH * _found(service.queue.get(id), id).payload_bytes
+        if not from_thread.run_sync(request.state.room, size):
+            raise no_room_to_answer()
         return _found(service.describe_tokens(id), id)
 
 

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
-from ref_server.http.problem import Problem
+from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.interface import Lease, TooManyInFlight, Wanted
 from ref_server.service.polls import Poll
@@ -75,7 +75,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
             "Lease-Seconds": f"{got.lease_seconds:g}",
             "Deliveries": str(got.deliveries),
         }
-        return Response(got.body, media_type=wire.CONTENT_TYPE, headers=headers)
+        return Response(await _body(service, got, request), media_type=wire.CONTENT_TYPE, headers=headers)
 
 
 def _add_settlements(app: FastAPI, service: Service) -> None:
@@ -155,6 +155,16 @@ async def _try(
         got, refusal = None, full
     poll.looked()
     return got, refusal
+
+
+async def _body(service: Service, got: Lease, request: Request) -> bytes:
+    """The leased payload. Raises Problem 429 if there is no room to send it; the client may repeat its request_id."""
+    if not request.state.room(got.size):
+        raise no_room_to_answer()
+    body = got.body if got.body is not None else await run_in_threadpool(service.queue.payload, got.id)
+    if body is None:
+        raise Problem(409, "wrong_state", f"batch {got.id} was settled while it was about to be sent", "id")
+    return body
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Answers that nobody reads, or only slowly, over real sockets."""
 
-import asyncio
 import socket
 import threading
 import time
@@ -12,13 +11,14 @@ import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ref_server.config import ServeConfig
 from ref_server.http.gate import answers
-from ref_server.http.gate.answers import Answers, Pace
+from ref_server.http.gate.answers import Answers
 from ref_server.http.listening import uvicorn_config
-from tests.ref_server.sockets import answer, connected, head, one_answer, rest
+from ref_server.http.problem import no_room_to_answer
+from tests.ref_server.sockets import connected, head, rest
 
 MIB = 2**20
 LARGE = 32 * MIB
@@ -32,7 +32,7 @@ def serving(most: int) -> Iterator[httpx.Client]:
         scope["state"] |= {"request_id": "1", "holder": Request(scope).headers.get("X-Token", "")}
         await answering(scope, receive, send)
 
-    answering = Pace(Answers(_answer, most))
+    answering = Answers(_answer, most)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
@@ -54,8 +54,12 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
         for _ in range(LARGE // MIB):
             yield bytes(MIB)
 
+    def large() -> Response:
+        return Response(bytes(LARGE)) if scope["state"]["room"](LARGE) else no_room_to_answer().answer(scope)
+
     kinds: dict[str, Callable[[], Response]] = {
-        "/large": lambda: Response(bytes(LARGE)),
+        "/large": large,
+        "/large-unasked": lambda: Response(bytes(LARGE)),
         "/stream": lambda: StreamingResponse(pieces()),
         "/small": lambda: Response(b"small"),
         "/middling": lambda: Response(bytes(100_000)),
@@ -130,62 +134,11 @@ def test_unread_answers_fill_no_more_than_their_share() -> None:
         assert http.get("/large", headers={"X-Token": "modest"}).status_code == 200
 
 
-def test_a_route_without_room_is_not_asked_again_at_once() -> None:
-    """Sixty clients that came again each second made the server read sixty batches each second to refuse them."""
-    asked, now, sent = [], [100.0], []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.append(scope["path"])
-        await Response(bytes(MIB))(scope, receive, send)
-
-    async def send(message: Message) -> None:
-        if "status" in message:
-            sent.append(message["status"])
-
-    async def receive() -> Message:
-        raise AssertionError
-
-    limited = Answers(app, MIB, clock=lambda: now[0])
-
-    def ask(path: str, holder: str = "a") -> None:
-        scope = {"type": "http", "path": path, "state": {"holder": holder, "request_id": "1"}}
-        asyncio.run(limited(scope, receive, send))
-
-    for path, holder in (("/x", "a"), ("/x", "a"), ("/y", "a"), ("/x", "b")):
-        ask(path, holder)
-    assert asked == ["/x", "/y", "/x"]
-    now[0] += answers.MEMORY_SECONDS
-    ask("/x")
-    assert asked == ["/x", "/y", "/x", "/x"]
-    assert sent == [429] * 5
-
-
-def test_one_at_a_time_finds_out_whether_there_is_room_again() -> None:
-    now, sizes, asked = [100.0], [MIB], []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.append(sizes[0])
-        if len(asked) == 2:
-            await ask(limited)  # another comes while the first is on its way
-        await Response(bytes(sizes[0]))(scope, receive, send)
-
-    async def ignore(*_: object) -> Message:
-        return {}
-
-    async def ask(limited: Answers) -> None:
-        scope = {"type": "http", "path": "/x", "state": {"holder": "a", "request_id": "1"}}
-        await limited(scope, ignore, ignore)
-
-    limited = Answers(app, MIB, clock=lambda: now[0])
-    asyncio.run(ask(limited))
-    now[0] += answers.MEMORY_SECONDS
-    asyncio.run(ask(limited))
-    assert len(asked) == 2
-    now[0] += answers.MEMORY_SECONDS
-    sizes[0] = MIB // 4
-    for _ in range(3):
-        asyncio.run(ask(limited))
-    assert len(asked) == 5
+def test_a_flood_of_answers_of_which_each_has_room_is_cut_off() -> None:
+    with serving(MIB) as http, ExitStack() as stack:
+        unread = [asking(http, stack, "/large-unasked", token) for token in ("greedy", "modest")]
+        assert all(len(rest(connection)) < answers.PIECE_BYTES for connection in unread)
+        assert http.get("/small").content == b"small"
 
 
 @pytest.mark.usefixtures("impatient")
@@ -195,10 +148,3 @@ def test_who_is_cut_off_holds_nothing_any_more() -> None:
         assert http.get("/large").status_code == 429
         time.sleep(1.5)
         assert http.get("/large").status_code == 200
-
-
-def test_a_refused_stream_is_one_answer() -> None:
-    with serving(MIB) as http, connected(http) as connection:
-        connection.sendall(head("GET", "/stream") + head("GET", "/small", "Connection: close"))
-        assert b" 429 " in one_answer(connection)
-        assert answer(connection)[1].endswith(b"small")
