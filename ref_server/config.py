@@ -48,6 +48,9 @@ class QueueConfig(BaseModel):
     """MiB of payload that are stored in all, whatever the state of their batches; by default twice max_mib. Beyond it
     payloads of dead and expired batches go, the longest settled first; of the rest a run may use at most as much as is
     free."""
+    min_free_mib: int | None = Field(default=None, ge=0)
+    """MiB of data_dir's disk that uploads leave free, for acks and what else makes room. By default 256, or a twentieth
+    of a smaller disk; 0 lets uploads fill it. A database's disk is not looked at."""
     max_in_flight: int = Field(default=4096, ge=2)
     """Batches that may be leased and not yet acknowledged in all; a trainer checkpoints at half of its run's share."""
     max_in_flight_per_run: int | None = Field(default=None, ge=1)
@@ -66,6 +69,11 @@ class QueueConfig(BaseModel):
                 f"max_stored_mib: {self.max_stored_mib} must be at least max_mib ({self.max_mib}): what waits is stored"
             )
         return self
+
+    @property
+    def min_free(self) -> int | None:
+        """min_free_mib in bytes."""
+        return None if self.min_free_mib is None else self.min_free_mib * _MIB
 
     @property
     def limits(self) -> LimitsView:

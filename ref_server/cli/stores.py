@@ -23,7 +23,7 @@ def open_queue(config: ServeConfig) -> Queue:
         "max_waiting_seconds": config.queue.max_waiting_days * 86_400,
     }
     if config.store == "sqlite":
-        return SqliteQueue(config.data_dir / _FILE, **bounds)
+        return SqliteQueue(config.data_dir / _FILE, min_free=config.queue.min_free, **bounds)
     return PostgresQueue(config.store, **bounds)
 
 

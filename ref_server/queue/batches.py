@@ -24,6 +24,7 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
             raise ContentConflict(f"batch {upload.id} is known with other content")
         tx.count(Count.DUPLICATE)
         return Uploaded(id=upload.id, state=State(state), created=False)
+    tx.db.check_disk(len(upload.body))
     useless = lineages.useless(tx, upload.run, upload.lineage)
     if not useless:
         freshness.check_epoch(tx, upload.run, upload.lineage, upload.epoch)

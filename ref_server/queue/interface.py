@@ -153,6 +153,14 @@ class WantedReference:
     base: str
 
 
+@dataclass(frozen=True)
+class DiskSpace:
+    """Bytes of a disk: those that are free, and those that uploads leave free."""
+
+    free: int
+    floor: int
+
+
 class Queue(Protocol):
     activity: Activity
     """Counts of its events since this process opened it."""
@@ -293,8 +301,12 @@ class Queue(Protocol):
 
     def stats(self) -> Stats: ...
 
+    def disk(self) -> DiskSpace | None:
+        """The disk of the store; None where it belongs to another process."""
+        ...
+
     def check(self) -> None:
-        """Raises StorageFull or StorageBroken when the store cannot be written now."""
+        """Raises StorageFull when uploads have no room, or StorageBroken when the store cannot be written now."""
         ...
 
     def close(self) -> None: ...

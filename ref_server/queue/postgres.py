@@ -97,7 +97,7 @@ class PostgresQueue(SqlQueue):
         self._upkeep.join()
         self._pool.close()
 
-    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
+    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False, stores: bool = False) -> T:
         for attempt in range(1, _DEADLOCK_ATTEMPTS + 1):
             try:
                 with self._pool.connection() as db:
@@ -159,6 +159,9 @@ class PostgresDatabase:
     def rows(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
         cursor = self._db.execute(sql.replace("?", "%s").encode(), [_storable(value) for value in values])
         return cursor.fetchall() if cursor.description else []
+
+    def check_disk(self, size: int) -> None:
+        pass  # the database's disk is not ours to see
 
     def serialise(self, name: str) -> None:
         self._db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_storable(f"tandem {name}")])

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, ready, references, stored
-from ref_server.queue.interface import Claim, Lease, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.interface import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
 
@@ -36,10 +36,11 @@ class SqlQueue(ABC):
         self.activity = Activity()
 
     @abstractmethod
-    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
+    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False, stores: bool = False) -> T:
         """Runs `operation` in one transaction and returns its result after the commit.
 
-        durable: returns once the commit survives a power cut. The transaction begins with `_begin`; its tally is added
+        durable: returns once the commit survives a power cut. stores: it adds payloads, so on a full disk it gets no
+        room of the reserve. The transaction begins with `_begin`; its tally is added
         to the activity after the commit. Raises what the operation raises, StorageFull, StorageBroken.
         """
 
@@ -67,7 +68,7 @@ class SqlQueue(ABC):
         return self._run(references.find)
 
     def complete(self, id: str, body: bytes) -> None:
-        self._run(lambda tx: batches.complete(tx, id, body))
+        self._run(lambda tx: batches.complete(tx, id, body), stores=True)
 
     def fail(self, id: str, error: str) -> State:
         return self._run(lambda tx: batches.fail(tx, id, error))
@@ -122,13 +123,20 @@ class SqlQueue(ABC):
         return self._run(catalog.stats)
 
     def check(self) -> None:
-        self._run(lambda tx: tx.execute("UPDATE probe SET written_at = ?", tx.at), durable=True)
+        def probe(tx: Transaction) -> None:
+            tx.db.check_disk(0)
+            tx.execute("UPDATE probe SET written_at = ?", tx.at)
+
+        self._run(probe, durable=True)
+
+    def disk(self) -> DiskSpace | None:
+        return None
 
     def _admit(self, upload: Upload, operation: Callable[[Transaction], T]) -> T:
         """Runs an operation that stores an upload. While others come between, it drops the payloads that have to go."""
         while True:
             try:
-                return self._run(operation, durable=True)
+                return self._run(operation, durable=True, stores=True)
             except stored.MoreToDrop:
                 self._run(lambda tx: stored.make_room(tx, len(upload.body)))
 

@@ -1,5 +1,6 @@
 """The embedded queue: one SQLite file, held by one process, written by one thread (`sqlite_writer.py`)."""
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,6 +11,8 @@ import apsw
 
 from ref_server.metrics.activity import Tally
 from ref_server.queue import batches, leasing, sqlite_file
+from ref_server.queue.disk import Disk
+from ref_server.queue.interface import DiskSpace
 from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
 from ref_server.queue.sqlite_writer import Writer, storage_error
 from ref_server.queue.transaction import Transaction, Value
@@ -22,8 +25,9 @@ class SqliteQueue(SqlQueue):
     """The `Queue` in the file `path`. Creates the file if there is none.
 
     retention_seconds: how long a settled batch's id stays known. max_waiting_seconds: how long a batch waits untouched
-    before it expires. clock: monotonic seconds, used for leases; a restart
-    starts another clock, so it gives every lease its full time again. wall: Unix seconds.
+    before it expires. min_free: bytes of the disk that uploads leave free; None: as many as suit its size. clock:
+    monotonic seconds, used for leases; a restart starts another clock, so it gives every lease its full time again.
+    wall: Unix seconds.
     Raises StorageBroken when the file is damaged, of an unknown schema, on a network file system, or held by another
     process.
     """
@@ -35,6 +39,7 @@ class SqliteQueue(SqlQueue):
         limits: LimitsView,
         retention_seconds: float = RETENTION_SECONDS,
         max_waiting_seconds: float = WAITING_SECONDS,
+        min_free: int | None = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -43,16 +48,19 @@ class SqliteQueue(SqlQueue):
         self._wall = wall
         with ExitStack() as opened:
             opened.enter_context(sqlite_file.hold(path))
+            self._disk = Disk(path.parent, min_free)
+            self._disk.give_way_if_full()
             try:
                 db = apsw.Connection(str(path))
                 opened.callback(db.close)
                 sqlite_file.prepare(db, path)
             except apsw.Error as error:
                 raise storage_error(error) from error
-            self._db = SqliteDatabase(db)
-            self._writer = Writer(db, self.activity)
+            self._db = SqliteDatabase(db, self._disk)
+            self._writer = Writer(db, self.activity, self._disk.give_way)
             opened.callback(self._writer.close)
             self.activity.add(self._writer.call(self._recover, durable=False))
+            self._disk.restore()
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -66,12 +74,15 @@ class SqliteQueue(SqlQueue):
         leasing.grant_grace(tx)
         return tx.tally
 
-    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False) -> T:
+    def disk(self) -> DiskSpace:
+        return self._disk.space
+
+    def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False, stores: bool = False) -> T:
         def work() -> tuple[T, Tally]:
             tx = self._begin(self._db, self._clock(), self._wall())
             return operation(tx), tx.tally
 
-        result, tally = self._writer.call(work, durable=durable)
+        result, tally = self._writer.call(work, durable=durable, stores=stores)
         self.activity.add(tally)
         return result
 
@@ -82,11 +93,18 @@ class SqliteDatabase:
     lock = ""
     skip_locked = ""
 
-    def __init__(self, db: apsw.Connection) -> None:
+    def __init__(self, db: apsw.Connection, disk: Disk | None = None) -> None:
         self._db = db
+        self._disk = disk
 
     def rows(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
         return self._db.execute(sql, values).fetchall()
+
+    def check_disk(self, size: int) -> None:
+        if self._disk is not None:
+            page, pages, unused = (self._db.pragma(name) for name in ("page_size", "page_count", "freelist_count"))
+            owed = max(0, page * pages - os.path.getsize(self._db.filename))
+            self._disk.check(size, reusable=page * unused, owed=owed)
 
     def serialise(self, name: str) -> None:
         pass

@@ -52,10 +52,15 @@ def storage_error(error: Exception) -> Exception:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """An operation and its caller's future. durable: answer only once the commit survives a power cut."""
+    """An operation and its caller's future.
+
+    durable: answer only once the commit survives a power cut. stores: it adds payloads, which others never wait for on
+    a full disk.
+    """
 
     operation: Callable[[], Any]
     durable: bool
+    stores: bool
     answer: Future[Any] = field(default_factory=Future)
 
     def refuse(self, error: Exception) -> None:
@@ -68,9 +73,10 @@ class _Job:
 class Writer:
     """Runs operations on `db`, which nobody else may use until `close` has returned. Counts commits in `activity`."""
 
-    def __init__(self, db: apsw.Connection, activity: Activity) -> None:
+    def __init__(self, db: apsw.Connection, activity: Activity, give_way: Callable[[], None] = lambda: None) -> None:
         self._db = db
         self._activity = activity
+        self._give_way = give_way
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed: str | None = None  # why no job is taken any more
         self._open: set[_Job] = set()  # taken, and not answered yet
@@ -80,13 +86,13 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="queue-writer", daemon=True)
         self._thread.start()
 
-    def call(self, operation: Callable[[], T], *, durable: bool) -> T:
+    def call(self, operation: Callable[[], T], *, durable: bool, stores: bool = False) -> T:
         """Runs `operation`, returns its result after the commit. If it raises, only its own changes are rolled back."""
-        return self.submit(operation, durable=durable).result()
+        return self.submit(operation, durable=durable, stores=stores).result()
 
-    def submit(self, operation: Callable[[], T], *, durable: bool) -> Future[T]:
+    def submit(self, operation: Callable[[], T], *, durable: bool, stores: bool = False) -> Future[T]:
         """Queues `operation` and returns at once. The future gets the result that `call` returns."""
-        job = _Job(operation, durable)
+        job = _Job(operation, durable, stores)
         with self._putting:
             if self._closed:
                 raise StorageBroken(self._closed)
@@ -153,7 +159,8 @@ class Writer:
             self._ended = True
         return group
 
-    def _commit(self, group: list[_Job]) -> None:
+    def _commit(self, group: list[_Job], *, may_retry: bool = True) -> None:
+        """Runs and commits operations together. When the disk is full, those that store nothing are tried once more."""
         try:
             # SQLite takes this setting only outside a transaction. With NORMAL, a crash of the process loses nothing.
             durable = any(job.durable for job in group)
@@ -166,8 +173,13 @@ class Writer:
                 self._activity.flushed(time.monotonic() - started, len(group))
         except Exception as error:  # any error must reach the callers, and the thread must go on
             self._roll_back()
+            again = [job for job in group if not job.stores] if may_retry and isinstance(error, apsw.FullError) else []
             for job in group:
-                job.refuse(error)
+                if job not in again:
+                    job.refuse(error)
+            if again:
+                self._make_room()
+                self._commit(again, may_retry=False)
         else:
             for answer in answers:
                 answer()
@@ -178,12 +190,18 @@ class Writer:
         try:
             answer = partial(job.answer.set_result, job.operation())
         except Exception as error:
-            if not self._db.in_transaction:
-                raise  # SQLite rolled back the whole transaction, as it may on a full or failing disk
+            if not self._db.in_transaction or (isinstance(error, apsw.FullError) and not job.stores):
+                raise  # SQLite may roll back the whole transaction on a full or failing disk
             self._db.execute("ROLLBACK TO job")
             answer = partial(job.refuse, error)
         self._db.execute("RELEASE job")
         return answer
+
+    def _make_room(self) -> None:
+        """Makes a little room on a full disk: for what settles batches, which makes more."""
+        self._give_way()
+        with suppress(apsw.Error):  # the next commit tells whether it was enough
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)  # the log begins anew in the room that it has
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:

@@ -28,6 +28,10 @@ class Database(Protocol):
         """Runs a statement and returns its rows, if any."""
         ...
 
+    def check_disk(self, size: int) -> None:
+        """Raises StorageFull when the disk has too little room for an upload of `size` bytes."""
+        ...
+
     def serialise(self, name: str) -> None:
         """Takes a lock of this name until the transaction ends; others that ask for it wait."""
         ...

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from ref_server.queue.interface import Stats
+from ref_server.queue.interface import DiskSpace, Stats
 from shared.api import Depth, LimitsView, ModelInfo, State
 
 # Clients name the runs, so there can be any number. At most this many get their own label.
@@ -46,6 +46,11 @@ def depths(stats: Stats) -> Iterator[Metric]:
     yield _gauge("tandem_stored_bytes", "Bytes of payloads in any state: max_stored_mib bounds them.", stored)
     age = "Seconds since the admission of the oldest batch that is queued, scoring or ready; 0 when there is none."
     yield _gauge("tandem_oldest_waiting_seconds", age, stats.oldest_age or 0.0)
+
+
+def disk(space: DiskSpace) -> Iterator[Metric]:
+    yield _gauge("tandem_disk_free_bytes", "Free bytes of the disk that holds the embedded store.", space.free)
+    yield _gauge("tandem_disk_floor_bytes", "Bytes of that disk that uploads leave free: min_free_mib.", space.floor)
 
 
 def limits(bounds: LimitsView) -> Iterator[Metric]:

@@ -85,7 +85,9 @@ class Service:
         """Why an upload could not be stored now, or None. Writes to the store, durably."""
         try:
             self.queue.check()
-        except (StorageFull, StorageBroken) as error:
+        except StorageFull as error:
+            return f"the queue takes no uploads: {error}"
+        except StorageBroken as error:
             return f"the queue cannot be written: {error}"
         return None
 

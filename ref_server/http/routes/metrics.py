@@ -18,7 +18,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 from ref_server.http.shared_call import SharedCall
 from ref_server.metrics.traffic import Traffic
-from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
+from ref_server.queue.interface import DiskSpace, Queue, Stats, StorageBroken, StorageFull
 from ref_server.service import gauges
 from ref_server.service.service import Service
 
@@ -43,10 +43,11 @@ def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
 
 @dataclass(frozen=True)
 class _Store:
-    """The store at this scrape. up: it could be written. stats: None when it could not be read."""
+    """The store at this scrape. up: it could be written. stats, disk: None when they are not known."""
 
     up: bool
-    stats: Stats | None
+    stats: Stats | None = None
+    disk: DiskSpace | None = None
 
 
 class Metrics:
@@ -64,7 +65,7 @@ class Metrics:
         try:
             store = await self._store.result(TIMEOUT)
         except TimeoutError:
-            store = _Store(up=False, stats=None)
+            store = _Store(up=False)
         collected: Any = _Collected([*self._families(store), *self._process.collect()])
         return await run_in_threadpool(generate_latest, collected)
 
@@ -81,6 +82,8 @@ class Metrics:
         )
         if store.stats:
             yield from gauges.depths(store.stats)
+        if store.disk:
+            yield from gauges.disk(store.disk)
         yield from gauges.limits(service.config.queue.limits)
         for part in (service.queue.activity, service.scoring.totals, self._traffic):
             yield from part.registry.collect()
@@ -103,11 +106,11 @@ def _probe_store(queue: Queue) -> _Store:
     except StorageFull:
         up = False
     except StorageBroken:
-        return _Store(up=False, stats=None)
+        return _Store(up=False)
     try:
-        return _Store(up, queue.stats())
+        return _Store(up, queue.stats(), queue.disk())
     except (StorageFull, StorageBroken):
-        return _Store(up=False, stats=None)
+        return _Store(up=False)
 
 
 def _version() -> str:

@@ -366,6 +366,26 @@ def test_an_operation_that_ends_the_transaction_fails_its_group(db: apsw.Connect
     assert written(db) == [4]
 
 
+def test_on_a_full_disk_what_stores_nothing_is_tried_again_after_room_was_made(db: apsw.Connection) -> None:
+    given: list[str] = []
+
+    def needs_room() -> str:
+        if not given:
+            raise apsw.FullError("full")
+        return "done"
+
+    with closing(Writer(db, Activity(), lambda: given.append("reserve"))) as writer:
+        with kept_busy(writer):
+            stored = writer.submit(write(db, 1, apsw.FullError("full")), durable=True, stores=True)
+            settled = [writer.submit(operation, durable=True) for operation in (needs_room, write(db, 2))]
+        assert isinstance(stored.exception(60), StorageFull)
+        assert [call.result(60) for call in settled] == ["done", 2]
+        with pytest.raises(StorageFull):
+            writer.call(write(db, 3, apsw.FullError("full")), durable=True, stores=True)
+    assert given == ["reserve"]
+    assert written(db) == [2]
+
+
 def test_a_failing_commit_is_told_to_all_and_undone(db: apsw.Connection, writer: Writer) -> None:
     def break_a_promise() -> None:
         db.execute("INSERT INTO children VALUES (1)")
