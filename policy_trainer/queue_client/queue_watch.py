@@ -2,7 +2,7 @@
 
 import time
 
-from policy_trainer.queue_client.server import batches_by_state, leases_are_full
+from policy_trainer.queue_client.server import batches_by_state, leases_are_full, store_fills_up
 from shared.api import State
 from shared.client import RefServerClient
 
@@ -26,6 +26,7 @@ class QueueWatch:
         self._at_first: dict[State, int] = {}
         self.scoring_seconds: float | None = None
         self.leases_full = False
+        self.store_fills_up = False
 
     def look(self) -> None:
         """Reads the queue, at most every _EVERY_SECONDS. It does not retry: without an answer the last counts stay."""
@@ -38,6 +39,7 @@ class QueueWatch:
             self._at_first = self._at_first or {state: states[state] for state in _LOST}
             self.scoring_seconds = queue.scoring.working_seconds
             self.leases_full = leases_are_full(queue, self._run)
+            self.store_fills_up = store_fills_up(queue, self._run)
         pause = _UNANSWERED_SECONDS if queue is None else _EVERY_SECONDS
         self._not_before = time.monotonic() + pause
 

@@ -112,3 +112,14 @@ def leases_are_full(queue: QueueView, run: str) -> bool:
     leased, of_run = queue.states[State.LEASED].batches, batches_by_state(queue, run)[State.LEASED]
     free = queue.limits.max_in_flight - leased
     return of_run + 1 > free - 1 or of_run >= queue.limits.max_in_flight_per_run
+
+
+def store_fills_up(queue: QueueView, run: str) -> bool:
+    """Whether the run's payloads use more than half of what it may store: acks make room for further uploads.
+
+    A run may store at most as much as is free; payloads of settled batches make room by themselves.
+    """
+    in_use = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
+    free = queue.limits.max_stored_bytes - sum(queue.states[state].bytes for state in in_use)
+    of_run = queue.runs.get(run, {})
+    return 2 * sum(of_run[state].bytes for state in in_use if state in of_run) > free

@@ -249,6 +249,7 @@ class Trainer:
         self._stop.check()
         self._source.workers.check()
         self._source.watch.look()
-        if self._source.watch.leases_full and self._source.feed.unsettled:
-            self._checkpoint()  # frees leases by acks: the limit was lowered, or runs share it
+        watch = self._source.watch
+        if (watch.leases_full or watch.store_fills_up) and self._source.feed.unsettled:
+            self._checkpoint()  # frees leases and room by acks: the limit was lowered, or runs share it
         self._reporters.display.waiting(self._source.watch.wait_reason(self._source.workers.describe()), seconds)

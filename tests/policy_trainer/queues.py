@@ -13,5 +13,7 @@ def queue_of(leased: int = 0, leased_by_others: int = 0, ready: int = 2, **numbe
         runs={"ours": {state: Depth(batches=count, bytes=10 * count) for state, count in counts.items()}},
         oldest_age_seconds=None,
         scoring=ScoringView.model_validate(dict.fromkeys(ScoringView.model_fields, 0)),
-        limits=LimitsView.model_validate(dict.fromkeys(LimitsView.model_fields, 100) | numbers),
+        limits=LimitsView.model_validate(
+            dict.fromkeys(LimitsView.model_fields, 100) | {"max_stored_bytes": 10_000} | numbers
+        ),
     )

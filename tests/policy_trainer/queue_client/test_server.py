@@ -13,6 +13,7 @@ from policy_trainer.queue_client.server import (
     connect,
     in_flight_allowance,
     leases_are_full,
+    store_fills_up,
 )
 from shared.api import Order, State
 from shared.client import NotRefServer
@@ -61,6 +62,19 @@ def test_the_allowance_is_the_smaller_limit() -> None:
 )
 def test_whether_leases_are_full(numbers: dict[str, int], full: bool) -> None:
     assert leases_are_full(queue_of(**numbers), "ours") is full
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fills_up"),
+    [
+        ({"ready": 0, "leased": 3, "max_stored_bytes": 61}, False),  # 30 of its bytes, and 1 of them is leased in all
+        ({"ready": 0, "leased": 3, "max_stored_bytes": 60}, True),
+        ({"ready": 1, "leased": 2, "max_stored_bytes": 60}, True),
+        ({"ready": 0, "dead": 9, "expired": 9, "max_stored_bytes": 60}, False),
+    ],
+)
+def test_whether_a_run_fills_its_share_of_the_store(numbers: dict[str, int], fills_up: bool) -> None:
+    assert store_fills_up(queue_of(**numbers), "ours") is fills_up
 
 
 @pytest.mark.parametrize("setting", ["token_file", "tls_ca"])
