@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ref_server.queue.interface import DiskSpace, StorageFull
+from ref_server.queue.interface import DiskSpace, NoUnusedRoom, StorageFull
 
 _MIB = 2**20
 # By default this much stays free, or a twentieth of a small disk.
@@ -35,7 +35,7 @@ class Disk:
         return DiskSpace(free=now.f_bavail * now.f_frsize, floor=self._floor)
 
     def check(self, size: int, *, reusable: int = 0, owed: int = 0) -> None:
-        """Raises StorageFull when an upload of `size` bytes would leave too little free.
+        """Raises StorageFull when an upload of `size` bytes leaves too little free: NoUnusedRoom if reusable is why.
 
         size 0 asks whether uploads are admitted: no while the last one would still be refused.
         reusable: bytes that are unused within the store's file, which never shrinks. They count for up to half of what
@@ -44,10 +44,11 @@ class Disk:
         """
         free = self.space.free
         wanted = size or self._refused
-        needed = wanted + max(0, wanted - reusable)
-        if free - owed + min(reusable, self._floor // 2) - needed < self._floor:
+        without_file = free - owed - wanted - self._floor
+        if without_file + min(reusable, self._floor // 2) - max(0, wanted - reusable) < 0:
             self._refused = wanted
-            raise StorageFull(
+            kind = NoUnusedRoom if without_file + self._floor // 2 >= 0 else StorageFull
+            raise kind(
                 f"the disk is full: {free / _MIB:,.1f} MiB are free in {self._directory}, and min_free_mib keeps "
                 f"{self._floor / _MIB:,.1f} MiB for what settles batches; make room, or ack and drop batches"
             )

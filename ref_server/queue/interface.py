@@ -66,6 +66,10 @@ class StorageFull(Exception):
     """The disk is full. The operation changed nothing."""
 
 
+class NoUnusedRoom(StorageFull):
+    """The disk is full, but room within the store's own file would do."""
+
+
 class StorageBroken(Exception):
     """The store cannot be read or written."""
 

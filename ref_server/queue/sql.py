@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, ready, references, stored
-from ref_server.queue.interface import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.interface import Claim, DiskSpace, Lease, NoUnusedRoom, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
 
@@ -124,7 +124,11 @@ class SqlQueue(ABC):
 
     def check(self) -> None:
         def probe(tx: Transaction) -> None:
-            tx.db.check_disk(0)
+            try:
+                tx.db.check_disk(0)
+            except NoUnusedRoom:
+                if not stored.any_to_drop(tx):
+                    raise
             tx.execute("UPDATE probe SET written_at = ?", tx.at)
 
         self._run(probe, durable=True)
@@ -139,6 +143,9 @@ class SqlQueue(ABC):
                 return self._run(operation, durable=True, stores=True)
             except stored.MoreToDrop:
                 self._run(lambda tx: stored.make_room(tx, len(upload.body)))
+            except NoUnusedRoom:
+                if not self._run(lambda tx: stored.drop_oldest(tx, len(upload.body))):
+                    raise
 
     def _begin(self, db: Database, now: float, at: float) -> Transaction:
         """now: seconds on the clock of leases. at: Unix seconds."""

@@ -41,14 +41,18 @@ def make_room(tx: Transaction, size: int) -> bool:
     excess = stored + size - tx.limits.max_stored_bytes
     if excess <= 0:
         return True
-    dropped = _drop_oldest(tx, min(excess, _BYTES_AT_ONCE))
+    dropped = drop_oldest(tx, min(excess, _BYTES_AT_ONCE))
     if dropped == 0:
         most = tx.limits.max_stored_bytes
         raise QueueFull(f"{stored} bytes are stored, all in use; this is {size} more and max_stored_bytes is {most}")
     return dropped >= excess
 
 
-def _drop_oldest(tx: Transaction, size: int) -> int:
+def any_to_drop(tx: Transaction) -> bool:
+    return tx.one(f"SELECT 1 FROM batches WHERE {KEPT} ORDER BY settled_at, seq LIMIT 1") is not None
+
+
+def drop_oldest(tx: Transaction, size: int) -> int:
     """Drops the payloads that were settled first, `size` bytes at least if there are so many. Returns how many."""
     oldest = f"""
         SELECT seq, state, payload_bytes FROM batches WHERE {KEPT}

@@ -88,6 +88,48 @@ def test_uploads_go_on_in_the_room_of_settled_batches(open_queue: Open) -> None:
         assert fill(queue) >= 9
 
 
+def expire_all(queue: SqliteQueue) -> None:
+    queue.lease(LeaseBody(consumer="trainer", run="run", policy_version=9, max_lag=0))
+
+
+def payloads(queue: SqliteQueue) -> list[bool]:
+    """Whether each batch has its payload still, oldest first."""
+    return [batch.payload_bytes > 0 for batch in queue.list(None, None, 1000, None).batches]
+
+
+def test_payloads_that_nobody_needs_make_room_on_the_disk_too(open_queue: Open) -> None:
+    """The limit of stored bytes may be larger than the disk."""
+    queue = open_queue()
+    count = fill(queue)
+    expire_all(queue)
+    for _ in range(count // 2):
+        queue.put(Upload(f"{next(numbers)}", bytes(32), "run", 0, 0, 4, 6, 2, BODY, to_score=False))
+    queue.check()
+    kept = payloads(queue)
+    assert kept == sorted(kept), "the oldest went first"
+    assert count // 2 - 4 < kept.count(False) < count // 2 + 8
+
+
+def test_a_queue_that_has_payloads_to_drop_is_ready(open_queue: Open, disk: SmallDisk) -> None:
+    queue = open_queue()
+    fill(queue)
+    expire_all(queue)
+    queue.close()
+    disk.fill(leave=FLOOR * 9 // 10)
+    queue = open_queue()
+    queue.check()
+    assert fill(queue) > 0
+
+
+def test_payloads_stay_where_dropping_them_would_not_help(open_queue: Open, disk: SmallDisk) -> None:
+    queue = open_queue()
+    fill(queue)
+    expire_all(queue)
+    disk.fill()
+    assert fill(queue) == 0
+    assert all(payloads(queue))
+
+
 def test_a_batch_that_is_known_is_answered_without_room(open_queue: Open) -> None:
     queue = open_queue()
     known = Upload("known", bytes(32), "run", 0, 0, 4, 6, 2, BODY)
