@@ -110,15 +110,15 @@ def test_payloads_that_nobody_needs_make_room_on_the_disk_too(open_queue: Open) 
     assert count // 2 - 4 < kept.count(False) < count // 2 + 8
 
 
-def test_a_queue_that_has_payloads_to_drop_is_ready(open_queue: Open, disk: SmallDisk) -> None:
-    queue = open_queue()
-    fill(queue)
-    expire_all(queue)
-    queue.close()
-    disk.fill(leave=FLOOR * 9 // 10)
-    queue = open_queue()
-    queue.check()
-    assert fill(queue) > 0
+def test_a_queue_that_has_payloads_to_drop_is_ready(disk: SmallDisk) -> None:
+    path, settings = disk.root / "queue.sqlite", {"limits": make_limits(), "min_free": 4 * MIB}
+    with closing(SqliteQueue(path, **settings)) as queue:
+        fill(queue)
+        expire_all(queue)
+    disk.fill(leave=3 * MIB)
+    with closing(SqliteQueue(path, **settings)) as queue:
+        queue.check()
+        assert fill(queue) > 0
 
 
 def test_payloads_stay_where_dropping_them_would_not_help(open_queue: Open, disk: SmallDisk) -> None:
