@@ -10,7 +10,7 @@ _MIB = 2**20
 # By default this much stays free, or a twentieth of a small disk.
 _MIN_FREE = 256 * _MIB
 _PART = 20
-_RESERVE = 8 * _MIB
+_RESERVE = 2 * _MIB
 
 
 class Disk:
@@ -22,7 +22,7 @@ class Disk:
 
     def __init__(self, directory: Path, min_free: int | None) -> None:
         self._directory = directory
-        self._reserve = directory / "reserve"
+        self._reserve = directory / "queue.reserve"
         everything = os.statvfs(directory)
         most = everything.f_blocks * everything.f_frsize // _PART
         self._floor = min(_MIN_FREE, most) if min_free is None else min_free
