@@ -219,6 +219,10 @@ def test_a_server_that_cannot_start_says_why(
         ("--model m --store mysql://host/db", "store: must be sqlite or postgresql://"),
         ("--model m --store postgresql://[::1/db", "store: is not a URL that PostgreSQL takes"),
         ("--model m --max-body-mib 64 --queue.max-mib-per-run 32", "max_body_mib: 64 is more than the queue"),
+        (
+            "--model m --queue.max-mib 200 --queue.max-stored-mib 199",
+            "max_stored_mib: 199 must be at least max_mib (200)",
+        ),
         ("", "either --model PATH_OR_HUB_ID, or --no-model"),
         ("--model m --no-model", "either --model PATH_OR_HUB_ID, or --no-model"),
     ],

@@ -182,6 +182,8 @@ def test_the_queue_counts(http: httpx.Client, rollout: Rollout) -> None:
     assert queue["states"]["leased"]["batches"] >= 1
     assert queue["scoring"]["tokens_per_second"] > 0
     assert queue["limits"]["max_deliveries"] == 5
+    assert queue["stored_bytes"] == sum(depth["bytes"] for depth in queue["states"].values()) > 0
+    assert queue["limits"]["max_stored_bytes"] == 2 * queue["limits"]["max_bytes"]
 
 
 def test_a_full_queue_says_when_to_come_again(

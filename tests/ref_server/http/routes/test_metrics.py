@@ -72,6 +72,10 @@ def test_a_server_that_has_seen_work(small: httpx.Client, rollout: Rollout) -> N
     assert seen["tandem_batches", labels(run="b", state="ready")] == 1
     assert seen["tandem_waiting_batches", labels()] == 1
     assert seen["tandem_waiting_bytes", labels()] == seen["tandem_batch_bytes", labels(run="b", state="ready")]
+    assert seen["tandem_stored_bytes", labels()] == seen["tandem_batch_bytes", labels(run="b", state="ready")]
+    most = seen["tandem_limit_waiting_bytes", labels(scope="all")]
+    assert seen["tandem_limit_stored_bytes", labels(scope="all")] == 2 * most
+    assert seen["tandem_disk_free_bytes", labels()] > 0
     assert seen["tandem_oldest_waiting_seconds", labels()] > 0
     assert seen["tandem_limit_in_flight_batches", labels(scope="all")] == 2
     assert seen["tandem_limit_in_flight_batches", labels(scope="run")] == 1
