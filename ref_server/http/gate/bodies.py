@@ -12,10 +12,11 @@ FIRST_SECONDS = 10.0
 BYTES_PER_SECOND = 64 * 1024
 # After a refusal the rest of the body is read and thrown away for this long: a client that still sends when the
 # connection closes never reads the answer. Reading takes the time of those who are served, so all refused bodies
-# together come at this pace.
+# together come at this pace; and uvicorn buffers a third of a MiB of each, so only so many are waited for.
 LINGER_SECONDS = 10.0
 LINGER_IDLE_SECONDS = 1.0
 LINGER_BYTES_PER_SECOND = 16 * 2**20
+MAX_LINGERING = 64
 
 
 async def read_body(receive: Receive, take: Callable[[int], bool], most: int) -> bytes | None:
@@ -68,14 +69,18 @@ class Remains:
         self._coming = 0
 
     async def discard(self, receive: Receive) -> None:
+        if self._coming == MAX_LINGERING:
+            return
         self._coming += 1
         try:
             async with asyncio.timeout(LINGER_SECONDS):
-                message: Message = {"more_body": True}
-                while message.get("more_body", False):
+                more = True
+                while more:
                     async with asyncio.timeout(LINGER_IDLE_SECONDS):
                         message = await receive()
-                    await asyncio.sleep(len(message.get("body", b"")) * self._coming / LINGER_BYTES_PER_SECOND)
+                    more, size = message.get("more_body", False), len(message.get("body", b""))
+                    del message
+                    await asyncio.sleep(size * self._coming / LINGER_BYTES_PER_SECOND)
         except TimeoutError:
             return
         finally:

@@ -23,6 +23,8 @@ from shared.api import AckBody, Error, ExtendBody, Key, LeaseBody, LeasesBody, O
 
 # Threads that lease. They are not those of the heartbeats, which must not wait behind a thousand lease requests.
 LEASE_THREADS = 8
+# A refusal for want of memory is delayed: some clients ignore Retry-After.
+DELAY_SECONDS = 1.0
 
 _LEASED = {
     "description": "a batch",
@@ -160,6 +162,7 @@ async def _try(
 async def _body(service: Service, got: Lease, request: Request) -> bytes:
     """The leased payload. Raises Problem 429 if there is no room to send it; the client may repeat its request_id."""
     if not request.state.room(got.size):
+        await asyncio.sleep(DELAY_SECONDS)
         raise no_room_to_answer()
     body = got.body if got.body is not None else await run_in_threadpool(service.queue.payload, got.id)
     if body is None:
