@@ -1,13 +1,12 @@
 """Loads and saves Hugging Face causal LMs and tokenizers, for server and trainer; checks that they match."""
 
-import ctypes
 import hashlib
 import json
 import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from shared.allocator import keep_freed_memory
 from shared.devices import choose_device
 from shared.errors import UserError
 from shared.settings import Dtype
@@ -29,8 +29,6 @@ _NO_HUB = (
     "there is no such directory either; without the internet copy the model's directory here and give its path, or set "
     "HF_HUB_OFFLINE=1 if it was downloaded before"
 )
-# Parameters of mallopt, from malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) -> PreTrainedModel:
@@ -159,14 +157,7 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def use_threads(threads: int | None) -> None:
-    """Sets the number of PyTorch's CPU threads (None: PyTorch's default), and makes glibc keep freed memory.
-
-    By default glibc returns large freed blocks to the system, which clears every page again at the next allocation:
-    a quarter of the time of a small model's forward.
-    """
+    """Sets the number of PyTorch's CPU threads (None: its default), and keeps freed memory for the next forward."""
     if threads is not None:
         torch.set_num_threads(threads)
-    with suppress(AttributeError, OSError):  # not glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value that glibc accepts
-        libc.mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
+    keep_freed_memory()

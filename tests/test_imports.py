@@ -21,7 +21,7 @@ DOORS = {
 # The rooms of a package: each imports only rooms that stand before it, and `shared`. docs/house.md says what they hold.
 ROOMS = {
     "shared": (
-        "errors", "lifetime", "logs", "commands", "settings", "bounds", "batch", "wire", "api", "devices",
+        "errors", "lifetime", "logs", "commands", "settings", "bounds", "batch", "wire", "api", "devices", "allocator",
         "models", "logprobs", "client",
     ),
     "ref_server": (

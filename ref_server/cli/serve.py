@@ -9,7 +9,6 @@ import structlog
 
 from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import readable_by_all
-from ref_server.cli.allocator import return_large_blocks
 from ref_server.cli.connection import Environment
 from ref_server.cli.stores import describe_store, open_queue
 from ref_server.config import ServeConfig
@@ -20,6 +19,7 @@ from ref_server.queue.interface import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
 from ref_server.service.service import Service
+from shared.allocator import return_freed_memory
 from shared.errors import UserError
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs, log_uncaught_errors
@@ -46,7 +46,6 @@ def run(arguments: list[str]) -> int:
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()
     end_with_parent()
-    return_large_blocks()
     _warn(config)
     try:
         opening = time.monotonic()
@@ -75,6 +74,7 @@ def _warn(config: ServeConfig) -> None:
 
 def _open_reference(config: ServeConfig) -> Reference:
     if config.no_model:
+        return_freed_memory()
         return NoReference(config.max_batch_tokens)
     # PyTorch takes seconds and memory; a queue without a model needs neither.
     from ref_server.scoring import frozen_model

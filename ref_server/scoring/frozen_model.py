@@ -13,9 +13,10 @@ from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
+from shared.allocator import return_freed_memory
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
-from shared.devices import describe_device
+from shared.devices import choose_device, describe_device
 from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
 from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
@@ -28,6 +29,8 @@ def load(config: ServeConfig) -> "FrozenModel":
     assert config.model is not None
     use_threads(config.threads)
     device = describe_device(config.device)
+    if choose_device(config.device).type != "cpu":
+        return_freed_memory()
     log.info("loading the reference model", model=config.model, device=device, dtype=config.dtype)
     return FrozenModel(_load(config), load_tokenizer(config.model, revision=config.revision), config)
 

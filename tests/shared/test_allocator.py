@@ -10,8 +10,8 @@ import pytest
 CODE = """
 import threading
 from pathlib import Path
-from ref_server.cli.allocator import return_large_blocks
-return_large_blocks()
+from shared.allocator import return_freed_memory
+return_freed_memory()
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 // 2**20
