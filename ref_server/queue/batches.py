@@ -98,9 +98,14 @@ def drop(tx: Transaction, id: str) -> None:
     if state == State.SCORING:
         raise WrongState(f"batch {id} is being scored: drop it when that is over")
     if state != State.DONE:
-        expire(tx, seq, "dropped")
-        if state != State.EXPIRED:
-            tx.count(Count.EXPIRED_DROPPED)
+        discard(tx, seq, state)
+
+
+def discard(tx: Transaction, seq: int, state: State) -> None:
+    """Expires a batch that an operator drops. state: its present one, and not that of one being scored or done."""
+    expire(tx, seq, "dropped")
+    if state != State.EXPIRED:
+        tx.count(Count.EXPIRED_DROPPED)
 
 
 def expire(tx: Transaction, seq: int, reason: str) -> None:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 
 from ref_server.queue.batches import WAITING
-from ref_server.queue.interface import CURSOR, Stats
+from ref_server.queue.interface import Stats
 from ref_server.queue.transaction import Transaction
-from shared.api import BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
+from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
 
 # The columns are named like the record's fields.
 _FIELDS = tuple(BatchSummary.model_fields)
@@ -39,7 +39,7 @@ def page(
     tx: Transaction, state: State | None, run: str | None, limit: int, cursor: str | None, order: ListOrder
 ) -> BatchPage:
     beyond, direction = _DIRECTIONS[order]
-    conditions = {f"seq {beyond} ?": _parse_cursor(cursor, order), "state = ?": state, "run = ?": run}
+    conditions = {f"seq {beyond} ?": parse_cursor(cursor, order), "state = ?": state, "run = ?": run}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     rows = tx.rows(
         f"{_SUMMARIES} WHERE {' AND '.join(given)} ORDER BY seq {direction} LIMIT ?", *given.values(), limit + 1
@@ -75,7 +75,7 @@ def _oldest_admission(tx: Transaction, state: State) -> float | None:
     return tx.one("SELECT admitted_at FROM batches WHERE state = ? ORDER BY seq LIMIT 1", state)
 
 
-def _parse_cursor(cursor: str | None, order: ListOrder) -> int:
+def parse_cursor(cursor: str | None, order: ListOrder) -> int:
     if cursor is None:
         return _BEGINNINGS[order]
     if not re.fullmatch(CURSOR, cursor):

@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ref_server.metrics.activity import Activity
-from shared.api import BatchDetails, BatchPage, Depth, Key, LeaseBody, ListOrder, Outcome, State, Uploaded
+from shared.api import (
+    BatchDetails,
+    BatchPage,
+    Depth,
+    Key,
+    LeaseBody,
+    ListOrder,
+    Outcome,
+    PurgeBody,
+    Purged,
+    State,
+    Uploaded,
+)
 
-# Regular expression of a page cursor: the seq of the last batch, in hexadecimal.
-CURSOR = "^[0-9a-f]{1,15}$"
 # A lease comes without a longer payload: it is read once there is room to send it.
 LARGE_BYTES = 2**20
 
@@ -267,6 +277,13 @@ class Queue(Protocol):
         """Deletes a batch's payload, durably, and ends its lease. Its id stays known as `expired` (reason `dropped`).
 
         A done batch stays done. Raises KeyError, and WrongState while the batch is being scored.
+        """
+        ...
+
+    def purge(self, chosen: PurgeBody) -> Purged:
+        """Drops the chosen batches that have a payload, durably, as `drop` does: a bounded part of them.
+
+        The answer's next_cursor, given back, goes on with the next part.
         """
         ...
 

@@ -11,10 +11,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, ready, references, stored
+from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, purge, ready, references, stored
 from ref_server.queue.interface import Claim, DiskSpace, Lease, NoUnusedRoom, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
-from shared.api import BatchDetails, BatchPage, Key, LeaseBody, LimitsView, ListOrder, Outcome, State, Uploaded
+from shared.api import (
+    BatchDetails,
+    BatchPage,
+    Key,
+    LeaseBody,
+    LimitsView,
+    ListOrder,
+    Outcome,
+    PurgeBody,
+    Purged,
+    State,
+    Uploaded,
+)
 
 T = TypeVar("T")
 
@@ -96,6 +108,9 @@ class SqlQueue(ABC):
 
     def drop(self, id: str) -> None:
         self._run(lambda tx: batches.drop(tx, id), durable=True)
+
+    def purge(self, chosen: PurgeBody) -> Purged:
+        return self._run(lambda tx: purge.purge(tx, chosen), durable=True)
 
     def tidy(self) -> bool:
         return self._run(lambda tx: housekeeping.tidy(tx, self._retention_seconds, self._max_waiting_seconds))

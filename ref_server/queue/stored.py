@@ -8,7 +8,7 @@ from ref_server.queue.transaction import Transaction
 
 # What one transaction drops at most: others wait for it.
 _PAYLOADS_AT_ONCE = 64
-_BYTES_AT_ONCE = 64 * 2**20
+BYTES_AT_ONCE = 64 * 2**20
 
 
 class MoreToDrop(Exception):
@@ -41,7 +41,7 @@ def make_room(tx: Transaction, size: int) -> bool:
     excess = stored + size - tx.limits.max_stored_bytes
     if excess <= 0:
         return True
-    dropped = drop_oldest(tx, min(excess, _BYTES_AT_ONCE))
+    dropped = drop_oldest(tx, min(excess, BYTES_AT_ONCE))
     if dropped == 0:
         most = tx.limits.max_stored_bytes
         raise QueueFull(f"{stored} bytes are stored, all in use; this is {size} more and max_stored_bytes is {most}")

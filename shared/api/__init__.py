@@ -7,12 +7,16 @@ they enter a process and become JSON where they leave it. Batches themselves tra
 
 from shared.api.base import Answer, Request
 from shared.api.batches import (
+    CURSOR,
     Admitted,
     BatchDetails,
     BatchPage,
     BatchSummary,
     Event,
     PromptView,
+    PurgeableState,
+    PurgeBody,
+    Purged,
     RowView,
     TokensView,
     Uploaded,
@@ -25,6 +29,7 @@ from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBo
 from shared.api.states import LEGACY_RUN, ListOrder, Order, Outcome, State
 
 __all__ = [
+    "CURSOR",
     "LEGACY_RUN",
     "AckBody",
     "Admitted",
@@ -50,6 +55,9 @@ __all__ = [
     "Order",
     "Outcome",
     "PromptView",
+    "PurgeBody",
+    "PurgeableState",
+    "Purged",
     "QueueView",
     "ReferenceBody",
     "ReferenceVersion",

@@ -1,7 +1,16 @@
-"""One batch: its admission, its state and history, and its tokens as text."""
+"""Batches: their admission, their states and histories, their tokens as text, and dropping many."""
 
-from shared.api.base import Answer
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shared.api.base import Answer, Name, Request, example
 from shared.api.states import State
+
+# Regular expression of a cursor: the place of a batch in the order of admission, in hexadecimal.
+CURSOR = "^[0-9a-f]{1,15}$"
+# The states whose batches can be purged: a batch that is being scored or done is not dropped.
+PurgeableState = Literal["dead", "expired", "queued", "ready", "leased"]
 
 
 class Admitted(Answer):
@@ -57,6 +66,29 @@ class BatchPage(Answer):
     batches: list[BatchSummary]
     next_cursor: str | None
     """Pass it as `cursor` to get the next page; null on the last one."""
+
+
+class PurgeBody(Request):
+    """Chooses all batches in a state whose payload is still there."""
+
+    model_config = example(state="dead", run="curl")
+
+    state: PurgeableState
+    run: Name | None = None
+    """Only those of this run."""
+    admitted_until: Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)] | None = None
+    """Only those with `admitted_at` up to here, in Unix seconds."""
+    cursor: Annotated[str, Field(pattern=CURSOR)] | None = None
+    """`next_cursor` of the previous answer, to go on."""
+
+
+class Purged(Answer):
+    dropped: list[str]
+    """The ids of the batches that this request dropped."""
+    bytes: int
+    """Of their payloads."""
+    next_cursor: str | None
+    """Pass it as `cursor` to drop the next ones; null when all were looked at."""
 
 
 class PromptView(Answer):

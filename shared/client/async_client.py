@@ -18,6 +18,8 @@ from shared.api import (
     ListOrder,
     Logprobs,
     ModelInfo,
+    PurgeBody,
+    Purged,
     QueueView,
     ReferenceVersion,
     State,
@@ -159,6 +161,9 @@ class AsyncRefServerClient(Connection):
 
     async def drop(self, id: str) -> None:
         await self._send(requests.drop(id))
+
+    async def purge(self, chosen: PurgeBody) -> Purged:
+        return await self._send(requests.purge(chosen))
 
     async def replace_reference(self, snapshot: str | None, version: int) -> ReferenceVersion:
         return await self._send(requests.replace_reference(snapshot, version))

@@ -26,6 +26,8 @@ from shared.api import (
     LogprobsRequest,
     ModelInfo,
     Outcome,
+    PurgeBody,
+    Purged,
     QueueView,
     ReferenceBody,
     ReferenceVersion,
@@ -210,6 +212,10 @@ def requeue(id: str) -> Request[Admitted]:
 
 def drop(id: str) -> Request[None]:
     return Request("DELETE", _batch_path(id), lambda _: None)
+
+
+def purge(chosen: PurgeBody) -> Request[Purged]:
+    return _post("/v1/batches/purge", chosen, _as(Purged))
 
 
 def replace_reference(snapshot: str | None, version: int) -> Request[ReferenceVersion]:

@@ -18,6 +18,8 @@ from shared.api import (
     ListOrder,
     Logprobs,
     ModelInfo,
+    PurgeBody,
+    Purged,
     QueueView,
     ReferenceVersion,
     State,
@@ -192,6 +194,10 @@ class RefServerClient(Connection):
     def drop(self, id: str) -> None:
         """Deletes the payload of a batch for good. Its id stays known."""
         self._send(requests.drop(id))
+
+    def purge(self, chosen: PurgeBody) -> Purged:
+        """Drops the first of the chosen batches for good. Ask again with the answer's next_cursor, until it is None."""
+        return self._send(requests.purge(chosen))
 
     def replace_reference(self, snapshot: str | None, version: int) -> ReferenceVersion:
         """Makes the server score with the weights of another snapshot: a name below its root, or None."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.tables import batch_table
 from ref_server.cli.terminal import print_error, show
-from shared.api import BatchPage, BatchSummary, ListOrder
+from shared.api import BatchPage, ListOrder
 from shared.client import RefServerClient
 from shared.client.requests import PAGE
 
@@ -77,7 +77,3 @@ def list_pages(
         cursor = page.next_cursor
         if cursor is None or listed == limit:
             return
-
-
-def list_batches(client: RefServerClient, state: str | None, run: str | None, order: ListOrder) -> list[BatchSummary]:
-    return [batch for page in list_pages(client, state, run, None, order) for batch in page.batches]

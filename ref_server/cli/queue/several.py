@@ -1,7 +1,6 @@
 """What `requeue` and `purge` share: batches by name or by state, and one operation on each."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Self, TypeVar
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ref_server.cli.connection import ClientOptions
-from ref_server.cli.queue.ls import list_batches
+from ref_server.cli.queue.ls import list_pages
 from ref_server.cli.terminal import print_error
 from shared.api import BatchSummary, ListOrder
 from shared.client import ClientError, RefServerClient, RefServerError
@@ -56,11 +55,10 @@ class Outcomes:
             print_error(f"and {len(self.failed) - _PRINTED_FAILURES} more; --json lists all")
 
 
-def batches_of_state(client: RefServerClient, options: SeveralOptions, min_age_days: float = 0) -> list[BatchSummary]:
+def batches_of_state(client: RefServerClient, options: SeveralOptions) -> Iterator[BatchSummary]:
     """Batches of the state that still have a payload: a dropped batch cannot be brought back or dropped again."""
-    latest = time.time() - 86_400 * min_age_days
-    batches = list_batches(client, options.state, options.run, ListOrder.OLDEST)
-    return [batch for batch in batches if batch.payload_bytes and batch.admitted_at <= latest]
+    for page in list_pages(client, options.state, options.run, None, ListOrder.OLDEST):
+        yield from (batch for batch in page.batches if batch.payload_bytes)
 
 
 def for_each(done: str, ids: Iterable[str], act: Callable[[str], Any]) -> Outcomes:
@@ -79,9 +77,13 @@ def for_each(done: str, ids: Iterable[str], act: Callable[[str], Any]) -> Outcom
             except RefServerError as error:
                 outcomes.failed.append({"id": id, "status": error.status, "message": error.message})
     except (ClientError, KeyboardInterrupt):
-        print_error(f"{len(outcomes.done)} of {len(names)} were {done} before this ended")
+        print_error(how_far(len(outcomes.done), len(names), done))
         raise
     return outcomes
+
+
+def how_far(count: int, total: int, done: str) -> str:
+    return f"{count} of {total} were {done} before this ended"
 
 
 def count_batches(count: int) -> str:

@@ -9,18 +9,29 @@ from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from ref_server.access.keys import Role
-from ref_server.access.requirements import requires
+from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
 from ref_server.http.gate.load_shedder import LoadShedders
 from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
 from ref_server.http.threads import BodyThreads
-from ref_server.queue.interface import CURSOR, NoRoom, StorageBroken
+from ref_server.queue.interface import NoRoom, StorageBroken
 from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import Admitted, BatchDetails, BatchPage, ListOrder, QueueView, State, TokensView
+from shared.api import (
+    CURSOR,
+    Admitted,
+    BatchDetails,
+    BatchPage,
+    ListOrder,
+    PurgeBody,
+    Purged,
+    QueueView,
+    State,
+    TokensView,
+)
 
 T = TypeVar("T")
 
@@ -162,6 +173,22 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         ```
         """
         _known(service.queue.drop, id)
+
+    @app.post("/v1/batches/purge", responses=errors(503, 507))
+    @requires(Role.ADMIN, JSON, audited=True)
+    def purge(body: PurgeBody, request: Request) -> Purged:
+        """Drops the chosen batches, the oldest first. Each request drops at most 200, so that others get their turn.
+
+        As long as the answer has a `next_cursor`, send the same body with it as `cursor`.
+
+        ```
+        curl localhost:8400/v1/batches/purge -H 'Content-Type: application/json' -d '{"state": "dead", "run": "curl"}'
+        ```
+        """
+        note(request, state=body.state, run=body.run)
+        purged = service.queue.purge(body)
+        note(request, state=body.state, run=body.run, dropped=len(purged.dropped))
+        return purged
 
 
 def _known(operation: Callable[[str], T], id: str) -> T:

@@ -21,7 +21,7 @@ from ref_server.cli.queue import ls
 from ref_server.config import QueueConfig
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import State
+from shared.api import PurgeBody, Purged, State
 from shared.batch import RolloutBatch
 from shared.client import NotRefServer, RefServerClient
 
@@ -326,7 +326,7 @@ def test_purge_by_age(
     arguments = ["purge", "--state", "ready", "--run", run, "--older-than-days", "1", "--yes"]
     assert command(*arguments)[1] == "0 batches purged, 0.0 MiB\n"
     admitted = http.get(f"/v1/batches/{id}").json()["admitted_at"]
-    monkeypatch.setattr("ref_server.cli.queue.several.time.time", lambda: admitted + 86_401)
+    monkeypatch.setattr("ref_server.cli.queue.purge.time.time", lambda: admitted + 86_401)
     assert command(*arguments)[1] == "1 batch purged, <0.1 MiB\n"
     assert state(http, id) == "expired"
 
@@ -372,6 +372,54 @@ def test_an_end_in_the_middle_says_how_far_it_came(
         )
     assert err.startswith("1 of 3 were purged before this ended\n")
     assert [state(http, id) for id in ids] == ["expired", "dead", "dead"]
+
+
+def test_purge_goes_on_until_nothing_is_left(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [ready(http, rollout(run=run)) for _ in range(5)]
+    sizes = [http.get(f"/v1/batches/{id}").json()["payload_bytes"] for id in ids]
+    monkeypatch.setattr("ref_server.queue.purge.SLICE", 2)
+    status, out, err = command("purge", "--state", "ready", "--run", run, "--yes", "--json")
+    assert (status, err, json.loads(out)) == (0, "", {"purged": ids, "bytes": sum(sizes), "failed": []})
+
+
+def test_what_comes_after_the_question_stays(
+    command: Command, terminal: Callable[[str], Terminal], http: httpx.Client, rollout: Rollout, run: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked = ready(http, rollout(run=run))
+    later: list[str] = []
+    purge = RefServerClient.purge
+
+    def late(client: RefServerClient, chosen: PurgeBody) -> Purged:
+        later.append(ready(http, rollout(run=run)))
+        return purge(client, chosen)
+
+    monkeypatch.setattr(RefServerClient, "purge", late)
+    screen = terminal("y\n")
+    assert command("purge", "--state", "ready", "--run", run)[:2] == (0, "1 batch purged, <0.1 MiB\n")
+    assert "Drop 1 batch" in screen.getvalue()
+    assert [state(http, id) for id in (asked, *later)] == ["expired", "ready"]
+
+
+def test_an_end_between_slices_says_how_far_it_came(
+    command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [ready(http, rollout(run=run)) for _ in range(3)]
+    purge = RefServerClient.purge
+
+    def purge_once(client: RefServerClient, chosen: PurgeBody) -> Purged:
+        if chosen.cursor is not None:
+            raise NotRefServer("the server has gone")
+        return purge(client, chosen)
+
+    monkeypatch.setattr("ref_server.queue.purge.SLICE", 2)
+    monkeypatch.setattr(RefServerClient, "purge", purge_once)
+    status, out, err = command("purge", "--state", "ready", "--run", run, "--yes")
+    assert (status, out) == (1, "")
+    assert err.startswith("2 of 3 were purged before this ended\nref-server queue purge: the server has gone")
+    assert [state(http, id) for id in ids] == ["expired", "expired", "ready"]
 
 
 # What goes wrong

@@ -39,6 +39,7 @@ ROLES = [
     ("POST", "/v1/runs/mine/finish", Role.TRAIN),
     ("POST", "/v1/batches/3f/requeue", Role.ADMIN),
     ("DELETE", "/v1/batches/3f", Role.ADMIN),
+    ("POST", "/v1/batches/purge", Role.ADMIN),
     ("PUT", "/v1/reference", Role.ADMIN),
     ("GET", "/surprise", Role.ADMIN),
 ]

@@ -339,6 +339,19 @@ class ModelQueue:
             entry.body = None
             self._settle(entry, State.EXPIRED, "dropped")
 
+    def purge(self, state: State, run: str | None, until: float | None) -> list[str]:
+        chosen = [
+            entry
+            for entry in self.entries
+            if entry.state is state
+            and entry.body
+            and run in (None, entry.upload.run)
+            and (until is None or entry.admitted_at <= until)
+        ]
+        for entry in chosen:
+            self.drop(entry.upload.id)
+        return [entry.upload.id for entry in chosen]
+
     # --- looking
 
     def runs(self) -> dict[str, dict[State, Depth]]:

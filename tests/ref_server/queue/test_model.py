@@ -10,7 +10,7 @@ from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,7 +28,7 @@ from ref_server.queue.interface import (
     Wanted,
     WrongState,
 )
-from shared.api import BatchSummary, Key, LeaseBody, Order, State
+from shared.api import BatchSummary, Key, LeaseBody, Order, PurgeableState, PurgeBody, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue
 
@@ -209,6 +209,19 @@ class Machine(RuleBasedStateMachine):
     @rule(id=ids)
     def drop(self, id: str) -> None:
         self.same(lambda: self.queue.drop(id), lambda: self.model.drop(id))
+
+    @rule(
+        state=st.sampled_from(get_args(PurgeableState)),
+        run=st.none() | runs,
+        age=st.none() | st.sampled_from([0.0, 5.0, 61.0]),
+    )
+    def purge(self, state: str, run: str | None, age: float | None) -> None:
+        until = None if age is None else self.clock.wall() - age
+        chosen = PurgeBody.model_validate({"state": state, "run": run, "admitted_until": until})
+        self.same(
+            lambda: self.queue.purge(chosen).dropped,
+            lambda: self.model.purge(State(state), run, until),
+        )
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 5.0, 5.0, 10.0, 10.0, 61.0, RETENTION, 3600.0]))
     def wait(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import LeaseBody, Outcome, State
+from shared.api import LeaseBody, Outcome, PurgeBody, Purged, State
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
@@ -181,6 +181,17 @@ def test_an_operator(client: Any, rollout: Rollout, run: str) -> None:
     assert (refused.value.status, refused.value.code, refused.value.field) == (409, "wrong_state", "id")
     assert client.drop(batch.id) is client.drop(batch.id) is None
     assert client.batch(batch.id).payload_bytes == 0
+
+
+def test_a_purge(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run, lineage="one")
+    client.upload(batch)
+    client.release([client.lease(terms(run).model_copy(update={"lineage": "one"}))])  # scored by now
+    size = client.batch(batch.id).payload_bytes
+    chosen = PurgeBody(state="ready", run=run)
+    assert client.purge(chosen) == Purged(dropped=[batch.id], bytes=size, next_cursor=None)
+    assert client.purge(chosen).dropped == []
+    assert client.batch(batch.id).reason == "dropped"
 
 
 def test_a_reference_that_is_not_there(client: Any) -> None:

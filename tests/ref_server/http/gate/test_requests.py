@@ -256,7 +256,20 @@ def audited(events: Events, answer: httpx.Response) -> dict[str, Any]:
     [line] = [event for event in of_request(events, answer) if event["event"] == "audit"]
     assert line["log_level"] == "info"
     assert SECRET not in str(line)
-    names = ("name", "role", "method", "route", "id", "run", "snapshot", "version", "status", "code")
+    names = (
+        "name",
+        "role",
+        "method",
+        "route",
+        "id",
+        "state",
+        "run",
+        "dropped",
+        "snapshot",
+        "version",
+        "status",
+        "code",
+    )
     return {name: line[name] for name in names if name in line}
 
 
@@ -277,6 +290,9 @@ def test_what_an_operator_changes_is_a_line_with_the_name(
     assert audited(events, requeued)["status"] == 409
     replaced = owned.put("/v1/reference", json={"snapshot": "s", "version": 3}, headers=admin)
     assert {"snapshot": "s", "version": 3}.items() <= audited(events, replaced).items()
+    purged = owned.post("/v1/batches/purge", json={"state": "expired", "run": "mine"}, headers=admin)
+    told = {"name": "ann", "state": "expired", "run": "mine", "dropped": 0}
+    assert told.items() <= audited(events, purged).items()
     finished = owned.post("/v1/runs/mine/finish", json={}, headers={"Authorization": f"Bearer {SECRET}-2"})
     assert {"name": "gpu-2", "role": "train", "run": "mine"}.items() <= audited(events, finished).items()
 

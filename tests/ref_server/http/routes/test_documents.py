@@ -1,5 +1,6 @@
 """What the server says of itself at /openapi.json: every status, every schema, and commands that work as they stand."""
 
+import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -136,3 +137,4 @@ def test_commands_of_an_operator(http: httpx.Client, run_examples: Commands, rol
         pass
     run_examples("delete", "/v1/batches/{id}", ID=batch.id)
     assert http.get(f"/v1/batches/{batch.id}").json()["reason"] == "dropped"
+    assert json.loads(run_examples("post", "/v1/batches/purge"))["next_cursor"] is None
