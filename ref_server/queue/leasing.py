@@ -52,6 +52,7 @@ def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
     tx.db.serialise(f"consumer {request.consumer}")  # the same request may arrive twice at once
     lineages.enter(tx, request)
     _supersede_older(tx, request)
+    lineages.abandon_others(tx, request)  # also what the leases that ended just now gave back
     expire_useless(tx, request)
     leased = _lease(tx, request)
     lineages.hear(tx, request.run, request.own_lineage)

@@ -35,10 +35,7 @@ def grant_grace(tx: Transaction) -> None:
 
 
 def enter(tx: Transaction, request: LeaseBody) -> None:
-    """Makes the run the request's lineage's, and expires what other lineages of it left waiting.
-
-    Raises RunTaken while another lineage is present.
-    """
+    """Makes the run the request's lineage's. Raises RunTaken while another lineage is present."""
     if request.run is None:
         return
     run, lineage = request.run, request.own_lineage
@@ -47,8 +44,14 @@ def enter(tx: Transaction, request: LeaseBody) -> None:
         if not _take(tx, run, lineage, finished=False):
             raise _taken(tx, run)
         tx.execute("DELETE FROM epochs WHERE run = ? AND lineage <> ?", run, lineage)
+
+
+def abandon_others(tx: Transaction, request: LeaseBody) -> None:
+    """Expires what other lineages of the request's run left waiting."""
+    if request.run is None:
+        return
     for others in ("lineage < ?", "lineage > ?"):  # two ranges of the index
-        _expire_waiting(tx, run, others, lineage, Count.EXPIRED_ABANDONED)
+        _expire_waiting(tx, request.run, others, request.own_lineage, Count.EXPIRED_ABANDONED)
 
 
 def hear(tx: Transaction, run: str | None, lineage: str) -> None:

@@ -72,6 +72,16 @@ def test_a_new_lineage_gets_none_of_what_another_left(queue: Queue, clock: Clock
     assert queue.activity.counts()[Count.EXPIRED_ABANDONED] == 2
 
 
+def test_what_a_consumer_s_new_life_gives_back_of_another_lineage_is_abandoned(queue: Queue, clock: Clock) -> None:
+    make_ready(queue, upload("a"))
+    ask_as(queue, "new")  # which is gone when its batch comes back
+    clock.advance(11)
+    make_ready(queue, upload("b"))
+    lease(queue, incarnation="1")
+    ask_as(queue, "new", incarnation="2")
+    assert outcomes(queue) == {"a": (State.EXPIRED, "abandoned"), "b": (State.EXPIRED, "abandoned")}
+
+
 def test_clients_without_a_lineage_share_one(queue: Queue) -> None:
     make_ready(queue, upload("a"), upload("b", lineage="new"))
     assert drain(queue, run="run") == ["a"]
