@@ -39,6 +39,8 @@ log = structlog.get_logger()
 # Pauses between looks for published weights, and between looks at the server's queue.
 _WEIGHTS_SECONDS = 0.2
 _ROOM_SECONDS = 0.1
+# How long the deletion of a run's directory may take.
+_DELETING_SECONDS = 5.0
 
 
 class RunFinished(Exception):
@@ -110,7 +112,7 @@ class RolloutWorker:
                 try:
                     self._sample_rounds(outbox, delivery)
                 except FileNotFoundError:
-                    if outbox.is_there:
+                    if not _goes(outbox):
                         raise
                     log.warning(
                         "the run's directory was deleted: waiting for another training", directory=str(directory)
@@ -202,6 +204,14 @@ class RolloutWorker:
             task=group.drawn.problem.task or self._task.name,
             sample=sample,
         )
+
+
+def _goes(outbox: Outbox) -> bool:
+    """Whether the outbox is deleted now: file by file, the one that is missing may have been the first."""
+    deadline = time.monotonic() + _DELETING_SECONDS
+    while outbox.is_there and time.monotonic() < deadline:
+        time.sleep(_WEIGHTS_SECONDS)
+    return not outbox.is_there
 
 
 def run_worker(config: RolloutConfig) -> None:

@@ -1,4 +1,4 @@
-"""A low --queue.max-in-flight does not stop a run."""
+"""A low --queue.max-in-flight, of which a run alone gets half, does not stop it."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def settled_at(server: Server, run_dir: Path) -> int:
 
 
 def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_model, tmp_path, start):
-    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "8")).until_ready()
+    server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "16")).until_ready()
     refused = start(train(random_model, server, tmp_path / "refused", *QUICK, *RARELY, "--groups-per-step", "5"))
     assert refused.wait() == 2
     assert "groups_per_step: a step needs 5 groups, which must be at most half of the 8" in refused.output()

@@ -1,6 +1,9 @@
 """A worker with a scripted sampler and a server that answers when it is told to: what it samples, and when it waits."""
 
 import json
+import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,3 +169,26 @@ def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
     with pytest.raises(Enough):
         work()
     assert read == [b"weights"]
+
+
+def test_a_directory_that_goes_file_by_file_is_gone(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, tmp_path: Path
+) -> None:
+    """What the worker looked for may be the first that goes, and the outbox's cursor the last."""
+    publish(max_waiting=ROUND)
+
+    def delete() -> None:
+        server.asked.wait(60)
+        for batch in (tmp_path / "workers").glob("*/*.safetensors"):
+            batch.unlink()
+        server.open.set()  # the worker finds that the first delivered batch has no file
+        server.wait_for(1)
+        time.sleep(0.5)
+        shutil.rmtree(tmp_path / "weights")
+        shutil.rmtree(tmp_path / "workers")
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    with pytest.raises(Enough, match="has not published weights"):
+        work(lambda: not deleting.is_alive())
+    deleting.join()
