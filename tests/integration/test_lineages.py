@@ -68,7 +68,8 @@ def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any
     """The second is refused with what to do, in its own directory and in the first one's; the first goes on."""
     server = start(Server(random_model, tmp_path)).until_ready()
     one, two = tmp_path / "one" / "same", tmp_path / "two" / "same"
-    one.parent.mkdir(), two.parent.mkdir()
+    for parent in (one.parent, two.parent):
+        parent.mkdir()
     options = (*OPTIONS, "--max-steps", "100000")
     first = start(train(random_model, server, one, *options))
     until(lambda: len(steps_of(one)) >= 2, "step 2", first)

@@ -73,11 +73,11 @@ def _measure(port: int, polls: int, seconds: float, name: str) -> list[Figure]:
         busy = crew.end()
     extended: Tally = calm["trainer"].seen
     work: Tally = busy["work"].seen
-    waiting = calm["polls"].seen.answers if polls else "none"
+    waiting = str(dict(calm["polls"].seen.answers)) if polls else "none"
     return [
         Figure(f"{polls} polls, {name}: extend p50 / p99 / max", milliseconds(extended.seconds.get("extend", ()))),
         Figure(f"{polls} polls, {name}: settled a second", f"{work.count('ack', 200) / busy['work'].seconds:.0f}"),
-        Figure(f"{polls} polls, {name}: their answers", str(dict(waiting) if polls else waiting)),
+        Figure(f"{polls} polls, {name}: their answers", waiting),
     ]
 
 

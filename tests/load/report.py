@@ -32,5 +32,5 @@ def milliseconds(seconds: Collection[float]) -> str:
     """Median, 99th percentile and largest."""
     if not seconds:
         return "none"
-    median, high = np.percentile(seconds, (50, 99))
+    median, high = np.percentile([*seconds], (50, 99))
     return f"{1000 * median:.0f} / {1000 * high:.0f} / {1000 * max(seconds):.0f} ms"

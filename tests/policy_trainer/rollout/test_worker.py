@@ -161,9 +161,11 @@ def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
     weights.write_bytes(b"weights")
     read: list[bytes] = []
 
-    def load(file: Path) -> None:
-        weights.unlink()
-        read.append(file.read_bytes())
+    published = weights
+
+    def load(weights: Path) -> None:
+        published.unlink()
+        read.append(weights.read_bytes())
 
     sampler.load = load
     with pytest.raises(Enough):

@@ -43,8 +43,8 @@ def routes(service: Service) -> Iterator[tuple[str, str, Requirement]]:
     """Method, path and requirement of each route that wants a token."""
     for route in create_app(service).routes:
         if isinstance(route, APIRoute) and requirement_of(route).role is not Role.OPEN:
-            [method] = route.methods or ()
-            yield method, route.path, requirement_of(route)
+            for method in route.methods or ():
+                yield method, route.path, requirement_of(route)
 
 
 def upload(http: httpx.Client, batch: RolloutBatch, who: dict[str, str]) -> httpx.Response:
