@@ -67,7 +67,7 @@ chaos: $(TO_TEST)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlit
 	$(BIN)/python -m tests.chaos $(ONLY) --cycles $(CYCLES) --seed $(SEED) $(if $(BACKEND),--backend $(BACKEND))
 
 queue-model: $(TO_TEST)  ## both stores of the queue beside a model of it, 50,000 operations each
-	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s tests/ref_server/queue/test_model.py
+	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s --hypothesis-profile exploring tests/ref_server/queue/test_model.py
 
 docker-test: $(TO_TEST)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
 	DOCKER_TEST=1 $(BIN)/pytest -q -s --durations 0 tests/docker

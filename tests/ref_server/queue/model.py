@@ -4,6 +4,7 @@ It says what a `Queue` must do, so that a test can put both through the same ope
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from ref_server.queue.interface import (
@@ -113,10 +114,10 @@ class ModelQueue:
                     self._interrupt(entry)
                 else:
                     self._lose(entry)
-        before = list(self.lives)
+        before = deepcopy((self.entries, self.lives, self.forks, self.holders))
 
         def undo() -> None:
-            self.lives = before
+            self.entries, self.lives, self.forks, self.holders = before
 
         return undo
 
@@ -222,9 +223,10 @@ class ModelQueue:
 
     def lease(self, request: LeaseBody) -> Entry | None:
         self._check_presence(request)
+        if request.run is not None:  # first: what comes back belongs to a run that is asked for, even a finished one
+            self._enter(request.run, request.own_lineage)
         self._supersede_older(request)
         if request.run is not None:
-            self._enter(request.run, request.own_lineage)
             if request.epoch is not None and request.policy_version is not None:
                 place = request.run, request.own_lineage, request.epoch
                 self.forks.setdefault(place, request.policy_version)

@@ -249,6 +249,22 @@ def test_a_finished_run_may_go_on(queue: Queue) -> None:
     assert drain(queue, run="run", lineage="one") == ["a"]
 
 
+def test_a_run_that_goes_on_gets_back_what_its_consumer_held(queue: Queue) -> None:
+    make_ready(queue, upload("a", lineage="one"))
+    ask_as(queue, "one", incarnation="1")
+    queue.finish("run", "one")
+    again = ask_as(queue, "one", incarnation="2")
+    assert again and again.id == "a"
+
+
+def test_what_its_consumer_held_of_a_finished_run_is_abandoned_for_another_lineage(queue: Queue) -> None:
+    make_ready(queue, upload("a", lineage="one"))
+    ask_as(queue, "one", incarnation="1")
+    queue.finish("run", "one")
+    assert ask_as(queue, "two", incarnation="2") is None
+    assert outcomes(queue) == {"a": (State.EXPIRED, "abandoned")}
+
+
 def test_the_end_of_one_lineage_is_not_that_of_another(queue: Queue, clock: Clock) -> None:
     ask_as(queue, "old")
     clock.advance(SILENCE)
