@@ -14,7 +14,7 @@ from ref_server.service.housekeeping import keep_tidy
 from ref_server.service.polls import Polls
 from ref_server.service.served_reference import ServedReference
 from shared import wire
-from shared.api import LEGACY_RUN, QueueView, State, TokensView, Uploaded
+from shared.api import LEGACY_RUN, BatchSummary, QueueView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
 
@@ -145,14 +145,14 @@ class Service:
         """runs: those to tell of one by one."""
         return describe_queue(stats, runs, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
-    def describe_tokens(self, id: str) -> TokensView | None:
-        """The tokens of a batch with texts and log-probs; None when the batch or its payload is gone.
+    def describe_tokens(self, batch: BatchSummary) -> TokensView | None:
+        """The tokens of a batch with texts and log-probs; None when its payload is gone.
 
         Raises BatchError for a batch of the Simple-GRPO protocol.
         """
-        info, body = self.queue.get(id), self.queue.payload(id)
-        if info is not None and info.run == LEGACY_RUN:
+        if batch.run == LEGACY_RUN:
             raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
+        body = self.queue.payload(batch.id)
         return None if body is None else describe_tokens(wire.decode(body), self.reference)
 
 

@@ -142,10 +142,10 @@ def _add_views(app: FastAPI, service: Service) -> None:
         ```
         """
         confine(asker, service.queue, [id])
-        size = _TOKENS_GROWTH * _found(service.queue.get(id), id).payload_bytes
-        if not from_thread.run_sync(request.state.room, size):
+        batch = _found(service.queue.get(id), id)
+        if not from_thread.run_sync(request.state.room, _TOKENS_GROWTH * batch.payload_bytes):
             raise no_room_to_answer()
-        return _found(service.describe_tokens(id), id)
+        return _found(service.describe_tokens(batch), id)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
