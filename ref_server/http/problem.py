@@ -10,6 +10,9 @@ from ref_server.access.keys import Denied, Unauthenticated
 from ref_server.queue.interface import QueueFull, RunTaken
 from shared.api import Error, ErrorDetail
 
+# Delay each 429 that a client without patience would meet again: some ignore Retry-After.
+DELAY_SECONDS = 1.0
+
 
 class Problem(Exception):
     """An error answer. field: the invalid part of the request."""

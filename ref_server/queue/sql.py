@@ -52,8 +52,9 @@ class SqlQueue(ABC):
         """Runs `operation` in one transaction and returns its result after the commit.
 
         durable: returns once the commit survives a power cut. stores: it adds payloads, so on a full disk it gets no
-        room of the reserve. The transaction begins with `_begin`; its tally is added
-        to the activity after the commit. Raises what the operation raises, StorageFull, StorageBroken.
+        room of the reserve. The transaction begins with `_begin`; its tally is added to the activity after the commit.
+
+        Raises what the operation raises, StorageFull, StorageBroken.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.http.gate.bodies import replay
-from ref_server.http.problem import no_room
+from ref_server.http.problem import DELAY_SECONDS, no_room
 from ref_server.queue.interface import NoRoom
 from shared import wire
 
@@ -19,8 +19,6 @@ MAX_PROBES = 16.0
 MEMORY_SECONDS = 5.0
 # Runs whose fullness is remembered.
 MAX_RUNS = 1000
-# Delay each 429: some clients ignore Retry-After.
-DELAY_SECONDS = 1.0
 _UPLOAD = ("POST", "/v1/batches")
 _CODE = "queue_full"
 

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
-from ref_server.http.problem import Problem, no_room_to_answer
+from ref_server.http.problem import DELAY_SECONDS, Problem, no_room_to_answer
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.interface import Lease, TooManyInFlight, Wanted
 from ref_server.service.polls import Poll
@@ -23,8 +23,6 @@ from shared.api import AckBody, Error, ExtendBody, Key, LeaseBody, LeasesBody, O
 
 # Threads that lease. They are not those of the heartbeats, which must not wait behind a thousand lease requests.
 LEASE_THREADS = 8
-# A refusal for want of memory is delayed: some clients ignore Retry-After.
-DELAY_SECONDS = 1.0
 
 _LEASED = {
     "description": "a batch",
