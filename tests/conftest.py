@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 # The time of an example depends on the machine's load.
 settings.register_profile("exploring", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples in every run: a change is not refused for a fault that was there before. `make queue-model` explores.
+# The same examples in every run: no change is refused for a fault that was there before. `make queue-model` explores.
 settings.register_profile("repeatable", settings.get_profile("exploring"), derandomize=True)
 settings.load_profile("repeatable")
 

@@ -11,7 +11,7 @@ import httpx
 from shared import wire
 from tests.chaos.batches import random_batch
 from tests.load.connection import head, post_json
-from tests.load.crew import Stopping
+from tests.load.crew import Stopping, play_all
 
 # A holder of its own, beside the honest clients at 127.0.0.1.
 ADDRESS = "127.0.0.2"
@@ -92,12 +92,7 @@ async def _crowd(
                 end[1].transport.abort()
             await asyncio.sleep(1)
 
-    crowd = [asyncio.create_task(come_again(number)) for number in range(count)]
-    while not stopping():
-        await asyncio.sleep(0.1)
-    for each in crowd:
-        each.cancel()
-    await asyncio.gather(*crowd, return_exceptions=True)
+    await play_all(stopping, [come_again(number) for number in range(count)])
     return seen
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -63,6 +63,16 @@ class Crew:
         """Stops all roles and returns their results by name."""
         self._stop.set()
         return {name: _receive(name, pipe) for name, (_, pipe) in self._members.items()}
+
+
+async def play_all(stopping: Stopping, members: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Clients of one role, until it is told to stop. Raises what one of them raises."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(member) for member in members]
+        while not stopping():
+            await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
 
 
 def _receive(name: str, pipe: Connection) -> Any:

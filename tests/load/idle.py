@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.bench.processes import serving
 from tests.load import honest
 from tests.load.connection import Client, Tally, post_json
-from tests.load.crew import Crew, Stopping
+from tests.load.crew import Crew, Stopping, play_all
 from tests.load.report import Figure, milliseconds, show
 
 POLLS = (0, 300, 3000)
@@ -93,12 +93,7 @@ async def poll(port: int, stopping: Stopping, count: int) -> Tally:
             if answer is None or answer.status != 204:
                 await asyncio.sleep(1)
 
-    tasks = [asyncio.create_task(go_on(Client(port, tally), number)) for number in range(count)]
-    while not stopping():
-        await asyncio.sleep(0.1)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await play_all(stopping, [go_on(Client(port, tally), number) for number in range(count)])
     return tally
 
 

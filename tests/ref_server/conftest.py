@@ -1,9 +1,6 @@
 """A real server on a free port, in a thread of the test's process, with the demo's tiny random model behind it."""
 
 import logging
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 import structlog
 import torch
-import uvicorn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from uuid6 import uuid7
 
@@ -28,6 +24,7 @@ from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service.service import Service
 from shared.batch import RolloutBatch, TokenGroup
 from shared.models import save_model
+from tests.ref_server.serving import listen, serving
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -120,24 +117,13 @@ def make_service(
 
 @contextmanager
 def _serve(service: Service) -> Iterator[httpx.Client]:
-    # The protocol is named, or asyncio would not turn off Nagle's algorithm and every answer would take 40 ms.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        changes = {"log_config": None, "timeout_graceful_shutdown": 5}
-        server = uvicorn.Server(uvicorn_config(create_app(service), service.config, **changes))
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
+    changes = {"log_config": None, "timeout_graceful_shutdown": 5}
+    config = uvicorn_config(create_app(service), service.config, **changes)
+    with serving(config, listen()) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.01)
-            with httpx.Client(base_url=url, timeout=60) as client:
-                yield client
+            yield client
         finally:
             service.drain()
-            server.should_exit = True
-            thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,11 @@ import resource
 import socket
 import ssl
 import subprocess
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.responses import PlainTextResponse
 
 from ref_server.access.shares import Shares
@@ -20,26 +16,16 @@ from ref_server.config import ServeConfig
 from ref_server.http import listening as module
 from ref_server.http.listening import CannotListen, Listener, listening, uvicorn_config
 from tests.ports import free_port
+from tests.ref_server.serving import serving
 from tests.ref_server.sockets import head, one_answer, rest
 
 GET = head("GET", "/")
 
 
-@contextmanager
-def serving(most: int, **settings: Any) -> Iterator[int]:
+def serve(most: int, **settings: Any) -> AbstractContextManager[int]:
     """The port of a server that holds at most so many connections."""
-    with Listener(socket.AF_INET, ("127.0.0.1", 0), Shares(most)) as listener:
-        config = uvicorn_config(PlainTextResponse("ok"), ServeConfig(no_model=True), lifespan="off", **settings)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
+    config = uvicorn_config(PlainTextResponse("ok"), ServeConfig(no_model=True), lifespan="off", **settings)
+    return serving(config, Listener(socket.AF_INET, ("127.0.0.1", 0), Shares(most)))
 
 
 def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
@@ -56,7 +42,7 @@ def answers(connection: socket.socket) -> bool:
 
 
 def test_a_peer_leaves_room_for_another() -> None:
-    with serving(most=10) as port, ExitStack() as stack:
+    with serve(most=10) as port, ExitStack() as stack:
         greedy = [stack.enter_context(connected(port, "127.0.0.2")) for _ in range(30)]
         assert sum(map(answers, greedy)) == 5
         modest = stack.enter_context(connected(port))
@@ -64,7 +50,7 @@ def test_a_peer_leaves_room_for_another() -> None:
 
 
 def test_a_connection_gives_its_place_back() -> None:
-    with serving(most=2) as port:
+    with serve(most=2) as port:
         for _ in range(20):
             with connected(port) as connection:
                 connection.sendall(head("GET", "/", "Connection: close"))
@@ -83,7 +69,7 @@ def test_a_handshake_counts_and_ends(monkeypatch: pytest.MonkeyPatch, certificat
     """One that never ended used to hold its connection for a minute."""
     monkeypatch.setattr(module, "HEAD_SECONDS", 1.0)
     context = ssl.create_default_context(cafile=certificate["ssl_certfile"])
-    with serving(most=4, **certificate) as port, ExitStack() as stack:
+    with serve(most=4, **certificate) as port, ExitStack() as stack:
         silent = [stack.enter_context(connected(port)) for _ in range(2)]
         with connected(port) as late:
             assert rest(late) == b""

@@ -1,14 +1,12 @@
 """Answers that nobody reads, or only slowly, over real sockets."""
 
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -18,6 +16,7 @@ from ref_server.http.gate import answers
 from ref_server.http.gate.answers import Answers
 from ref_server.http.listening import uvicorn_config
 from ref_server.http.problem import no_room_to_answer
+from tests.ref_server.serving import listen, serving
 from tests.ref_server.sockets import connected, head, rest
 
 MIB = 2**20
@@ -25,7 +24,7 @@ LARGE = 32 * MIB
 
 
 @contextmanager
-def serving(most: int) -> Iterator[httpx.Client]:
+def serve(most: int) -> Iterator[httpx.Client]:
     """An application behind the gate's layers. The header `X-Token` names the holder, the path says what it answers."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,20 +32,9 @@ def serving(most: int) -> Iterator[httpx.Client]:
         await answering(scope, receive, send)
 
     answering = Answers(_answer, most)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
+    config = uvicorn_config(app, ServeConfig(no_model=True), log_config=None, lifespan="off")
+    with serving(config, listen()) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        yield client
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +71,7 @@ def asking(http: httpx.Client, stack: ExitStack, path: str, token: str = "") -> 
 
 @pytest.mark.parametrize("path", ["/large", "/stream", "/small", "/middling"])
 def test_an_answer_arrives_as_it_was(path: str) -> None:
-    with serving(2 * LARGE) as http:
+    with serve(2 * LARGE) as http:
         answer = http.get(path)
     assert answer.content == (b"small" if path == "/small" else bytes(100_000 if path == "/middling" else LARGE))
 
@@ -91,7 +79,7 @@ def test_an_answer_arrives_as_it_was(path: str) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("path", ["/large", "/stream"])
 def test_a_reader_that_takes_nothing_is_cut_off(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(2 * LARGE) as http, ExitStack() as stack:
+    with serve(2 * LARGE) as http, ExitStack() as stack:
         connection = asking(http, stack, path)
         time.sleep(1.5)
         assert len(rest(connection)) < LARGE / 2, "only what was in the pipes"
@@ -102,7 +90,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(path: str, caplog: pytest.LogCap
 @pytest.mark.usefixtures("impatient")
 def test_short_answers_that_nobody_reads_are_cut_off() -> None:
     """Each fits the pipes, all of them do not."""
-    with serving(2 * LARGE) as http, connected(http) as connection:
+    with serve(2 * LARGE) as http, connected(http) as connection:
         connection.sendall(head("GET", "/middling") * 300)
         time.sleep(1.5)
         assert len(rest(connection)) < 300 * 100_000 / 2
@@ -112,7 +100,7 @@ def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "FIRST_SECONDS", 1.0)
     monkeypatch.setattr(answers, "BYTES_PER_SECOND", 4 * MIB)
     received, began = 0, time.monotonic()
-    with serving(2 * LARGE) as http, connected(http) as connection:
+    with serve(2 * LARGE) as http, connected(http) as connection:
         connection.sendall(head("GET", "/large", "Connection: close"))
         while chunk := connection.recv(MIB):
             received += len(chunk)
@@ -123,7 +111,7 @@ def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unread_answers_fill_no_more_than_their_share() -> None:
     """Sixty slow readers of 24 MiB used to take 1.9 GiB, since uvicorn buffered each answer as a whole."""
-    with serving(4 * LARGE) as http, ExitStack() as stack:
+    with serve(4 * LARGE) as http, ExitStack() as stack:
         for _ in range(2):
             asking(http, stack, "/large", "greedy")
         busy = http.get("/large", headers={"X-Token": "greedy"})
@@ -135,7 +123,7 @@ def test_unread_answers_fill_no_more_than_their_share() -> None:
 
 
 def test_a_flood_of_answers_of_which_each_has_room_is_cut_off() -> None:
-    with serving(MIB) as http, ExitStack() as stack:
+    with serve(MIB) as http, ExitStack() as stack:
         unread = [asking(http, stack, "/large-unasked", token) for token in ("greedy", "modest")]
         assert all(len(rest(connection)) < answers.PIECE_BYTES for connection in unread)
         assert http.get("/small").content == b"small"
@@ -143,7 +131,7 @@ def test_a_flood_of_answers_of_which_each_has_room_is_cut_off() -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_who_is_cut_off_holds_nothing_any_more() -> None:
-    with serving(2 * LARGE) as http, ExitStack() as stack:
+    with serve(2 * LARGE) as http, ExitStack() as stack:
         asking(http, stack, "/large")
         assert http.get("/large").status_code == 429
         time.sleep(1.5)
