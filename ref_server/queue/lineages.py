@@ -98,6 +98,8 @@ def expire(tx: Transaction, seq: int, why: Count) -> None:
 def expire_if_useless(tx: Transaction, seq: int) -> None:
     """To be called when a batch is ready again: its run may have ended meanwhile."""
     run, lineage = tx.one("SELECT run, lineage FROM batches WHERE seq = ?", seq)
+    # An end under way is waited for, or waits and sees the batch: else the batch would wait for ever.
+    tx.execute(f"SELECT 1 FROM runs WHERE run = ? {tx.db.lock}", run)
     if why := useless(tx, run, lineage):
         expire(tx, seq, why)
 

@@ -180,6 +180,22 @@ def test_an_upload_that_meets_the_end_of_its_run_expires(
     assert state(servers[0], "a") is State.EXPIRED
 
 
+def test_what_is_given_back_while_its_run_ends_expires(backend: PostgresBackend, servers: list[PostgresQueue]) -> None:
+    """Another transaction holds the second batch, so that the release stops after the first, which is ready then."""
+    ready(servers[0], "a", "b")
+    keys = [held for _ in range(2) if (held := lease(servers[0], run="run"))]
+    with psycopg.connect(backend.url) as other, ThreadPoolExecutor(2) as pool:
+        other.execute("SELECT 1 FROM tandem.batches WHERE id = 'b' FOR UPDATE")
+        released = pool.submit(servers[0].release, keys)
+        until(lambda: _waiting_for_locks(backend) == 1)
+        finished = pool.submit(servers[1].finish, "run", "")
+        until(lambda: finished.done() or _waiting_for_locks(backend) == 2)
+        other.commit()
+        assert released.result(timeout=60) == [Outcome.OK, Outcome.OK]
+        finished.result(timeout=60)
+    assert [state(servers[0], id) for id in "ab"] == [State.EXPIRED, State.EXPIRED]
+
+
 def test_those_who_settle_the_same_batches_in_other_orders_do_not_block_each_other(
     servers: list[PostgresQueue],
 ) -> None:
