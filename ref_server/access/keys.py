@@ -51,6 +51,12 @@ class Holder:
     name: str
     run: str | None = None
 
+    def require(self, wanted: Role) -> None:
+        """Raises Denied for a role that does not include the wanted one."""
+        if self.role < wanted:
+            message = f"this needs a token of role {wanted.name.lower()}; yours is of role {self.role.name.lower()}"
+            raise Denied(message, "Authorization")
+
     def only(self, run: str | None) -> str | None:
         """The run that a request is about; where it names none, the token's own. Raises Denied for another's."""
         if self.run is not None and run not in (None, self.run):
@@ -81,19 +87,6 @@ class Keys:
             return found[0]
         what = "this token is not known here" if authorization else "a token is required: Authorization: Bearer TOKEN"
         raise Unauthenticated(what, "Authorization")
-
-    def admit(self, authorization: str | None, wanted: Role) -> Holder | None:
-        """Whose token it is; None if no token is required.
-
-        Raises Unauthenticated, or Denied if the token is known but its role is insufficient.
-        """
-        if not self or wanted is Role.OPEN:
-            return None
-        holder = self.holder(authorization)
-        if holder.role < wanted:
-            message = f"this needs a token of role {wanted.name.lower()}; yours is of role {holder.role.name.lower()}"
-            raise Denied(message, "Authorization")
-        return holder
 
     def __or__(self, other: Self) -> "Keys":
         return Keys({**self.holders, **other.holders})

@@ -87,12 +87,16 @@ class Guard:
         """Notes the role, and who holds what the request takes: its token, or its peer where none is required."""
         legacy = self._config.legacy_insecure and scope["path"] in _LEGACY_PATHS
         wanted = Role.OPEN if legacy and _comes_from_this_machine(scope, headers) else required.role
-        holder = self._config.keys.admit(headers.get("authorization"), wanted)
-        if holder is None:
+        open_to_all = not self._config.keys or wanted is Role.OPEN
+        if open_to_all:
             holder = Holder(Role.OPEN, peer((scope.get("client") or ("",))[0]))
+        else:
+            holder = self._config.keys.holder(headers.get("authorization"))
         state = scope["state"]
         state["role"] = holder.role.name.lower() if holder.role else None
         state["asker"], state["holder"] = holder, holder.name
+        if not open_to_all:
+            holder.require(wanted)
         if holder.run is not None and not required.confines:
             raise Denied(f"this token is for run {holder.run!r} alone, and this route is for all runs", "Authorization")
 
