@@ -32,7 +32,7 @@ class QueueWatch:
         """Reads the queue, at most every _EVERY_SECONDS. It does not retry: without an answer the last counts stay."""
         if time.monotonic() < self._not_before:
             return
-        queue = self._client.glance()
+        queue = self._client.glance(self._run)
         if queue is not None:
             states = batches_by_state(queue, self._run)
             self.depth = {state: states[state] for state in _STATES}

@@ -133,7 +133,7 @@ class RolloutWorker:
             bound = self._load_newest().max_waiting
             delivery.check()  # what can never be delivered would be waited for without end
             here = outbox.waiting  # counted before the server's, so that one on its way is counted
-            states = batches_by_state(self._client.queue(), self._config.run)
+            states = batches_by_state(self._client.queue(self._config.run), self._config.run)
             waiting = here + sum(states[state] for state in (State.QUEUED, State.SCORING, State.READY))
             seconds = time.monotonic() - began
             if waiting < bound:

@@ -120,7 +120,7 @@ def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) 
     check_reference(reference, config.loss, config.model)
     check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
     check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
-    queue = client.queue()
+    queue = client.queue(config.run)
     check_room(queue, config.groups_per_step)
     return reference, queue
 

@@ -81,12 +81,12 @@ class AsyncRefServerClient(Connection):
     async def model(self) -> ModelInfo:
         return await self._send(requests.model())
 
-    async def queue(self) -> QueueView:
-        return await self._send(requests.queue())
+    async def queue(self, run: str | None = None) -> QueueView:
+        return await self._send(requests.queue(run))
 
-    async def glance(self) -> QueueView | None:
+    async def glance(self, run: str | None = None) -> QueueView | None:
         try:
-            return await self._send_once(requests.glance())
+            return await self._send_once(requests.glance(run))
         except ClientError:
             return None
 

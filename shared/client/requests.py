@@ -103,12 +103,12 @@ def model() -> Request[ModelInfo]:
     return Request("GET", "/v1/model", _as(ModelInfo))
 
 
-def queue() -> Request[QueueView]:
-    return Request("GET", "/v1/queue", _as(QueueView))
+def queue(run: str | None) -> Request[QueueView]:
+    return Request("GET", "/v1/queue", _as(QueueView), params={} if run is None else {"run": run})
 
 
-def glance() -> Request[QueueView]:
-    return replace(queue(), read_seconds=_GLANCE_SECONDS)
+def glance(run: str | None) -> Request[QueueView]:
+    return replace(queue(run), read_seconds=_GLANCE_SECONDS)
 
 
 def upload(batch: RolloutBatch | bytes) -> Request[Uploaded]:

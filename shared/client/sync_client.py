@@ -86,14 +86,17 @@ class RefServerClient(Connection):
         """The reference model, and what a policy trained against it must match."""
         return self._send(requests.model())
 
-    def queue(self) -> QueueView:
-        """Counts and bytes by run and state, limits, and the scorer's throughput."""
-        return self._send(requests.queue())
+    def queue(self, run: str | None = None) -> QueueView:
+        """Counts and bytes by run and state, limits, and the scorer's throughput. run: tell of this one alone.
 
-    def glance(self) -> QueueView | None:
+        Without one it tells of the first thousand.
+        """
+        return self._send(requests.queue(run))
+
+    def glance(self, run: str | None = None) -> QueueView | None:
         """Like `queue`, but tries once; None without an answer within a second. For displays, which must not wait."""
         try:
-            return self._send_once(requests.glance())
+            return self._send_once(requests.glance(run))
         except ClientError:
             return None
 

@@ -76,5 +76,5 @@ class Server:
         with self.admitted:
             assert self.admitted.wait_for(lambda: len(self.bodies) >= count, timeout=60)
 
-    def queue(self) -> QueueView:
+    def queue(self, run: str) -> QueueView:
         return queue_of(ready=len(self.bodies))

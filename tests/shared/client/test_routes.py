@@ -93,6 +93,8 @@ def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:
     assert (leased.id, leased.deliveries, leased.rollout.group.tokens) == (batch.id, 1, batch.group.tokens)
     assert client.extend([leased], 60, started=True) == {batch.id: Outcome.OK}
     assert client.queue().runs[run][State.LEASED].batches == 1
+    assert list(client.queue(run).runs) == [run] and list(client.glance(run).runs) == [run]
+    assert client.queue("another").runs == {}
     assert client.ack([leased], "step-8") == {batch.id: Outcome.OK}
     assert client.ack([leased]) == {batch.id: Outcome.ALREADY}
     stranger = Leased(leased.batch, batch.id, "another token", 1)
