@@ -15,7 +15,7 @@ from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.draining_server import DrainingServer
 from ref_server.http.listening import CannotListen, listening, uvicorn_config
-from ref_server.queue.interface import StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
 from ref_server.service.service import Service

@@ -7,10 +7,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
-from ref_server.queue.postgres import PostgresQueue
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.postgres import whole as postgres
+from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.sqlite import whole as sqlite
+from ref_server.queue.sqlite.store import SqliteQueue
 from ref_server.queue.transaction import Database
-from ref_server.queue.whole_stores import filling_postgres, filling_sqlite, reading_postgres, reading_sqlite
 
 _FILE = "queue.sqlite"
 
@@ -29,12 +30,12 @@ def open_queue(config: ServeConfig) -> Queue:
 
 def reading(store: str, data_dir: Path) -> AbstractContextManager[Database]:
     """All that the store holds at one moment. Raises StorageBroken."""
-    return reading_sqlite(data_dir / _FILE) if store == "sqlite" else reading_postgres(store)
+    return sqlite.reading(data_dir / _FILE) if store == "sqlite" else postgres.reading(store)
 
 
 def filling(store: str, data_dir: Path) -> AbstractContextManager[tuple[Database, float]]:
     """One transaction that fills the store, and the time on the clock of its leases. Raises StorageBroken."""
-    return filling_sqlite(data_dir / _FILE) if store == "sqlite" else filling_postgres(store)
+    return sqlite.filling(data_dir / _FILE) if store == "sqlite" else postgres.filling(store)
 
 
 def describe_store(config: ServeConfig) -> str:

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from ref_server.access.keys import Denied
 from ref_server.http.problem import Problem, denied, no_room, run_taken
-from ref_server.queue.interface import (
+from ref_server.queue.errors import (
     ContentConflict,
     EpochAhead,
     QueueFull,

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from ref_server.access.keys import Denied, Unauthenticated
-from ref_server.queue.interface import QueueFull, RunTaken
+from ref_server.queue.errors import QueueFull, RunTaken
 from shared.api import Error, ErrorDetail
 
 # Delay each 429 that a client without patience would meet again: some ignore Retry-After.

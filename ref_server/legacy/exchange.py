@@ -8,7 +8,8 @@ from uuid6 import uuid7
 from ref_server.legacy.frame import MalformedUpload
 from ref_server.legacy.payload import scored_frame, write_payload
 from ref_server.legacy.upload import LegacyUpload, read_upload
-from ref_server.queue.interface import StorageBroken, StorageFull, Upload
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.records import Upload
 from ref_server.scoring.reference import TooLarge
 from ref_server.service.service import Service
 from shared.api import LEGACY_RUN

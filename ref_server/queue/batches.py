@@ -4,7 +4,8 @@ from contextlib import suppress
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import freshness, leasing, lineages, references, stored
-from ref_server.queue.interface import Claim, ContentConflict, NoRoom, QueueFull, Upload, WrongState
+from ref_server.queue.errors import ContentConflict, NoRoom, QueueFull, WrongState
+from ref_server.queue.records import Claim, Upload
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
 from shared.api import State, Uploaded

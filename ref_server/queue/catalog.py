@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from ref_server.queue.batches import WAITING
-from ref_server.queue.interface import Stats
+from ref_server.queue.records import Stats
 from ref_server.queue.transaction import Transaction
 from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
 

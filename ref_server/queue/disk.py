@@ -4,7 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ref_server.queue.interface import DiskSpace, NoUnusedRoom, StorageFull
+from ref_server.queue.errors import NoUnusedRoom, StorageFull
+from ref_server.queue.records import DiskSpace
 
 _MIB = 2**20
 # By default this much stays free, or a twentieth of a small disk.

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.errors import EpochAhead
 from ref_server.queue.indexes import WAITING
-from ref_server.queue.interface import EpochAhead
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 

@@ -6,14 +6,13 @@ batch return once the change survives a power cut. The queue knows no HTTP and n
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ref_server.metrics.activity import Activity
+from ref_server.queue.records import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
 from shared.api import (
     BatchDetails,
     BatchPage,
-    Depth,
     Key,
     LeaseBody,
     ListOrder,
@@ -23,156 +22,6 @@ from shared.api import (
     State,
     Uploaded,
 )
-
-# A lease comes without a longer payload: it is read once there is room to send it.
-LARGE_BYTES = 2**20
-
-
-class QueueFull(Exception):
-    """No room for another batch: upload again after `retry_after` seconds."""
-
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class NoRoom(QueueFull):
-    """The run's share of the queue is used up, so hardly any batch of the run is admitted."""
-
-    def __init__(self, message: str, run: str, retry_after: float = 1.0) -> None:
-        super().__init__(message, retry_after)
-        self.run = run
-
-
-class TooManyInFlight(QueueFull):
-    """Too many batches are leased and not yet settled: ack or release some."""
-
-
-class ContentConflict(Exception):
-    """The id is already known, with different content."""
-
-
-class EpochAhead(Exception):
-    """The batch's epoch is further ahead than its lineage's trainer can be, so nobody would ever lease it."""
-
-
-class WrongState(Exception):
-    """The batch is not in a state that allows this."""
-
-
-class Superseded(Exception):
-    """A newer incarnation of the consumer has taken over; this one gets no more leases."""
-
-
-class RunTaken(Exception):
-    """Another lineage holds the run. It is present for `retry_after` seconds more, unless it is heard again."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class StorageFull(Exception):
-    """The disk is full. The operation changed nothing."""
-
-
-class NoUnusedRoom(StorageFull):
-    """The disk is full, but room within the store's own file would do."""
-
-
-class StorageBroken(Exception):
-    """The store cannot be read or written."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A checked batch to admit. content_hash: 32 bytes. completions: G. to_score: False makes it ready at once.
-
-    lineage: empty for clients that name none.
-    """
-
-    id: str
-    content_hash: bytes
-    run: str
-    epoch: int
-    policy_version: int
-    prompt_tokens: int
-    completion_tokens: int
-    completions: int
-    body: bytes
-    to_score: bool = True
-    lineage: str = ""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A batch handed to the scorer. attempts: failed scorings so far. interruptions: servers that ended scoring it."""
-
-    id: str
-    body: bytes
-    attempts: int
-    interruptions: int
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The exclusive right to one batch, proved by its token. deliveries: those counted before, plus one.
-
-    size: of the payload, in bytes. body: the payload; None if it is longer than LARGE_BYTES: `payload` reads it then.
-    """
-
-    id: str
-    token: str
-    lease_seconds: float
-    deliveries: int
-    size: int
-    body: bytes | None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The batches that a lease request may get: those of a lineage up to an epoch, or of any run."""
-
-    run: str | None
-    lineage: str = ""
-    epoch: int | None = None
-
-    @staticmethod
-    def by(request: LeaseBody) -> "Wanted":
-        return Wanted(request.run, request.own_lineage, request.epoch)
-
-
-@dataclass(frozen=True)
-class Stats:
-    """runs: each run's depth by state, empty states left out. oldest_age: age in seconds of the oldest waiting batch.
-
-    waiting_batches, waiting_bytes: the totals that count against `max_batches` and `max_bytes`.
-    """
-
-    runs: dict[str, dict[State, Depth]]
-    oldest_age: float | None
-    waiting_batches: int
-    waiting_bytes: int
-
-
-@dataclass(frozen=True)
-class WantedReference:
-    """The weights that all servers of a queue are to score with. snapshot: None for those of `--model`.
-
-    base: fingerprint of the `--model` whose weights they replace.
-    """
-
-    snapshot: str | None
-    version: int
-    base: str
-
-
-@dataclass(frozen=True)
-class DiskSpace:
-    """Bytes of a disk: those that are free, and those that uploads leave free."""
-
-    free: int
-    floor: int
 
 
 class Queue(Protocol):

@@ -2,8 +2,9 @@
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import batches, leasing
+from ref_server.queue.errors import QueueFull
 from ref_server.queue.indexes import WAITING
-from ref_server.queue.interface import QueueFull, Upload
+from ref_server.queue.records import Upload
 from ref_server.queue.transaction import Transaction
 from shared.api import Order, State
 

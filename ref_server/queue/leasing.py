@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
 from ref_server.queue import lineages, ready
+from ref_server.queue.errors import Superseded, TooManyInFlight
 from ref_server.queue.freshness import expire_useless
-from ref_server.queue.interface import LARGE_BYTES, Lease, Superseded, TooManyInFlight, Wanted
+from ref_server.queue.records import LARGE_BYTES, Lease, Wanted
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import Key, LeaseBody, Order, Outcome, State

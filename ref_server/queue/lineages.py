@@ -8,8 +8,8 @@ leased last. It is present for a while after each sign of life, and until then n
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.errors import RunTaken
 from ref_server.queue.indexes import WAITING
-from ref_server.queue.interface import RunTaken
 from ref_server.queue.transaction import Transaction
 from shared.api import LeaseBody, State
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from ref_server.queue import lineages
-from ref_server.queue.interface import Wanted
+from ref_server.queue.records import Wanted
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LEGACY_RUN

@@ -1,6 +1,6 @@
 """SQL operations on the reference that the servers of a queue are to score with."""
 
-from ref_server.queue.interface import WantedReference
+from ref_server.queue.records import WantedReference
 from ref_server.queue.transaction import Transaction
 
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, purge, ready, references, stored
-from ref_server.queue.interface import Claim, DiskSpace, Lease, NoUnusedRoom, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.errors import NoUnusedRoom
+from ref_server.queue.records import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import (
     BatchDetails,

@@ -1,8 +1,8 @@
 """The room for stored payloads: those of settled batches go when newer ones need it, the longest settled first."""
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.errors import NoRoom, QueueFull
 from ref_server.queue.indexes import KEPT
-from ref_server.queue.interface import NoRoom, QueueFull
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
 

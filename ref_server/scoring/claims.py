@@ -10,7 +10,9 @@ from typing import TypeVar
 import structlog
 
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.interface import Claim, Queue, StorageBroken, StorageFull, WrongState
+from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Claim
 from ref_server.scoring.payloads import Payload, read_payload
 from ref_server.scoring.reference import Scores
 from shared.batch import TokenGroup

@@ -7,7 +7,7 @@ import numpy as np
 
 from ref_server.metrics.activity import Count
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.interface import Stats
+from ref_server.queue.records import Stats
 from ref_server.scoring.reference import Reference
 from shared.api import Depth, LimitsView, PromptView, QueueView, RowView, ScoringView, State, TokensView
 from shared.batch import RolloutBatch, ScoredBatch

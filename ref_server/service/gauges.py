@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from ref_server.queue.interface import DiskSpace, Stats
+from ref_server.queue.records import DiskSpace, Stats
 from shared.api import Depth, LimitsView, ModelInfo, State
 
 # Clients name the runs, so there can be any number. At most this many get their own label.

@@ -5,7 +5,8 @@ import asyncio
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from ref_server.queue.interface import Queue, StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
 
 log = structlog.get_logger()
 

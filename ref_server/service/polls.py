@@ -11,7 +11,9 @@ from operator import attrgetter
 from anyio import CapacityLimiter, to_thread
 
 from ref_server.access.shares import Shares
-from ref_server.queue.interface import Queue, StorageBroken, StorageFull, Wanted
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Wanted
 from ref_server.scoring.reference import Busy
 
 # While requests wait, the store is looked at this often, in seconds: leases expire, and other servers share it.

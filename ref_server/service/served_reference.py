@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import structlog
 
-from ref_server.queue.interface import Queue, StorageBroken, StorageFull, WantedReference
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import WantedReference
 from ref_server.scoring.reference import (
     BadSnapshotName,
     NoModel,

@@ -7,7 +7,9 @@ import numpy as np
 
 from ref_server.access.keys import ANYBODY, Holder
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull, Upload
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Stats, Upload
 from ref_server.scoring.reference import NotReady, Reference
 from ref_server.service.descriptions import Runs, describe_queue, describe_tokens, token_texts
 from ref_server.service.housekeeping import keep_tidy

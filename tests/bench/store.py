@@ -10,10 +10,11 @@ import apsw
 from uuid6 import uuid7
 
 from ref_server.queue import batches
-from ref_server.queue.interface import Queue, Upload
-from ref_server.queue.postgres import PostgresQueue
+from ref_server.queue.interface import Queue
+from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.records import Upload
 from ref_server.queue.sql import SqlQueue
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody
 from tests.bench import measure
 from tests.bench.clients import Clients, Template

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ref_server.__main__ import main
-from ref_server.queue.interface import Claim
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.records import Claim
+from ref_server.queue.sqlite.store import SqliteQueue
 from ref_server.scoring import frozen_model
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward

@@ -9,7 +9,7 @@ from ref_server.cli.queue.archive_options import ArchiveOptions
 from ref_server.cli.stores import reading
 from ref_server.cli.terminal import print_error, progress_bar
 from ref_server.queue import archive
-from ref_server.queue.interface import StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.transaction import Database
 from shared.settings import load_settings
 

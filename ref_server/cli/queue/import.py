@@ -6,7 +6,7 @@ from ref_server.cli.stores import filling
 from ref_server.cli.terminal import print_error, progress_bar
 from ref_server.queue import archive
 from ref_server.queue.archive import BadArchive
-from ref_server.queue.interface import StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
 from shared.settings import load_settings
 
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.http.gate.bodies import replay
 from ref_server.http.problem import DELAY_SECONDS, no_room
-from ref_server.queue.interface import NoRoom
+from ref_server.queue.errors import NoRoom
 from shared import wire
 
 # While the queue is full, this many uploads a second probe whether it still is, and this many at the same time.

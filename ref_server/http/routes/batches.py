@@ -16,7 +16,7 @@ from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
 from ref_server.http.threads import BodyThreads
-from ref_server.queue.interface import NoRoom, StorageBroken
+from ref_server.queue.errors import NoRoom, StorageBroken
 from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
 from shared import wire

@@ -15,7 +15,8 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
 from ref_server.http.problem import DELAY_SECONDS, Problem, no_room_to_answer
 from ref_server.http.routes.documents import SAFETENSORS, errors
-from ref_server.queue.interface import Lease, TooManyInFlight, Wanted
+from ref_server.queue.errors import TooManyInFlight
+from ref_server.queue.records import Lease, Wanted
 from ref_server.service.polls import Poll
 from ref_server.service.service import Service
 from shared import wire

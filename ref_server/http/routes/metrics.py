@@ -18,7 +18,9 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
 from ref_server.http.shared_call import SharedCall
 from ref_server.metrics.traffic import Traffic
-from ref_server.queue.interface import DiskSpace, Queue, Stats, StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import DiskSpace, Stats
 from ref_server.service import gauges
 from ref_server.service.service import Service
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch
 from tests.ref_server.processes import running

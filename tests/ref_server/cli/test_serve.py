@@ -19,7 +19,7 @@ import torch
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.__main__ import main
 from ref_server.cli.serve import run as serve
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import save_model

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ref_server.queue.interface import Queue, StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup

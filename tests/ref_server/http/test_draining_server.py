@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
 from shared.api import BatchSummary, State
 from shared.batch import RolloutBatch

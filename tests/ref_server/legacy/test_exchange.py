@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import Claim, StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.records import Claim
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, TokenGroup

@@ -12,8 +12,8 @@ import pytest
 
 from ref_server.config import QueueConfig
 from ref_server.queue.interface import Queue
-from ref_server.queue.postgres import PostgresQueue
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LimitsView
 from tests.postgresql import Postgres, PostgresMissing, postgres
 

@@ -7,17 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from ref_server.queue.interface import (
+from ref_server.queue.errors import (
     ContentConflict,
     EpochAhead,
     QueueFull,
     RunTaken,
     Superseded,
     TooManyInFlight,
-    Upload,
-    Wanted,
     WrongState,
 )
+from ref_server.queue.records import Upload, Wanted
 from shared.api import Depth, Key, LeaseBody, LimitsView, Order, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock
 

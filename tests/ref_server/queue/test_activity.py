@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import Lease, Queue, QueueFull, Superseded, Upload
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.errors import QueueFull, Superseded
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Lease, Upload
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
 

@@ -13,9 +13,12 @@ import pytest
 
 from ref_server.queue import archive
 from ref_server.queue.archive import BadArchive
-from ref_server.queue.interface import Queue, StorageBroken, Upload, WantedReference
+from ref_server.queue.errors import StorageBroken
+from ref_server.queue.interface import Queue
+from ref_server.queue.postgres import whole as postgres
+from ref_server.queue.records import Upload, WantedReference
+from ref_server.queue.sqlite import whole as sqlite
 from ref_server.queue.transaction import Database
-from ref_server.queue.whole_stores import filling_postgres, filling_sqlite, reading_postgres, reading_sqlite
 from shared.api import Key, LeaseBody, Outcome, State
 from tests.ref_server.queue.backends import (
     BACKEND_NAMES,
@@ -49,11 +52,11 @@ def opened(backend: Backend) -> Any:
 @contextmanager
 def reading(backend: Backend) -> Iterator[Database]:
     if isinstance(backend, PostgresBackend):
-        with reading_postgres(backend.url) as db:
+        with postgres.reading(backend.url) as db:
             yield db
     else:
         assert isinstance(backend, SqliteBackend)
-        with reading_sqlite(backend.path) as db:
+        with sqlite.reading(backend.path) as db:
             yield db
 
 
@@ -66,10 +69,10 @@ def exported(backend: Backend) -> bytes:
 
 def imported(backend: Backend, file: bytes) -> int:
     if isinstance(backend, PostgresBackend):
-        filling = filling_postgres(backend.url)
+        filling = postgres.filling(backend.url)
     else:
         assert isinstance(backend, SqliteBackend)
-        filling = filling_sqlite(backend.path)
+        filling = sqlite.filling(backend.path)
     with filling as (db, now):
         assert archive.is_empty(db)
         return archive.read(db, io.BytesIO(file), now, lambda size: None)

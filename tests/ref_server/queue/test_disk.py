@@ -9,8 +9,9 @@ import pytest
 
 from ref_server.config import ServeConfig
 from ref_server.queue.disk import Disk
-from ref_server.queue.interface import StorageFull, Upload
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.errors import StorageFull
+from ref_server.queue.records import Upload
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody, Outcome, State
 from tests.chaos.filesystem import NeedsRoot, SmallDisk, small_disk
 from tests.ref_server.queue.backends import make_limits

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import Queue, QueueFull, RunTaken, Wanted
+from ref_server.queue.errors import QueueFull, RunTaken
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Wanted
 from shared.api import LEGACY_RUN, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import ask, drain, key, lease, make_ready, reason, state, upload

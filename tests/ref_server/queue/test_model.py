@@ -17,17 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ref_server.queue.interface import (
-    ContentConflict,
-    EpochAhead,
-    NoRoom,
-    QueueFull,
-    RunTaken,
-    Superseded,
-    Upload,
-    Wanted,
-    WrongState,
-)
+from ref_server.queue.errors import ContentConflict, EpochAhead, NoRoom, QueueFull, RunTaken, Superseded, WrongState
+from ref_server.queue.records import Upload, Wanted
 from shared.api import BatchSummary, Key, LeaseBody, Order, PurgeableState, PurgeBody, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue

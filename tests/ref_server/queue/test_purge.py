@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
+from ref_server.queue.errors import WrongState
 from ref_server.queue.housekeeping import SLICE
-from ref_server.queue.interface import Queue, Upload, WrongState
+from ref_server.queue.interface import Queue
 from ref_server.queue.purge import LOOKED_AT
+from ref_server.queue.records import Upload
 from ref_server.queue.stored import BYTES_AT_ONCE
 from shared.api import Depth, Key, LeaseBody, Outcome, PurgeBody, Purged, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits

@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
-from ref_server.queue.interface import (
+from ref_server.queue.errors import (
     ContentConflict,
     EpochAhead,
-    Lease,
-    Queue,
     QueueFull,
     StorageBroken,
     Superseded,
     TooManyInFlight,
-    Upload,
-    Wanted,
     WrongState,
 )
+from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Lease, Upload, Wanted
 from ref_server.queue.sql import WAITING_SECONDS
 from ref_server.queue.transaction import KEPT_EVENTS
 from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.queue.interface import Queue, WantedReference
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import WantedReference
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import upload
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ref_server.metrics.activity import Count
-from ref_server.queue.interface import Lease, NoRoom, Queue, QueueFull, Upload, WrongState
+from ref_server.queue.errors import NoRoom, QueueFull, WrongState
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Lease, Upload
 from shared.api import Key, LeaseBody, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
 

@@ -11,16 +11,18 @@ import apsw
 import psycopg
 import pytest
 
-from ref_server.queue.interface import Queue, StorageBroken, Upload
-from ref_server.queue.postgres import PostgresQueue
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.errors import StorageBroken
+from ref_server.queue.interface import Queue
+from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.records import Upload
+from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody, Outcome, State
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-SQLITE = sorted(HERE.glob("sqlite-schema-*.sql"))
-POSTGRES = sorted(HERE.glob("postgres-schema-*.sql"))
+SQLITE = sorted(HERE.glob("sqlite/schema-*.sql"))
+POSTGRES = sorted(HERE.glob("postgres/schema-*.sql"))
 # Two batches sampled before the checkpoint at version 5 that epoch 2 resumed from, or after it, and one that is done.
 _COLUMNS = (
     "id, content_hash, run, epoch, policy_version, prompt_tokens, completion_tokens, completions, payload_bytes, "
@@ -110,7 +112,7 @@ from itertools import count
 from pathlib import Path
 import apsw
 from ref_server.config import QueueConfig
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 
 old, copy = Path(sys.argv[1]), Path(sys.argv[2])
 for last in count(1):

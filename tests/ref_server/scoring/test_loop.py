@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from policy_trainer.demo.base_model import make_model
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Claim, Queue, StorageBroken, Upload
+from ref_server.queue.errors import StorageBroken
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Claim, Upload
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
 from ref_server.scoring.scorer import Scorer

@@ -16,7 +16,7 @@ from rich.console import Console
 from ref_server.cli.queue.tables import token_sheet
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Upload
+from ref_server.queue.records import Upload
 from ref_server.scoring.no_model import NoReference
 from ref_server.service.service import Service
 from shared import wire

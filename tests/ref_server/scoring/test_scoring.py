@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ref_server.queue.interface import Queue, StorageFull
+from ref_server.queue.errors import StorageFull
+from ref_server.queue.interface import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ref_server.queue.interface import StorageBroken, Wanted
+from ref_server.queue.errors import StorageBroken
+from ref_server.queue.records import Wanted
 from ref_server.scoring.reference import Busy
 from ref_server.service.polls import Polls
 

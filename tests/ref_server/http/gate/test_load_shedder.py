@@ -20,7 +20,7 @@ from ref_server.http.gate.load_shedder import (
     LoadShedder,
     LoadShedders,
 )
-from ref_server.queue.interface import NoRoom
+from ref_server.queue.errors import NoRoom
 from ref_server.scoring.no_model import NoReference
 from ref_server.service.service import Service
 from shared import wire

@@ -19,7 +19,8 @@ import structlog
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from ref_server.queue.interface import Queue, StorageBroken
+from ref_server.queue.errors import StorageBroken
+from ref_server.queue.interface import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch

@@ -9,7 +9,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ref_server.queue.interface import Queue, Stats, StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Stats
 from ref_server.service import gauges as metric_families
 from ref_server.service.service import Service
 from shared import wire

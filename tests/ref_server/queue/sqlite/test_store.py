@@ -14,14 +14,15 @@ import apsw
 import pytest
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue.interface import StorageBroken, StorageFull, Upload, WrongState
-from ref_server.queue.sqlite import SqliteQueue
-from ref_server.queue.sqlite_file import file_system
-from ref_server.queue.sqlite_writer import Writer
+from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
+from ref_server.queue.records import Upload
+from ref_server.queue.sqlite.file import file_system
+from ref_server.queue.sqlite.store import SqliteQueue
+from ref_server.queue.sqlite.writer import Writer
 from shared.api import Key, LeaseBody, Order, Outcome, State
 from tests.ref_server.queue.backends import make_limits
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LEASE_SECONDS = 10.0
 
 
@@ -162,7 +163,7 @@ OPEN_ONCE = """
 import sys
 from pathlib import Path
 from ref_server.config import QueueConfig
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue
 SqliteQueue(Path(sys.argv[1]), limits=QueueConfig().limits).close()
 """
 
@@ -239,8 +240,8 @@ PUT_UNTIL_KILLED = """
 import itertools, sys, threading
 from pathlib import Path
 from ref_server.config import QueueConfig
-from ref_server.queue.interface import Upload
-from ref_server.queue.sqlite import SqliteQueue
+from ref_server.queue.records import (Upload)
+from ref_server.queue.sqlite.store import SqliteQueue
 queue = SqliteQueue(Path(sys.argv[1]), limits=QueueConfig().limits)
 def put(name):
     for number in itertools.count():

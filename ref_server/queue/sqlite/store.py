@@ -1,4 +1,4 @@
-"""The embedded queue: one SQLite file, held by one process, written by one thread (`sqlite_writer.py`)."""
+"""The embedded queue: one SQLite file, held by one process, written by one thread (`writer.py`)."""
 
 import os
 import time
@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import apsw
 
 from ref_server.metrics.activity import Tally
-from ref_server.queue import batches, leasing, sqlite_file
+from ref_server.queue import batches, leasing
 from ref_server.queue.disk import Disk
-from ref_server.queue.interface import DiskSpace
+from ref_server.queue.records import DiskSpace
 from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
-from ref_server.queue.sqlite_writer import Writer, storage_error
+from ref_server.queue.sqlite import file
+from ref_server.queue.sqlite.writer import Writer, storage_error
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LimitsView
 
@@ -47,13 +48,13 @@ class SqliteQueue(SqlQueue):
         self._clock = clock
         self._wall = wall
         with ExitStack() as opened:
-            opened.enter_context(sqlite_file.hold(path))
+            opened.enter_context(file.hold(path))
             self._disk = Disk(path.parent, min_free)
             self._disk.give_way_if_full()
             try:
                 db = apsw.Connection(str(path))
                 opened.callback(db.close)
-                sqlite_file.prepare(db, path)
+                file.prepare(db, path)
             except apsw.Error as error:
                 raise storage_error(error) from error
             self._db = SqliteDatabase(db, self._disk)

@@ -1,10 +1,10 @@
-"""The tables of the queue on PostgreSQL, in their own schema. `sqlite_schema.py` explains the columns."""
+"""The tables of the queue on PostgreSQL, in their own schema. `sqlite/schema.py` explains the columns."""
 
 import psycopg
 
+from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import ADDED_INDEXES, INDEXES
-from ref_server.queue.interface import StorageBroken
-from ref_server.queue.postgres_upgrades import UPGRADES
+from ref_server.queue.postgres.upgrades import UPGRADES
 
 SCHEMA = "tandem"
 SCHEMA_VERSION = 4

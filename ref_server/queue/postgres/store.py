@@ -16,8 +16,10 @@ from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, U
 from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.metrics.activity import Tally
-from ref_server.queue import leasing, postgres_schema
-from ref_server.queue.interface import Claim, Lease, StorageBroken, StorageFull
+from ref_server.queue import leasing
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.postgres import schema
+from ref_server.queue.records import Claim, Lease
 from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LeaseBody, LimitsView, State
@@ -134,7 +136,7 @@ class PostgresQueue(SqlQueue):
         while not self._closing.wait(self._upkeep_seconds):
             try:
                 self._run(self._renew)
-                self._run(lambda tx: tx.execute(postgres_schema.ADD_UP))
+                self._run(lambda tx: tx.execute(schema.ADD_UP))
             except (StorageBroken, StorageFull) as error:
                 log.warning("the database cannot be used", error=str(error))
 
@@ -175,7 +177,7 @@ def _storable(value: Value) -> Value:
 def configure(db: psycopg.Connection) -> None:
     """What every connection to the queue needs."""
     # A cluster created without a locale stores texts as SQL_ASCII, which psycopg would return as bytes.
-    db.execute(f"SET client_encoding TO 'UTF8'; SET search_path TO {postgres_schema.SCHEMA}".encode())
+    db.execute(f"SET client_encoding TO 'UTF8'; SET search_path TO {schema.SCHEMA}".encode())
     # Every query has an index in its order. Until the tables are first analysed the planner does not know their
     # sizes, and would read and sort all rows to return a few.
     db.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off")
@@ -192,7 +194,7 @@ def _connect(url: str) -> ConnectionPool:
     try:
         with psycopg.connect(url, connect_timeout=int(_CONNECT_SECONDS)) as db:  # the pool's error lacks the reason
             configure(db)
-            postgres_schema.prepare(db)
+            schema.prepare(db)
         pool.open(wait=True, timeout=_CONNECT_SECONDS)
     except psycopg.Error as error:
         pool.close()

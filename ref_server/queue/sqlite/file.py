@@ -7,9 +7,9 @@ from typing import IO
 import apsw
 import psutil
 
+from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import ADDED_INDEXES
-from ref_server.queue.interface import StorageBroken
-from ref_server.queue.sqlite_schema import create_or_upgrade
+from ref_server.queue.sqlite.schema import create_or_upgrade
 
 # Network file systems: WAL mode's shared memory and locks do not work on them, or not reliably.
 _NETWORK = {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}

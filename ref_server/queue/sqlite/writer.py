@@ -20,7 +20,7 @@ import apsw
 import structlog
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue.interface import StorageBroken, StorageFull
+from ref_server.queue.errors import StorageBroken, StorageFull
 
 T = TypeVar("T")
 

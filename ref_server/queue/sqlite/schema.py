@@ -4,9 +4,9 @@ from pathlib import Path
 
 import apsw
 
+from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import INDEXES
-from ref_server.queue.interface import StorageBroken
-from ref_server.queue.sqlite_upgrades import UPGRADES
+from ref_server.queue.sqlite.upgrades import UPGRADES
 
 SCHEMA_VERSION = 5
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ref_server.queue.interface import Queue, QueueFull, StorageBroken, Upload, WrongState
-from ref_server.queue.postgres import PostgresQueue, database_time
+from ref_server.queue.errors import QueueFull, StorageBroken, WrongState
+from ref_server.queue.interface import Queue
+from ref_server.queue.postgres.store import PostgresQueue, database_time
+from ref_server.queue.records import Upload
 from shared.api import Key, LeaseBody, Outcome, State
 from tests.postgresql import Postgres, PostgresMissing, postgres
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
