@@ -4,7 +4,6 @@ import json
 import time
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 
 import structlog
 from uuid6 import uuid7
@@ -21,11 +20,12 @@ from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.rounds import Rounds, SampledGroup
-from policy_trainer.run_files.publish import Publication, latest, second_name
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from policy_trainer.tasks.registry import make_task
+from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.publication import Publication, PublishedWeights
 from shared import wire
 from shared.api import State
 from shared.batch import RolloutBatch
@@ -54,12 +54,12 @@ class AnotherTraining(Exception):
 class Waiting:
     """Called while a worker waits: logs long waits, and raises RunFinished once the run is finished."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: PublishedWeights) -> None:
         self._weights = weights
         self._patience = Patience()
 
     def __call__(self, reason: str, seconds: float) -> None:
-        publication = latest(self._weights)
+        publication = self._weights.newest()
         if publication and publication.finished:
             raise RunFinished
         if self._patience.is_over(seconds):
@@ -77,6 +77,7 @@ class RolloutWorker:
         judge: Judge,
         task: Task,
         client: RefServerClient,
+        weights: PublishedWeights,
         wait: Waiting,
     ) -> None:
         self._config = config
@@ -85,7 +86,7 @@ class RolloutWorker:
         self._task = task
         self._client = client
         self._wait = wait
-        self._weights = RunDirectory(config.run_dir).weights
+        self._weights = weights
         self._loaded: Publication | None = None
         self._lineage: str | None = None
         self._blocked = 0.0
@@ -162,25 +163,27 @@ class RolloutWorker:
     def _load_newest(self) -> Publication:
         """Loads the newest published weights into the sampler, unless they are loaded; waits until there are any."""
         started = time.monotonic()
-        while (publication := latest(self._weights)) is None:
-            self._wait(f"the trainer has not published weights in {self._weights} yet", time.monotonic() - started)
+        while (publication := self._weights.newest()) is None:
+            where = self._weights.describe()
+            self._wait(f"the trainer has not published weights in {where} yet", time.monotonic() - started)
             time.sleep(_WEIGHTS_SECONDS)
         if publication.finished:
             raise RunFinished
         if publication.run != self._config.run:
-            raise UserError(f"run: {self._weights} holds weights of run {publication.run!r}, not {self._config.run!r}")
+            where = self._weights.describe()
+            raise UserError(f"run: {where} holds weights of run {publication.run!r}, not {self._config.run!r}")
         if self._lineage not in (None, publication.lineage):
             raise AnotherTraining
         if publication != self._loaded:
             try:
                 reader = f"{self._config.worker}-of-{self._config.workers}"
-                with second_name(self._weights / publication.file, reader) as weights:
-                    self._sampler.load(weights)
+                with self._weights.reading(publication, reader) as model:
+                    self._sampler.load(model)
             except OSError:
                 time.sleep(_WEIGHTS_SECONDS)  # somebody may be deleting the directory
-                if latest(self._weights) == publication:
+                if self._weights.newest() == publication:
                     raise
-                return self._load_newest()  # the file was replaced and removed while we were reading it
+                return self._load_newest()  # it was replaced and removed while we were reading it
             self._loaded = publication
         return publication
 
@@ -218,7 +221,7 @@ def run_worker(config: RolloutConfig) -> None:
     """Loads the model, checks that the server's reference matches it, and works until the run is finished."""
     use_threads(config.threads)
     log.info("device", device=describe_device(config.device))
-    weights = RunDirectory(config.run_dir).weights
+    weights = WeightsDirectory(RunDirectory(config.run_dir).weights)
     wait = Waiting(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
@@ -235,6 +238,7 @@ def run_worker(config: RolloutConfig) -> None:
             judge,
             task,
             client,
+            weights,
             wait,
         )
         worker.run()

@@ -28,8 +28,8 @@ class HFSampler:
         self._tokenizer = tokenizer
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
 
-    def load(self, weights: Path) -> None:
-        load_weights(self._model, weights)
+    def load(self, model: Path) -> None:
+        load_weights(self._model, model)
 
     @torch.inference_mode()
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
@@ -68,9 +68,21 @@ class HFSampler:
         return ended
 
 
-def load_weights(model: PreTrainedModel, file: Path) -> None:
-    """Copies published weights into a model of the same architecture. Raises RuntimeError when they do not fit."""
-    safetensors.torch.load_model(model, str(file), device=str(model.device))
+def load_weights(model: PreTrainedModel, directory: Path) -> None:
+    """Copies the weights of a model directory into a model of the same architecture.
+
+    Raises RuntimeError when they do not fit, OSError when they cannot be read.
+    """
+    saved: dict[str, Tensor] = {}
+    for file in directory.glob("*.safetensors"):
+        saved |= safetensors.torch.load_file(file, device=str(model.device))
+    own = model.state_dict()
+    if not saved.keys() <= own.keys():  # transformers saves some architectures in another layout than it computes in
+        saved = type(model).from_pretrained(directory, dtype=model.dtype).state_dict()
+    model.load_state_dict(saved, strict=False)
+    filled = {own[name].data_ptr() for name in saved}  # tied weights are saved under one of their names
+    if missing := [name for name, tensor in own.items() if tensor.data_ptr() not in filled]:
+        raise RuntimeError(f"{directory} has no weights for {', '.join(missing[:3])}")
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def sampling_params(
 
 
 class Sampler(Protocol):
-    def load(self, weights: Path) -> None:
-        """Loads published weights."""
+    def load(self, model: Path) -> None:
+        """Loads the published weights in a Hugging Face model directory. Raises OSError if it cannot be read."""
         ...
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:

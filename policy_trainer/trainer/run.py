@@ -15,12 +15,12 @@ from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
-from policy_trainer.run_files.publish import latest
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.epochs import steps_of_epochs
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.trainer.parts import RunFiles
+from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import use_threads
 
 
@@ -95,13 +95,13 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
         truncate_metrics(directory.samples, state.step)
-    return RunFiles(directory, checkpoints, checkpoint, state, lineage)
+    return RunFiles(directory, checkpoints, checkpoint, state, WeightsDirectory(directory.weights), lineage)
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:
     """The state to resume from. A new epoch invalidates batches that were sampled after the checkpoint."""
     state = read_state(checkpoint) if checkpoint else TrainState()
-    published = latest(directory.weights)
+    published = WeightsDirectory(directory.weights).newest()
     if checkpoint or published:
         state.epoch = max(state.epoch, published.epoch if published else 0) + 1
     return state

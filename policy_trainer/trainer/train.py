@@ -16,11 +16,11 @@ from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import batch_metrics, next_index
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.atomic_files import whole_directory
-from policy_trainer.run_files.publish import Publication, publish
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
+from policy_trainer.weights.publication import Publication
 from shared import wire
 from shared.client import Leased
 from shared.models import save_model
@@ -128,8 +128,9 @@ class Trainer:
             finished=finished,
             lineage=self._files.lineage,
         )
-        with self._stopwatch("publish"), write_failures(self._files.directory.weights):
-            publish(self._policy.learner.model, self._files.directory.weights, publication)
+        weights, policy = self._files.weights, self._policy
+        with self._stopwatch("publish"), write_failures(weights.describe()):
+            weights.publish(policy.learner.model, policy.tokenizer, publication)
 
     def _evaluate(self) -> bool:
         """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.

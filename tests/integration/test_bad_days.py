@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.run_files.publish import latest
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import load_model
 from tests.integration.processes import Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
@@ -79,7 +79,7 @@ def test_sigterm_after_the_end_does_not_fail_the_run(random_model, tmp_path, sta
     trainer = start(train(random_model, server, run_dir, *QUICK, "--max-steps", "3"))
 
     def is_finished() -> bool:
-        publication = latest(RunDirectory(run_dir).weights)
+        publication = WeightsDirectory(RunDirectory(run_dir).weights).newest()
         return publication is not None and publication.finished
 
     until(is_finished, "the end to be published", trainer)

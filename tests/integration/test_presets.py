@@ -15,9 +15,9 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.presets import PRESETS
 from policy_trainer.rollout.worker import run_worker
-from policy_trainer.run_files.publish import latest
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
+from policy_trainer.weights.directory import WeightsDirectory
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.ports import free_port
 
@@ -104,7 +104,7 @@ def assert_trained(run_dir: Path, model: Path) -> None:
 
 def sample(config: RolloutConfig) -> None:
     # Once the trainer has its model: transformers loads one at a time in a process.
-    until(lambda: latest(config.run_dir / "weights"), "the trainer to publish")
+    until(lambda: WeightsDirectory(config.run_dir / "weights").newest(), "the trainer to publish")
     run_worker(config)
 
 

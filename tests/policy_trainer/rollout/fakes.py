@@ -38,7 +38,7 @@ class Scripted:
         self.mixed = mixed
         self.seeds: list[int] = []
 
-    def load(self, weights: Path) -> None:
+    def load(self, model: Path) -> None:
         raise AssertionError
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:

@@ -16,6 +16,7 @@ from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
 from policy_trainer.run_files.atomic_files import write_json
+from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
 from shared.batch import RolloutBatch
 from shared.client import RefServerError
@@ -45,8 +46,10 @@ class Counted(Scripted):
 
     most = 99
 
-    def load(self, weights: Path) -> None:
-        self.weights = weights.name
+    weights = b""
+
+    def load(self, model: Path) -> None:
+        self.weights = (model / "model.safetensors").read_bytes()
 
     def sample(self, prompts: Any, params: Any, seed: int) -> Any:
         assert len(self.seeds) < self.most, "a round was sampled for which there was no room"
@@ -72,7 +75,8 @@ def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, s
         config = RolloutConfig(model="m", run="ours", run_dir=tmp_path, sampling=sampling)
         task, client, wait = Counting(), server, Waits(enough)
         encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
-        RolloutWorker(config, sampler, encoder, judge, task, client, wait).run()  # type: ignore[arg-type]
+        weights = WeightsDirectory(tmp_path / "weights")
+        RolloutWorker(config, sampler, encoder, judge, task, client, weights, wait).run()  # type: ignore[arg-type]
 
     return run
 
@@ -82,6 +86,8 @@ def publish(tmp_path: Path) -> Callable[..., None]:
     def write(**fields: Any) -> None:
         (tmp_path / "weights").mkdir(exist_ok=True)
         whole = {"run": "ours", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": ROUND, "lineage": "one"}
+        (tmp_path / "weights" / "0001-00000002").mkdir()
+        (tmp_path / "weights" / "0001-00000002" / "model.safetensors").write_bytes(b"weights")
         write_json(tmp_path / "weights" / "latest.json", whole | fields)
 
     return write
@@ -126,7 +132,7 @@ def test_a_batch_says_which_weights_sampled_it(
         assert (batch.run, batch.lineage, batch.epoch, batch.policy_version) == ("ours", "one", 1, 2)
     assert [json.loads(batch.sample or "")["index"] for batch in batches] == [7, 8, 9]
     assert [batch.rewards.tolist() for batch in batches] == [[1, 0]] * ROUND
-    assert sampler.weights == "0001-00000002.safetensors"
+    assert sampler.weights == b"weights"
 
 
 def test_an_upload_that_cannot_succeed_ends_the_wait(
@@ -157,15 +163,11 @@ def test_weights_that_the_publisher_removes_meanwhile_are_read_to_their_end(
 ) -> None:
     """On a network file system the worker would die if they lost their name."""
     publish()
-    weights = tmp_path / "weights" / "0001-00000002.safetensors"
-    weights.write_bytes(b"weights")
     read: list[bytes] = []
 
-    published = weights
-
-    def load(weights: Path) -> None:
-        published.unlink()
-        read.append(weights.read_bytes())
+    def load(model: Path) -> None:
+        shutil.rmtree(tmp_path / "weights" / "0001-00000002")
+        read.append((model / "model.safetensors").read_bytes())
 
     sampler.load = load
     with pytest.raises(Enough):

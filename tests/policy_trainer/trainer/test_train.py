@@ -28,6 +28,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.train import Trainer
+from policy_trainer.weights.directory import WeightsDirectory
 from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward
@@ -149,7 +150,13 @@ def make_trainer(
         )
         trainer = Trainer(
             config,
-            RunFiles(directory, Checkpoints(directory.checkpoints, keep=2), None, TrainState()),
+            RunFiles(
+                directory,
+                Checkpoints(directory.checkpoints, keep=2),
+                None,
+                TrainState(),
+                WeightsDirectory(directory.weights),
+            ),
             policy,
             BatchSource(cast(Any, feed), ledger, cast(Any, Nothing()), cast(Any, Nothing())),
             FixedReference(),
@@ -219,7 +226,7 @@ def test_weights_that_cannot_be_published_end_the_run(make_trainer: Any, monkeyp
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("policy_trainer.run_files.publish.safetensors.torch.save_model", full)
+    monkeypatch.setattr("policy_trainer.weights.directory.save_model", full)
     trainer, _, directory, _ = make_trainer()
     with pytest.raises(RunFailed, match=rf"{directory.weights} cannot be written: No space left.*--resume"):
         trainer.run()

@@ -1,0 +1,92 @@
+"""Published weights in a directory that trainer and workers share.
+
+Each version is a directory of its own; `latest.json` is replaced in one rename, so that a reader sees the old version
+or the new one, never half of one.
+"""
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.run_files.atomic_files import write_json
+from policy_trainer.weights.publication import Publication
+from shared.models import save_model
+
+# Two: a worker may still be reading the version before the newest.
+KEPT = 2
+_LATEST = "latest.json"
+
+
+class WeightsDirectory:
+    """The `PublishedWeights` in a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def publish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, publication: Publication) -> None:
+        """Writes the version, then points latest.json at it, then removes old ones."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        for leftover in self._root.glob(".tmp-*"):  # left by a killed trainer
+            shutil.rmtree(leftover)
+        temporary, version = self._root / f".tmp-{publication.name}", self._root / publication.name
+        if not version.exists():  # at the end of a run only latest.json changes
+            save_model(model, tokenizer, temporary)
+            temporary.rename(version)
+        write_json(self._root / _LATEST, {"directory": publication.name, **asdict(publication)})
+        for old in sorted(self._root.glob("[0-9]*-[0-9]*"))[:-KEPT]:
+            shutil.rmtree(old.rename(temporary))  # it is there whole or not at all
+
+    def newest(self) -> Publication | None:
+        try:
+            fields = json.loads(_read_newest(self._root / _LATEST))
+        except FileNotFoundError:
+            return None
+        fields.pop("directory", None)  # for samplers of other makers
+        return Publication(**fields)
+
+    @contextmanager
+    def reading(self, publication: Publication, reader: str) -> Iterator[Path]:
+        """Reads by second names, which the publisher does not remove.
+
+        On a network file system whoever reads a file without a name gets an error, or dies (SIGBUS): its pages are
+        gone. Where there are no such links the version's own names have to do.
+        """
+        version, link = self._root / publication.name, self._root / f".read-by-{reader}"
+        shutil.rmtree(link, ignore_errors=True)  # left by a killed reader
+        try:
+            yield version if not _link_files(version, link) else link
+        finally:
+            shutil.rmtree(link, ignore_errors=True)
+
+    def describe(self) -> str:
+        return str(self._root)
+
+
+def _link_files(version: Path, link: Path) -> bool:
+    """Whether the files of a directory have second names in `link` now. Raises FileNotFoundError if it is gone."""
+    names = [file.name for file in version.iterdir()]
+    try:
+        link.mkdir()
+        for name in names:
+            (link / name).hardlink_to(version / name)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _read_newest(path: Path) -> str:
+    """The text of a file that others replace. On NFS one that is replaced while it is read is stale."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return path.read_text()

@@ -1,0 +1,54 @@
+"""What is published, and the protocol of the places where trainer and workers meet."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The published weights of a run.
+
+    epoch: of the run. version: training steps done. next_index: the problem at which a new worker begins. max_waiting:
+    groups of the run that may wait in the server; at this number workers pause, to limit staleness. finished: the run
+    is over, and workers exit. lineage: which training of the run's name this is.
+    """
+
+    run: str
+    epoch: int
+    version: int
+    next_index: int
+    max_waiting: int
+    finished: bool = False
+    lineage: str = ""
+
+    @property
+    def name(self) -> str:
+        """Sorts by age."""
+        return f"{self.epoch:04d}-{self.version:08d}"
+
+
+class PublishedWeights(Protocol):
+    """A place for published weights. Each version is a Hugging Face model directory, with its tokenizer."""
+
+    def publish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, publication: Publication) -> None:
+        """Readers see all of it afterwards, and nothing of it before."""
+        ...
+
+    def newest(self) -> Publication | None:
+        """None before the first."""
+        ...
+
+    def reading(self, publication: Publication, reader: str) -> AbstractContextManager[Path]:
+        """The model directory, which stays whole while the block reads it. reader: names who reads.
+
+        Raises OSError if it is gone: a newer one has taken its place.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Where it is, for messages."""
+        ...
