@@ -10,7 +10,7 @@ from ref_server.access.keys import Denied, Unauthenticated
 from ref_server.queue.errors import QueueFull, RunTaken
 from shared.api import Error, ErrorDetail
 
-# Delay each 429 that a client without patience would meet again: some ignore Retry-After.
+# Each 429 is delayed by this much at least: some clients ignore Retry-After.
 DELAY_SECONDS = 1.0
 
 

@@ -13,8 +13,8 @@ from tests.load.samples import watched
 
 HONEST = 4
 TOKENS = 100
-# Of the honest clients' undisturbed rate. An attack costs time of the cores that the honest clients use, too.
-LEFT_SHARE = 0.1
+# Of the honest clients' undisturbed rate.
+LEFT_SHARE = 0.8
 MEMORY_MIB = 1536
 _ALONE_SHARE = 0.5  # duration without the attack, as a share of that with it
 _REST_SECONDS = 15.0  # after the attack, before the memory is measured again
@@ -101,6 +101,9 @@ def _figures(alone: dict[str, Played], together: dict[str, Played]) -> list[Figu
         Figure("answers to honest clients", str(dict(sorted(tally.answers.items())))),
         Figure("readiness p50 / p99 / max", milliseconds(ready.seconds.get("readyz", ()))),
         Figure("readiness refused or unanswered", f"{unready} of {ready.answers.total()}", "0", unready == 0),
+        Figure(
+            "CPU share of honest clients / attackers", f"{together['honest'].cpu:.0%} / {together['attack'].cpu:.0%}"
+        ),
         *(Figure(f"attackers: {kind}", str(count)) for kind, count in sorted(together["attack"].seen.items())),
     ]
 

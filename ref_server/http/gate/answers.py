@@ -1,15 +1,19 @@
 """Sends answers within limits of time and memory."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ref_server.access.shares import Shares
 from ref_server.http.gate.bodies import BYTES_PER_SECOND, FIRST_SECONDS
+from ref_server.http.problem import DELAY_SECONDS
 
 # uvicorn buffers a whole message, and waits for the client only between two.
 PIECE_BYTES = 64 * 1024
+# Of one client so many refusals a second at most: each costs as much time as a small request that is served.
+REFUSALS_PER_SECOND = 20
 
 
 class Answers:
@@ -17,17 +21,19 @@ class Answers:
     the bytes of long answers in memory; of these `most` a client may hold as much as is free.
 
     Its state has `room`: a route asks it before it reads what would make a long answer, and refuses if there is none.
+    That refusal is delayed, the longer the more of them the client waits for.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._shares = Shares(most)
+        self._refused: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(scope, receive, send, self._shares)
+        answer = _Answer(scope, receive, send, self._shares, self._refused)
         scope["state"]["room"] = answer.room
         try:
             await self._app(scope, receive, answer.send)
@@ -38,11 +44,14 @@ class Answers:
 class _Answer:
     """Only the time that the client lets the server wait counts, so that an answer may take as long as it will."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, shares: Shares) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, shares: Shares, refused: Counter[str]) -> None:
+        """refused: how many refusals each client waits for."""
         self._state = scope["state"]
         self._receive = receive
         self._send = send
         self._shares = shares
+        self._refused = refused
+        self._has_room = True
         self._held = 0
         self._sent = 0
         self._waited = 0.0
@@ -53,6 +62,7 @@ class _Answer:
         more = max(0, size - self._held)
         given = not more or self._shares.take(self._state["holder"], more)
         self._held += more * given
+        self._has_room = given
         return given
 
     def end(self) -> None:
@@ -63,9 +73,21 @@ class _Answer:
         size = len(message.get("body", b""))
         if size > PIECE_BYTES and not self.room(size):
             await self._abort("busy")  # a flood of middling answers; routes of larger ones have asked before
+        elif not self._has_room and message["type"] == "http.response.start":
+            await self._delay()
         for piece in _pieces(message):
             if not self._cut_off:
                 await self._send_in_time(piece)
+
+    async def _delay(self) -> None:
+        client = self._state["holder"]
+        self._refused[client] += 1
+        try:
+            await asyncio.sleep(DELAY_SECONDS + self._refused[client] / REFUSALS_PER_SECOND)
+        finally:
+            self._refused.subtract([client])
+            if not self._refused[client]:
+                del self._refused[client]
 
     async def _send_in_time(self, piece: Message) -> None:
         clock = asyncio.get_running_loop().time

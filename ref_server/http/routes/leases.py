@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from ref_server.access.keys import Holder, Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
-from ref_server.http.problem import DELAY_SECONDS, Problem, no_room_to_answer
+from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.queue.errors import TooManyInFlight
 from ref_server.queue.records import Lease, Wanted
@@ -161,7 +161,6 @@ async def _try(
 async def _body(service: Service, got: Lease, request: Request) -> bytes:
     """The leased payload. Raises Problem 429 if there is no room to send it; the client may repeat its request_id."""
     if not request.state.room(got.size):
-        await asyncio.sleep(DELAY_SECONDS)
         raise no_room_to_answer()
     body = got.body if got.body is not None else await run_in_threadpool(service.queue.payload, got.id)
     if body is None:

@@ -1,8 +1,10 @@
 """Answers that nobody reads, or only slowly, over real sockets."""
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -15,7 +17,7 @@ from ref_server.config import ServeConfig
 from ref_server.http.gate import answers
 from ref_server.http.gate.answers import Answers
 from ref_server.http.listening import uvicorn_config
-from ref_server.http.problem import no_room_to_answer
+from ref_server.http.problem import DELAY_SECONDS, no_room_to_answer
 from tests.ref_server.serving import listen, serving
 from tests.ref_server.sockets import connected, head, rest
 
@@ -120,6 +122,30 @@ def test_unread_answers_fill_no_more_than_their_share() -> None:
         assert http.get("/small", headers={"X-Token": "greedy"}).status_code == 200
         assert http.get("/middling", headers={"X-Token": "modest"}).status_code == 200
         assert http.get("/large", headers={"X-Token": "modest"}).status_code == 200
+
+
+def test_the_more_refusals_a_client_waits_for_the_longer_each_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """180 slow readers took a third of the others' rate by asking again and again."""
+    sleep, delays = asyncio.sleep, []
+
+    async def until_all_wait(seconds: float) -> None:
+        if seconds < DELAY_SECONDS:
+            return await sleep(seconds)
+        delays.append(seconds)
+        while len(delays) < 4:
+            await sleep(0.01)
+
+    monkeypatch.setattr(asyncio, "sleep", until_all_wait)
+    with serve(5 * LARGE) as http, ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        for holder in ("greedy", "greedy", "modest"):
+            asking(http, stack, "/large", holder)
+
+        def refused(holder: str) -> int:
+            return http.get("/large", headers={"X-Token": holder}).status_code
+
+        assert list(pool.map(refused, ["greedy"] * 3 + ["modest"])) == [429] * 4
+    turn = 1 / answers.REFUSALS_PER_SECOND
+    assert sorted(delays) == pytest.approx([DELAY_SECONDS + number * turn for number in (1, 1, 2, 3)])
 
 
 def test_a_flood_of_answers_of_which_each_has_room_is_cut_off() -> None:
