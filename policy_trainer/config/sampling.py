@@ -34,5 +34,8 @@ class SamplingConfig(Section):
     stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = Field(default=[])
     """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
 
+    max_logp_difference: float = Field(default=1.0, gt=0)
+    """After each update of its weights a worker compares its log-probs of a few tokens with the trainer's. It stops
+    where they differ by more than this many nats on average: it does not sample from the policy that is trained."""
     max_resamples: int = Field(default=0, ge=0)
     """Dynamic sampling: replace a group whose rewards are all equal by another problem's, at most this many times."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
+from policy_trainer.data.probe import Probe, probe_tokens
 from policy_trainer.learner.groups import Batch, make_group, rollout_of, trains
 from policy_trainer.learner.micro_batches import MicroBatch, cut, micro_batches, split_evenly, totals
 from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
@@ -148,6 +149,14 @@ class Learner:
                 total += _sum(k3(torch.tensor(batch.ref_logps, device=logps.device) - logps))
                 count += len(logps)
         return total / max(count, 1)
+
+    @torch.no_grad()
+    def probe(self, batches: Sequence[Batch]) -> Probe:
+        """The current log-probs of a few tokens of these batches: of the one with the shortest prompt."""
+        shortest = min((rollout_of(batch).group for batch in batches), key=lambda group: len(group.prompt_ids))
+        group = probe_tokens(shortest)
+        logps = self._forward([group], [1.0])
+        return Probe(group.prompt_ids.tolist(), [ids.tolist() for ids in group.completions()], logps.tolist())
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time.

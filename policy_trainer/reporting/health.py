@@ -116,6 +116,11 @@ _BANDS = (
         "loss.importance_sampling_correction = tis with loss.old_logps = recomputed",
     ),
     _Band(
+        "probe_logp_difference", 0, 0.1, "at most 0.1 nats",
+        "workers do not have the weights that were published, or compute otherwise than the trainer: look at the "
+        "engine's precision and attention, and restart the workers",
+    ),
+    _Band(
         "staleness", 0, 16, "at most 16 steps",
         "lower publish_every or max_waiting, set max_lag, or set order = freshest",
     ),

@@ -86,6 +86,7 @@ def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:
         **_rewards(rollouts),
         **_completions(rollouts),
         **_costs(rollouts, samples),
+        **_probes(samples),
         "staleness": float(np.mean(lags)),
         "staleness_max": max(lags),
         "reference_version_min": min(references, default=None),
@@ -145,6 +146,16 @@ def _costs(rollouts: Sequence[RolloutBatch], samples: Sequence[Metrics]) -> Metr
         "sampler_waiting_share": waiting / max(seconds + waiting, 1e-9),
         "sampler_tokens_per_second": sampled / seconds if seconds else math.nan,
         **{field.name: total(field.name) for field in fields(WastedSamples)},
+    }
+
+
+def _probes(samples: Sequence[Metrics]) -> Metrics:
+    """How far the samplers' log-probs were from the learner's after their latest update; None where none compared."""
+    means = [sample["probe_logp_difference"] for sample in samples if "probe_logp_difference" in sample]
+    largest = [sample["probe_logp_difference_max"] for sample in samples if "probe_logp_difference_max" in sample]
+    return {
+        "probe_logp_difference": float(np.mean(means)) if means else None,
+        "probe_logp_difference_max": max(largest, default=None),
     }
 
 

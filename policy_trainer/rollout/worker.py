@@ -16,6 +16,7 @@ from policy_trainer.lifecycle.waits import Patience
 from policy_trainer.queue_client.matching import check_models_match
 from policy_trainer.queue_client.server import batches_by_state, connect
 from policy_trainer.rewards.judging import Judge
+from policy_trainer.rollout.comparison import compare
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
@@ -90,6 +91,7 @@ class RolloutWorker:
         self._loaded: Publication | None = None
         self._lineage: str | None = None
         self._blocked = 0.0
+        self._difference: dict[str, float] = {}
         self._params = sampling_params(config.sampling)
 
     def run(self) -> None:
@@ -147,15 +149,16 @@ class RolloutWorker:
         began = time.monotonic()
         blocked = delivery.blocked_seconds
         sampled = self._rounds.next(outbox.draw)
-        cost = {
+        about = {
             "worker": self._config.worker,
             "sampling_seconds": (time.monotonic() - began) / len(sampled.groups),
             "judging_seconds": sampled.judging_seconds / len(sampled.groups),
             "waiting_seconds": (waited + self._blocked) / len(sampled.groups),
+            **self._difference,
         }
         wasted = asdict(sampled.wasted)
         for group in sampled.groups:
-            sample = json.dumps({**group.about, **cost, **wasted})
+            sample = json.dumps({**group.about, **about, **wasted})
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
             wasted = {}  # only the round's first batch carries the counts
         self._blocked = delivery.blocked_seconds - blocked
@@ -185,6 +188,7 @@ class RolloutWorker:
                     raise
                 return self._load_newest()  # it was replaced and removed while we were reading it
             self._loaded = publication
+            self._difference = compare(self._sampler, publication, self._config.sampling.max_logp_difference)
         return publication
 
     def _batch(self, publication: Publication, group: SampledGroup, sample: str) -> RolloutBatch:

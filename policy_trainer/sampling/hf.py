@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from policy_trainer.sampling.next_token import sample_tokens
 from policy_trainer.sampling.prefill import prefill
 from policy_trainer.sampling.repetition import make_repetition
 from policy_trainer.sampling.sampler import SamplingParams
+from shared.batch import TokenGroup
+from shared.logprobs import LogprobForward, choose_forward
 from shared.models import eos_token_ids
 
 
@@ -30,6 +34,14 @@ class HFSampler:
 
     def load(self, model: Path) -> None:
         load_weights(self._model, model)
+
+    @torch.inference_mode()
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        return self._forward([group], [1.0]).cpu().numpy()
+
+    @cached_property
+    def _forward(self) -> LogprobForward:
+        return choose_forward(self._model)
 
     @torch.inference_mode()
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from policy_trainer.config import SamplingConfig
 from policy_trainer.data.completion import Completion
+from shared.batch import TokenGroup
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ def sampling_params(
 class Sampler(Protocol):
     def load(self, model: Path) -> None:
         """Loads the published weights in a Hugging Face model directory. Raises OSError if it cannot be read."""
+        ...
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        """(C,) float32 log-probs of a group's completion tokens under the loaded weights, at temperature 1."""
         ...
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:

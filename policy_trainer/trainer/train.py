@@ -58,6 +58,7 @@ class Trainer:
         self._stop = stop
         self._evaluated = evaluated
         self._noise_floor: float | None = None
+        self._trained: Sequence[Batch] = ()  # the latest step's
 
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. A checkpoint then includes all trained batches."""
@@ -81,6 +82,7 @@ class Trainer:
                 groups: list[Group] = []
                 with self._stopwatch("learn"):
                     stats = learner.step(batches, step=state.step, on_groups=groups.extend)
+                self._trained = batches
                 feed.trained(leased)
                 self._count(leased, stats)
                 self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
@@ -127,6 +129,7 @@ class Trainer:
             max_waiting=self._config.max_waiting or _WAITING_STEPS * self._config.groups_per_step,
             finished=finished,
             lineage=self._files.lineage,
+            probe=self._policy.learner.probe(self._trained) if self._trained and not finished else None,
         )
         weights, policy = self._files.weights, self._policy
         with self._stopwatch("publish"), write_failures(weights.describe()):

@@ -48,7 +48,7 @@ class WeightsDirectory:
         except FileNotFoundError:
             return None
         fields.pop("directory", None)  # for samplers of other makers
-        return Publication(**fields)
+        return Publication.parse(fields)
 
     @contextmanager
     def reading(self, publication: Publication, reader: str) -> Iterator[Path]:

@@ -3,9 +3,11 @@
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.data.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,8 @@ class Publication:
 
     epoch: of the run. version: training steps done. next_index: the problem at which a new worker begins. max_waiting:
     groups of the run that may wait in the server; at this number workers pause, to limit staleness. finished: the run
-    is over, and workers exit. lineage: which training of the run's name this is.
+    is over, and workers exit. lineage: which training of the run's name this is. probe: what the sampler compares its
+    log-probs with; None before the first step of a process.
     """
 
     run: str
@@ -24,6 +27,13 @@ class Publication:
     max_waiting: int
     finished: bool = False
     lineage: str = ""
+    probe: Probe | None = None
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any]) -> Self:
+        """From what `asdict` made of it."""
+        probe = fields.get("probe")
+        return cls(**{**fields, "probe": Probe(**probe) if probe else None})
 
     @property
     def name(self) -> str:

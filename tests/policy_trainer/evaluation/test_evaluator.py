@@ -22,6 +22,7 @@ from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.sampler import SamplingParams
+from shared.batch import TokenGroup
 from shared.errors import UserError
 
 
@@ -75,6 +76,9 @@ class Parrot:
         self.asked: list[tuple[int, int]] = []
 
     def load(self, weights: Path) -> None:
+        raise AssertionError
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
         raise AssertionError
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:

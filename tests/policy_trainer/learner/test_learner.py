@@ -450,6 +450,23 @@ class TestKl:
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class TestProbe:
+    """What a sampler's log-probs are compared with."""
+
+    def test_current_log_probs_of_the_beginnings(self, model: PreTrainedModel, make_scored: Make) -> None:
+        long, short = list(range(2, 42)), [[number, number + 1] for number in range(2, 7)]
+        batches = [
+            make_scored([3, 4, 5], [[9]], [1.0]),
+            make_scored([3, 4], [long, *short], [1.0] * 6, temperature=0.5),
+        ]
+        probe = learner(model).probe(batches)
+        assert (probe.prompt_ids, probe.completions) == ([3, 4], [long[:32], *short[:3]])
+        with torch.no_grad():
+            expected = PlainForward(model)([probe.group], [1.0]).numpy()
+        assert probe.difference(expected).largest < 1e-5
+        assert probe.difference(expected + np.eye(1, 38)[0]).mean == pytest.approx(1 / 38, rel=1e-3)
+
+
 class TestNoiseFloor:
     @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
     def test_is_the_kl_between_two_packings(

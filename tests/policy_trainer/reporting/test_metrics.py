@@ -149,6 +149,8 @@ def leased(make_scored: Any) -> list[Leased]:
                 {
                     "index": 4,
                     "sampling_seconds": 1.5,
+                    "probe_logp_difference": 0.25,
+                    "probe_logp_difference_max": 0.5,
                     "judging_seconds": 0.5,
                     "resampled_groups": 1,
                     "resampled_tokens": 5,
@@ -186,6 +188,8 @@ class TestBatchMetrics:
             "dropped_prompts": 2,
             "resampled_groups": 3,
             "resampled_tokens": 35,
+            "probe_logp_difference": 0.25,
+            "probe_logp_difference_max": 0.5,
             "staleness": 2.0,
             "staleness_max": 3,
             "reference_version_min": 3,

@@ -13,6 +13,7 @@ from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.api import QueueView, State, Uploaded
+from shared.batch import TokenGroup
 from tests.policy_trainer.queues import queue_of
 
 
@@ -39,6 +40,9 @@ class Scripted:
         self.seeds: list[int] = []
 
     def load(self, model: Path) -> None:
+        raise AssertionError
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
         raise AssertionError
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:

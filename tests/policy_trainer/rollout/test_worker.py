@@ -4,21 +4,24 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
+from policy_trainer.data.probe import Probe
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
 from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerError
 from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Counting, Scripted, Server
@@ -47,9 +50,14 @@ class Counted(Scripted):
     most = 99
 
     weights = b""
+    known: Sequence[float] = ()
 
     def load(self, model: Path) -> None:
         self.weights = (model / "model.safetensors").read_bytes()
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        assert (group.prompt_ids.tolist(), group.completion_ids.tolist()) == ([5], [6, 7])
+        return np.array(self.known, np.float32)
 
     def sample(self, prompts: Any, params: Any, seed: int) -> Any:
         assert len(self.seeds) < self.most, "a round was sampled for which there was no room"
@@ -133,6 +141,34 @@ def test_a_batch_says_which_weights_sampled_it(
     assert [json.loads(batch.sample or "")["index"] for batch in batches] == [7, 8, 9]
     assert [batch.rewards.tolist() for batch in batches] == [[1, 0]] * ROUND
     assert sampler.weights == b"weights"
+
+
+PROBE = Probe([5], [[6, 7]], [-1.0, -2.0])
+
+
+def test_after_an_update_its_log_probs_are_compared_with_the_trainers(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+) -> None:
+    server.open.set()
+    sampler.known = [-1.1, -2.3]
+    publish(probe=asdict(PROBE))
+    with pytest.raises(Enough):
+        work(lambda: len(server.bodies) == ROUND)
+    said = json.loads(rollout_of(server.bodies[0]).sample or "")
+    assert said["probe_logp_difference"] == pytest.approx(0.2)
+    assert said["probe_logp_difference_max"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("known", [[-1.0, -6.5], [float("nan"), -2.0]])
+def test_a_sampler_with_other_weights_than_the_published_stops(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted, known: list[float]
+) -> None:
+    """An engine may keep a copy of the old weights and say nothing: it would sample from another policy for days."""
+    sampler.known = known
+    publish(probe=asdict(PROBE))
+    with pytest.raises(UserError, match=r"max_logp_difference: after loading version 2 .* differ"):
+        work()
+    assert not server.bodies
 
 
 def test_an_upload_that_cannot_succeed_ends_the_wait(

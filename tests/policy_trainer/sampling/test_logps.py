@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from policy_trainer.data.completion import group_tokens
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PlainForward, choose_forward
+from shared.models import save_model
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
+
+SAMPLED = SamplingParams(4, 20, temperature=1.0)
 
 Make = Callable[..., Any]
 
@@ -34,6 +38,22 @@ class TestLogps:
             with torch.no_grad():
                 expected = forward([tokens for tokens, _, _ in packed], [temperature] * len(packed)).numpy()
             assert np.abs(captured - expected).max() < 2e-5
+
+    def test_of_given_tokens_are_those_of_the_loaded_weights(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    ) -> None:
+        tokens, _, _ = group_tokens(PROMPTS[0], HFSampler(model, tokenizer).sample(PROMPTS[:1], SAMPLED, seed=1)[0])
+        sampler = HFSampler(copy.deepcopy(model), tokenizer)
+        before = sampler.logps(tokens)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+            expected = PlainForward(model)([tokens], [1.0]).numpy()
+        save_model(model, tokenizer, tmp_path)
+        sampler.load(tmp_path)
+        after = sampler.logps(tokens)
+        assert after.dtype == np.float32 and after == pytest.approx(expected, abs=2e-5)
+        assert np.abs(before - expected).max() > 0.1
 
     def test_are_near_those_in_float64(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         groups = HFSampler(model, tokenizer).sample(PROMPTS, SamplingParams(8, 20, temperature=1.0), seed=2)

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from policy_trainer.data.probe import Probe
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import KEPT, WeightsDirectory
 from policy_trainer.weights.publication import Publication
@@ -81,6 +83,11 @@ class TestRoundTrip:
         publish(make_tiny(), tmp_path, publication(3, epoch=2, finished=True))
         found = WeightsDirectory(tmp_path).newest()
         assert found == Publication("test", 2, 3, next_index=30, max_waiting=12, finished=True)
+
+    def test_what_samplers_compare(self, tmp_path: Path, make_tiny: Make, publish: Publish) -> None:
+        published = replace(publication(3), probe=Probe([1, 2], [[3], [4, 5]], [-0.1, -0.2, -0.3]))
+        publish(make_tiny(), tmp_path, published)
+        assert WeightsDirectory(tmp_path).newest() == published
 
     def test_before_the_first(self, tmp_path: Path) -> None:
         assert WeightsDirectory(tmp_path).newest() is None
