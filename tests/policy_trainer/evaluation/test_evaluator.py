@@ -75,7 +75,7 @@ class Parrot:
         self.tokenizer = tokenizer
         self.asked: list[tuple[int, int]] = []
 
-    def load(self, weights: Path) -> None:
+    def load(self, model: Path) -> None:
         raise AssertionError
 
     def logps(self, group: TokenGroup) -> np.ndarray:
