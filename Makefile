@@ -81,7 +81,7 @@ load: $(TO_TEST)  ## slow and hostile clients, and ten times too much: LOADED=se
 soak: $(TO_TEST)  ## a mixed load for MINUTES=n: nothing may grow
 	$(BIN)/python -m tests.load soak --seconds $$(($(MINUTES) * 60))
 
-fuzz: $(TO_TEST)  ## N=n changed uploads for each decoder, SEED=n
+fuzz: $(TO_TEST)  ## N=n changed bodies for each decoder, SEED=n
 	$(BIN)/python -m tests.fuzz --inputs $(N) --seed $(SEED)
 
 clean:

@@ -194,7 +194,7 @@ def _insert(tx: Transaction, upload: Upload, state: State) -> int:
         not upload.to_score,
     )
     tx.execute("INSERT INTO payloads (seq, body) VALUES (?, ?)", seq, upload.body)
-    tx.note(seq, state)
+    tx.note([seq], state)
     return seq
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ref_server.queue.batches import WAITING
 from ref_server.queue.records import Stats
-from ref_server.queue.transaction import Transaction
+from ref_server.queue.transaction import Transaction, several
 from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
 
 # The columns are named like the record's fields.
@@ -32,7 +32,12 @@ def runs_of(tx: Transaction, ids: Sequence[str]) -> set[str]:
 
 
 def payload(tx: Transaction, id: str) -> bytes | None:
-    return tx.one("SELECT body FROM payloads JOIN batches USING (seq) WHERE id = ?", id)
+    return payloads(tx, [id]).get(id)
+
+
+def payloads(tx: Transaction, ids: Sequence[str]) -> dict[str, bytes]:
+    bodies = f"SELECT id, body FROM payloads JOIN batches USING (seq) WHERE id IN ({several('?', ids)})"
+    return dict(tx.rows(bodies, *ids))
 
 
 def page(

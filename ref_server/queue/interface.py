@@ -81,11 +81,13 @@ class Queue(Protocol):
         """
         ...
 
-    def lease(self, request: LeaseBody) -> Lease | None:
-        """Leases one ready batch; None if there is none. First expires what the request makes stale or abandoned.
+    def lease(self, request: LeaseBody) -> list[Lease]:
+        """Leases ready batches: up to request.count, or one; fewer where fewer are ready or may be in flight.
 
-        A request with a run makes it its lineage's: what other lineages of the run left waiting is abandoned.
-        Raises RunTaken while another lineage is present, Superseded, TooManyInFlight.
+        At most MAX_LEASE_BYTES of payload, unless one batch alone is more. First expires what the request makes stale
+        or abandoned. A request_id that leases are held under answers those instead. A request with a run makes it its
+        lineage's: what other lineages of the run left waiting is abandoned.
+        Raises RunTaken while another lineage is present, Superseded, TooManyInFlight if not one may be in flight.
         """
         ...
 
@@ -153,6 +155,10 @@ class Queue(Protocol):
 
     def payload(self, id: str) -> bytes | None:
         """The current body of a batch, scored once ready. None if the batch is unknown or its payload deleted."""
+        ...
+
+    def payloads(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """The current bodies of those of these batches that have one, by id."""
         ...
 
     def list(

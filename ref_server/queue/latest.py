@@ -1,7 +1,7 @@
 """SQL operations for runs without leases: deliver the freshest batch; when the queue is full, displace the oldest."""
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import batches, leasing
+from ref_server.queue import batches, ready
 from ref_server.queue.errors import QueueFull
 from ref_server.queue.indexes import WAITING
 from ref_server.queue.records import Upload
@@ -16,7 +16,7 @@ def any_ready(tx: Transaction, run: str) -> bool:
 def take(tx: Transaction, run: str) -> bytes | None:
     seq = tx.one(
         f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' "
-        f"ORDER BY {leasing.ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
+        f"ORDER BY {ready.ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
         run,
     )
     if seq is None:

@@ -1,27 +1,13 @@
 """SQL operations on leases: who holds which batch, until when, and what happens when a lease ends."""
 
 import hmac
-import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import lineages, ready
-from ref_server.queue.errors import Superseded, TooManyInFlight
-from ref_server.queue.freshness import expire_useless
-from ref_server.queue.records import LARGE_BYTES, Lease, Wanted
-from ref_server.queue.share import Share
+from ref_server.queue import lineages
 from ref_server.queue.transaction import Transaction, Value
-from shared.api import Key, LeaseBody, Order, Outcome, State
-
-# In every order, batches that came back from a lease come first.
-ORDERS = {
-    Order.FIFO: "returned DESC, seq",
-    Order.FRESHEST: "returned DESC, policy_version DESC, seq DESC",
-}
-
-# That an incarnation lives is written down at most this often.
-_SEEN_SECONDS = 60.0
+from shared.api import Key, Outcome, State
 
 
 class _Held(NamedTuple):
@@ -37,43 +23,12 @@ class _Held(NamedTuple):
 
 
 _HELD = f"SELECT {', '.join(_Held._fields)} FROM batches"
-_BODY = f"CASE WHEN payload_bytes <= {LARGE_BYTES} THEN body END"
-_LEASE = (
-    f"SELECT id, token, lease_seconds, deliveries + 1, payload_bytes, {_BODY} FROM batches JOIN payloads USING (seq)"
-)
 
 
 def grant_grace(tx: Transaction) -> None:
     """Restarts the time of every lease: its holder could not extend it while the queue was down."""
     tx.execute("UPDATE batches SET expires = ? + lease_seconds WHERE expires IS NOT NULL", tx.now)
     lineages.grant_grace(tx)
-
-
-def lease(tx: Transaction, request: LeaseBody) -> Lease | None:
-    tx.db.serialise(f"consumer {request.consumer}")  # the same request may arrive twice at once
-    lineages.enter(tx, request)
-    _supersede_older(tx, request)
-    lineages.abandon_others(tx, request)  # also what the leases that ended just now gave back
-    expire_useless(tx, request)
-    leased = _lease(tx, request)
-    lineages.hear(tx, request.run, request.own_lineage)
-    return leased
-
-
-def _lease(tx: Transaction, request: LeaseBody) -> Lease | None:
-    if repeated := _repeated(tx, request):
-        return repeated
-    _check_in_flight(tx, request.run)
-    seq = _first_ready(tx, request)
-    if seq is None:
-        return None
-    if request.run is None:  # which run it counts for is only known now
-        _check_in_flight(tx, tx.one("SELECT run FROM batches WHERE seq = ?", seq))
-    _grant(tx, seq, request)
-    tx.count(Count.LEASED)
-    if tx.one("SELECT returned FROM batches WHERE seq = ?", seq):
-        tx.count(Count.REDELIVERED)
-    return Lease(*tx.one(f"{_LEASE} WHERE seq = ?", seq))
 
 
 def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Outcome]:
@@ -132,87 +87,6 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
         _count_failed_delivery(tx, held, detail)
     else:
         _return_to_ready(tx, held, detail, held.deliveries)
-
-
-def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
-    """Ends the leases of a consumer's earlier incarnations at the first request of a new one.
-
-    Raises Superseded for an incarnation that is no longer the newest.
-    """
-    consumer, incarnation = request.consumer, request.incarnation
-    if incarnation is None:
-        return
-    newest = "SELECT incarnation, seen_at FROM incarnations WHERE consumer = ? ORDER BY number DESC LIMIT 1"
-    known, seen_at = tx.one(newest, consumer) or (None, 0.0)
-    if known == incarnation:
-        if seen_at <= tx.at - _SEEN_SECONDS:
-            seen = "UPDATE incarnations SET seen_at = ? WHERE consumer = ? AND incarnation = ?"
-            tx.execute(seen, tx.at, consumer, incarnation)
-        return
-    known = "SELECT 1 FROM incarnations WHERE consumer = ? AND incarnation = ?"
-    if tx.one(known, consumer, incarnation):
-        raise Superseded(f"a newer incarnation of consumer {consumer!r} has taken over from {incarnation!r}")
-    tx.execute(
-        "INSERT INTO incarnations (consumer, incarnation, seen_at) VALUES (?, ?, ?)", consumer, incarnation, tx.at
-    )
-    old = "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND incarnation IS DISTINCT FROM ?"
-    for (seq,) in tx.rows(f"{old} ORDER BY seq {tx.db.lock}", consumer, incarnation):
-        lose(tx, seq, "a new incarnation of the consumer took over")
-        tx.count(Count.LEASE_SUPERSEDED)
-
-
-def _repeated(tx: Transaction, request: LeaseBody) -> Lease | None:
-    """The lease that the same request_id was given before: its response may have been lost. None if there is none.
-
-    One statement reads all of it: between two, the lease may end, and the batch be leased to somebody else.
-    """
-    if request.request_id is None:
-        return None
-    repeated = f"{_LEASE} WHERE state = 'leased' AND consumer = ? AND request_id = ?"
-    row = tx.one(repeated, request.consumer, request.request_id)
-    return Lease(*row) if row else None
-
-
-def _check_in_flight(tx: Transaction, run: str | None) -> None:
-    """Raises TooManyInFlight when the leased, unsettled batches reach a limit, or the run's share of it."""
-    leased, of_run = tx.one(
-        """
-        SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
-               CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT)
-        FROM depths WHERE state = 'leased'
-        """,
-        run,
-    )
-    limits = tx.limits
-    if run is None:
-        if leased >= limits.max_in_flight:
-            most = limits.max_in_flight
-            raise TooManyInFlight(f"{leased} batches are leased and not settled; max_in_flight is {most}")
-        return
-    share = Share(run, of_run, leased, "batches", "are leased and not settled")
-    if why := share.refusal(1, limits.max_in_flight, "max_in_flight", limits.max_in_flight_per_run):
-        raise TooManyInFlight(why)
-
-
-def _first_ready(tx: Transaction, request: LeaseBody) -> int | None:
-    """seq of the first ready batch in the request's order. Each order has an index, so depth does not matter."""
-    where, values = ready.condition(Wanted.by(request))
-    order = f"ORDER BY {ORDERS[request.order]} LIMIT 1"
-    return tx.one(f"SELECT seq FROM batches WHERE {where} {order} {tx.db.skip_locked}", *values)
-
-
-def _grant(tx: Transaction, seq: int, request: LeaseBody) -> None:
-    tx.move(
-        seq,
-        State.LEASED,
-        f"to {request.consumer}",
-        token=secrets.token_urlsafe(24),
-        consumer=request.consumer,
-        incarnation=request.incarnation,
-        request_id=request.request_id,
-        lease_seconds=request.lease_seconds,
-        expires=tx.now + request.lease_seconds,
-    )
 
 
 def _apply_to_leases(

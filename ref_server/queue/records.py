@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from shared.api import Depth, LeaseBody, State
 
-# A lease comes without a longer payload: it is read once there is room to send it.
+# Leases come without payloads beyond this sum: those are read once there is room to send them.
 LARGE_BYTES = 2**20
+# One request leases no more payload than this, unless one batch alone is more: the answer is held in memory.
+MAX_LEASE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Claim:
 class Lease:
     """The exclusive right to one batch, proved by its token. deliveries: those counted before, plus one.
 
-    size: of the payload, in bytes. body: the payload; None if it is longer than LARGE_BYTES: `payload` reads it then.
+    size: of the payload, in bytes. body: the payload; None if it and those leased with it before are longer than
+    LARGE_BYTES: `payloads` reads it then.
     """
 
     id: str

@@ -11,7 +11,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ref_server.metrics.activity import Activity
-from ref_server.queue import batches, catalog, housekeeping, latest, leasing, lineages, purge, ready, references, stored
+from ref_server.queue import (
+    batches,
+    catalog,
+    grants,
+    housekeeping,
+    latest,
+    leasing,
+    lineages,
+    purge,
+    ready,
+    references,
+    stored,
+)
 from ref_server.queue.errors import NoUnusedRoom
 from ref_server.queue.records import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
 from ref_server.queue.transaction import Database, Transaction
@@ -87,8 +99,8 @@ class SqlQueue(ABC):
     def fail(self, id: str, error: str) -> State:
         return self._run(lambda tx: batches.fail(tx, id, error))
 
-    def lease(self, request: LeaseBody) -> Lease | None:
-        return self._run(lambda tx: leasing.lease(tx, request))
+    def lease(self, request: LeaseBody) -> list[Lease]:
+        return self._run(lambda tx: grants.lease(tx, request))
 
     def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
         return self._run(lambda tx: ready.look(tx, waiting, alive))
@@ -125,6 +137,9 @@ class SqlQueue(ABC):
 
     def payload(self, id: str) -> bytes | None:
         return self._run(lambda tx: catalog.payload(tx, id))
+
+    def payloads(self, ids: Sequence[str]) -> dict[str, bytes]:
+        return self._run(lambda tx: catalog.payloads(tx, ids))
 
     def list(
         self,

@@ -64,7 +64,7 @@ def drop_oldest(tx: Transaction, size: int) -> int:
             break
         tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
         tx.execute("UPDATE batches SET payload_bytes = 0 WHERE seq = ?", seq)
-        tx.note(seq, state, "its payload was dropped to make room")
+        tx.note([seq], state, "its payload was dropped to make room")
         tx.count(Count.PAYLOAD_DROPPED)
         dropped += payload_bytes
     return dropped

@@ -4,6 +4,7 @@ Each operation is written once, in SQL that SQLite and PostgreSQL share. The two
 provides.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,8 +59,8 @@ class Transaction:
         """When a claim made or renewed now expires, on the clock of `now`; None: never."""
         return None if self.claim_seconds is None else self.now + self.claim_seconds
 
-    def count(self, what: Count) -> None:
-        self.tally.counts[what] += 1
+    def count(self, what: Count, times: int = 1) -> None:
+        self.tally.counts[what] += times
 
     def execute(self, sql: str, *values: Value) -> None:
         self.db.rows(sql, values)
@@ -79,10 +80,13 @@ class Transaction:
             columns["settled_at"] = self.at
         assignments = ", ".join(f"{column} = ?" for column in columns)
         self.execute(f"UPDATE batches SET {assignments} WHERE seq = ?", *columns.values(), seq)
-        self.note(seq, state, detail)
+        self.note([seq], state, detail)
 
-    def note(self, seq: int, state: State, detail: str = "") -> None:
-        self.execute("INSERT INTO events (seq, at, state, detail) VALUES (?, ?, ?, ?)", seq, self.at, state, detail)
+    def note(self, seqs: Sequence[int], state: State, detail: str = "") -> None:
+        """Adds an event to the history of each batch. seqs: at least one."""
+        events = [value for seq in seqs for value in (seq, self.at, state, detail)]
+        rows = several("(?, ?, ?, ?)", seqs)
+        self.execute(f"INSERT INTO events (seq, at, state, detail) VALUES {rows}", *events)
 
     def shorten_history(self, seq: int) -> None:
         """Keeps the first and the newest events of a batch that comes and goes; those between are forgotten."""
@@ -94,3 +98,8 @@ class Transaction:
             seq,
             seq,
         )
+
+
+def several(placeholder: str, values: Sequence[object]) -> str:
+    """The placeholder once for each value, for a statement about all of them."""
+    return ", ".join([placeholder] * len(values))

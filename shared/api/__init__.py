@@ -22,7 +22,17 @@ from shared.api.batches import (
     Uploaded,
 )
 from shared.api.errors import Error, ErrorDetail
-from shared.api.leases import AckBody, ExtendBody, Key, LeaseBody, LeasesBody, ReleaseBody, Result, Results
+from shared.api.leases import (
+    AckBody,
+    ExtendBody,
+    Key,
+    LeaseBody,
+    LeasedHead,
+    LeasesBody,
+    ReleaseBody,
+    Result,
+    Results,
+)
 from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
 from shared.api.runs import FinishBody, Finished
 from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
@@ -46,6 +56,7 @@ __all__ = [
     "Finished",
     "Key",
     "LeaseBody",
+    "LeasedHead",
     "LeasesBody",
     "LimitsView",
     "ListOrder",

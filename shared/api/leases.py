@@ -29,8 +29,15 @@ class LeaseBody(Request):
     max_lag: Version | None = None
     """Expires batches of the run that are more than this many versions older than policy_version."""
     order: Order = Order.FIFO
+    count: int | None = Field(default=None, ge=1, le=512, strict=True)
+    """Leases up to so many batches, and answers them in one body: it waits for the first, not for all. Absent: one."""
     wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120
+
+    @property
+    def most(self) -> int:
+        """The most batches that it leases."""
+        return self.count or 1
 
     @property
     def own_lineage(self) -> str:
@@ -58,6 +65,18 @@ class Key(Request):
 
     id: str = Field(max_length=200)
     token: str = Field(max_length=200)
+
+
+class LeasedHead(Answer):
+    """What stands before each batch where one answer has several: the lease, and how long the batch is."""
+
+    id: str
+    token: str
+    lease_seconds: float = Field(gt=0, strict=True)
+    deliveries: int = Field(ge=1, strict=True)
+    """Those counted before, plus one."""
+    bytes: int = Field(ge=0, strict=True)
+    """Length of the batch, which follows."""
 
 
 class LeasesBody(Request):

@@ -106,6 +106,9 @@ class AsyncRefServerClient(Connection):
     async def lease(self, terms: LeaseBody) -> Leased | None:
         return await self._send(requests.lease(terms))
 
+    async def lease_many(self, terms: LeaseBody) -> list[Held]:
+        return await self._send(requests.lease_many(terms))
+
     async def ack(self, leases: Sequence[Leased], checkpoint: str | None = None) -> Outcomes:
         return await self._send_all(requests.ack(leases, checkpoint))
 

@@ -73,6 +73,8 @@ class RefServerError(ClientError):
         self.retry_after = retry_after
 
 
+# The end of the message for a field that a server does not know: clients send none but those of the API.
+_UNKNOWN_FIELD = "Extra inputs are not permitted"
 # Without our JSON these are another server's. Others may be of a proxy or a gateway in between.
 _NOT_OURS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
@@ -89,6 +91,9 @@ def refusal(response: httpx.Response, url: str) -> RefServerError | NotRefServer
         message = f"{response.status_code} {response.reason_phrase}{_excerpt(response)}"
         if response.is_redirect or response.status_code in _NOT_OURS:
             return NotRefServer(f"the server at {url} is not a reference server: it says {message}")
+    if message.endswith(_UNKNOWN_FIELD):
+        older = f"the server at {url} is older than this client: it does not know {about.get('field')!r}; update it"
+        return NotRefServer(older)
     header = response.headers.get("Retry-After", "")
     retry_after = float(header) if header.isdecimal() else None
     return RefServerError(response.status_code, message, retry_after=retry_after, **about)

@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 from pydantic import BaseModel
 
-from shared import wire
+from shared import bundle, wire
 from shared.api import (
     AckBody,
     Admitted,
@@ -141,21 +141,28 @@ def logprobs_of_ids(
 
 
 def lease(terms: LeaseBody) -> Request[Leased | None]:
-    """Adds a request_id if the terms have none, so that a retry does not lease a second batch."""
+    if terms.count is not None:
+        raise ValueError("count: leases of several batches are `lease_many`'s")
 
     def read(response: httpx.Response) -> Leased | None:
         if response.status_code == httpx.codes.NO_CONTENT:
             return None
         headers = response.headers
-        id, token, deliveries = headers["Batch-Id"], headers["Lease-Token"], int(headers["Deliveries"])
-        parsed = wire.parse(response.content)
-        try:
-            return Leased(parsed.batch(), id, token, deliveries)
-        except BatchError as error:
-            raise UnusableBatch(id, token, error.field, str(error)) from None
+        held = _held(response.content, headers["Batch-Id"], headers["Lease-Token"], int(headers["Deliveries"]))
+        if isinstance(held, UnusableBatch):
+            raise held
+        return held
 
-    asked = terms.model_copy(update={"request_id": terms.request_id or uuid4().hex})
-    return _post("/v1/batches/lease", asked, read, read_seconds=terms.wait_seconds + _READ_SECONDS)
+    return _lease(terms, read)
+
+
+def lease_many(terms: LeaseBody) -> Request[list[Held]]:
+    def read(response: httpx.Response) -> list[Held]:
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return []
+        return [_held(body, head.id, head.token, head.deliveries) for head, body in bundle.decode(response.content)]
+
+    return _lease(terms.model_copy(update={"count": terms.most}), read)
 
 
 def ack(leases: Sequence[Leased], checkpoint: str | None) -> list[Request[Outcomes]]:
@@ -226,6 +233,20 @@ def replace_reference(snapshot: str | None, version: int) -> Request[ReferenceVe
     )  # fmt: skip
 
 
+def _lease(terms: LeaseBody, read: Callable[[httpx.Response], T]) -> Request[T]:
+    """Adds a request_id if the terms have none, so that a retry does not lease more batches."""
+    asked = terms.model_copy(update={"request_id": terms.request_id or uuid4().hex})
+    return _post("/v1/batches/lease", asked, read, read_seconds=terms.wait_seconds + _READ_SECONDS)
+
+
+def _held(body: bytes, id: str, token: str, deliveries: int) -> Held:
+    parsed = wire.parse(body)
+    try:
+        return Leased(parsed.batch(), id, token, deliveries)
+    except BatchError as error:
+        return UnusableBatch(id, token, error.field, str(error))
+
+
 def _logprobs(asked: LogprobsRequest) -> Request[Logprobs]:
     return _post("/v1/logprobs", asked, _as(Logprobs), read_seconds=_SCORING_SECONDS)
 
@@ -233,7 +254,9 @@ def _logprobs(asked: LogprobsRequest) -> Request[Logprobs]:
 def _post(
     path: str, body: BaseModel, read: Callable[[httpx.Response], T], *, read_seconds: float = _READ_SECONDS
 ) -> Request[T]:
-    return Request("POST", path, read, body.model_dump_json().encode(), _JSON, read_seconds=read_seconds)
+    """What is None is not sent: an older server does not know every field."""
+    content = body.model_dump_json(exclude_none=True).encode()
+    return Request("POST", path, read, content, _JSON, read_seconds=read_seconds)
 
 
 def _settle(verb: str, body: LeasesBody) -> Request[Outcomes]:

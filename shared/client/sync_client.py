@@ -127,6 +127,18 @@ class RefServerClient(Connection):
         """
         return self._send(requests.lease(terms))
 
+    def lease_many(self, terms: LeaseBody) -> list[Held]:
+        """Leases up to terms.count batches; none if none came within terms.wait_seconds. It waits for the first alone.
+
+        A batch with a value that no batch may have stands there as an UnusableBatch; release it with an error.
+
+        ```
+        held = client.lease_many(LeaseBody(consumer="me", run="by-hand", count=64, wait_seconds=20))
+        batches = [leased for leased in held if isinstance(leased, Leased)]
+        ```
+        """
+        return self._send(requests.lease_many(terms))
+
     def ack(self, leases: Sequence[Leased], checkpoint: str | None = None) -> Outcomes:
         """Settles batches whose effect is in a durable checkpoint. Outcomes by id."""
         return self._send_all(requests.ack(leases, checkpoint))

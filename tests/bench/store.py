@@ -44,8 +44,7 @@ def cycle(queue: Queue, body: bytes) -> None:
     queue.put(upload(body))
     for claim in queue.claim(1):
         queue.complete(claim.id, scored(body))
-    leased = queue.lease(LeaseBody(consumer="bench"))
-    assert leased is not None
+    (leased,) = queue.lease(LeaseBody(consumer="bench"))
     queue.ack([Key(id=leased.id, token=leased.token)])
 
 

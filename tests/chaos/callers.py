@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from shared import wire
+from shared import bundle, wire
 from shared.batch import RolloutBatch
 from tests.chaos.history import History
 
@@ -31,12 +31,12 @@ class Caller:
         asked = {"id": batch.id, "run": batch.run, "lineage": batch.lineage, "content": _digest(body)}
         return self._send("upload", asked, "POST", "/batches", body, _state)[0]
 
-    def lease(self, body: dict[str, Any]) -> tuple[int | None, Key | None]:
-        """The status, and the key of a lease if there is one."""
+    def lease(self, body: dict[str, Any]) -> tuple[int | None, list[Key]]:
+        """The status, and the keys of the leases."""
         names = ("consumer", "incarnation", "request_id", "run", "lineage")
         asked = {**{name: body.get(name) for name in names}, "seconds": body["lease_seconds"]}
         status, told = self._send("lease", asked, "POST", "/batches/lease", body, _leased)
-        return status, {"id": told["id"], "token": told["token"]} if told else None
+        return status, [{"id": lease["id"], "token": lease["token"]} for lease in told.get("leases", ())]
 
     def settle(self, verb: str, keys: Sequence[Key], **more: Any) -> int | None:
         """verb: ack, extend or release."""
@@ -95,8 +95,13 @@ def _details(answer: httpx.Response) -> dict[str, Any]:
 def _leased(answer: httpx.Response) -> dict[str, Any]:
     if answer.status_code != 200:
         return {}
-    id, token, deliveries = (answer.headers[name] for name in ("Batch-Id", "Lease-Token", "Deliveries"))
-    return {"id": id, "token": token, "deliveries": int(deliveries), "content": _digest(answer.content)}
+    if answer.headers["Content-Type"] == bundle.CONTENT_TYPE:
+        heads = bundle.decode(answer.content)
+        leases = [(head.id, head.token, head.deliveries, _digest(body)) for head, body in heads]
+    else:
+        id, token, deliveries = (answer.headers[name] for name in ("Batch-Id", "Lease-Token", "Deliveries"))
+        leases = [(id, token, int(deliveries), _digest(answer.content))]
+    return {"leases": [dict(zip(("id", "token", "deliveries", "content"), lease, strict=True)) for lease in leases]}
 
 
 def _outcomes(answer: httpx.Response) -> dict[str, Any]:

@@ -86,9 +86,9 @@ def _parts(event: Event) -> Iterable[tuple[str, Call]]:
             told = (event["status"], event.get("state"))
             yield event["id"], replace(call, content=event["content"], told=told if known else None)
         case "lease":
-            if event["status"] == 200:
-                token, content = event["token"], event["content"]
-                yield event["id"], replace(call, token=token, content=content, told=(event["deliveries"],))
+            for lease in event.get("leases", ()):
+                told = (lease["deliveries"],)
+                yield lease["id"], replace(call, token=lease["token"], content=lease["content"], told=told)
         case "ack" | "extend" | "release":
             outcomes = event["outcomes"] if known else [None] * len(event["keys"])
             for (id, token), outcome in zip(event["keys"], outcomes, strict=True):
@@ -125,13 +125,17 @@ def _add_unanswered_leases(batches: Mapping[str, BatchCalls], leases: Sequence[E
 
 
 def _add_ends_of_leases(batches: Mapping[str, BatchCalls], leases: Sequence[Event]) -> None:
-    """What leases of other batches say of this one's: a new incarnation ended it, or a repeat found it ended."""
+    """What leases of other batches say of this one's: a new incarnation ended it, or a repeat found it ended.
+
+    A repeat is told of all that it still holds.
+    """
     takeovers = _takeovers(leases)
-    repeats: dict[tuple[str, str], list[tuple[str | None, Call]]] = defaultdict(list)
+    repeats: dict[tuple[str, str], list[tuple[set[str], Call]]] = defaultdict(list)
     for event in leases:
         if event["request_id"] and event["status"] in _GRANTED:
             elsewhere = replace(_timed(event), verb="elsewhere")
-            repeats[event["consumer"], event["request_id"]].append((event.get("id"), elsewhere))
+            told = {lease["id"] for lease in event.get("leases", ())}
+            repeats[event["consumer"], event["request_id"]].append((told, elsewhere))
     for id, batch in batches.items():
         granted = _granted(batch)
         if not granted:
@@ -141,7 +145,7 @@ def _add_ends_of_leases(batches: Mapping[str, BatchCalls], leases: Sequence[Even
             batch.calls += [call for call in takeovers[consumer] if call.end >= first and call.begin <= last]
         for consumer, request_id in {_request(call) for call in granted}:
             others = repeats.get((consumer, request_id or ""), [])
-            batch.calls += [call for other, call in others if other != id and call.end >= first]
+            batch.calls += [call for told, call in others if id not in told and call.end >= first]
 
 
 def _takeovers(leases: Iterable[Event]) -> Mapping[str, list[Call]]:

@@ -126,7 +126,8 @@ def _acked(events: Iterable[Event]) -> set[str]:
 
 def _leases(events: Iterable[Event]) -> Counter[str]:
     """How often each batch was leased; a repeated answer is the same lease."""
-    return Counter(id for id, _ in {(event["ids"][0], event["token"]) for event in _answers(events, "lease", 200)})
+    answers = _answers(events, "lease", 200)
+    return Counter(id for id, _ in {key for each in answers for key in zip(each["ids"], each["tokens"], strict=True)})
 
 
 def _check_batches(events: Sequence[Event], batches: Mapping[str, Event]) -> list[str]:

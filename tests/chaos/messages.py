@@ -1,9 +1,12 @@
 """Requests and answers of the reference server's API, parsed from their bytes."""
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from shared import bundle
 
 _VERBS = {
     ("POST", "/v1/batches"): "upload",
@@ -53,17 +56,25 @@ class Answer:
     raw: bytes
 
     def told(self, verb: str) -> dict[str, Any]:
-        """Ids of the batches in it; for a lease also the token, for settled leases the outcomes."""
+        """Ids of the batches in it; for a lease also the tokens, for settled leases the outcomes."""
         if self.status not in (200, 201):
             return {"ids": []}
         if verb == "upload":
             return {"ids": [json.loads(self.body)["id"]]}
         if verb == "lease":
-            return {"ids": [self.headers["batch-id"]], "token": self.headers["lease-token"]}
+            keys = leased_keys(self.headers, self.body)
+            return {"ids": [id for id, _ in keys], "tokens": [token for _, token in keys]}
         if verb in ("ack", "extend", "release"):
             results = json.loads(self.body)["results"]
             return {"ids": [r["id"] for r in results], "outcomes": [r["outcome"] for r in results]}
         return {"ids": []}
+
+
+def leased_keys(headers: Mapping[str, str], body: bytes) -> list[tuple[str, str]]:
+    """Ids and tokens of the answer to a lease, in either of its forms. headers: names in lower case."""
+    if headers.get("content-type") == bundle.CONTENT_TYPE:
+        return [(head.id, head.token) for head, _ in bundle.decode(body)]
+    return [(headers["batch-id"], headers["lease-token"])]
 
 
 def parse_request(head: bytes) -> Request:

@@ -85,13 +85,13 @@ class Consumer:
             self._be_born()
         request = self._request()
         self._bag.leases.append(request)
-        status, key = self._caller.lease(request)
+        status, keys = self._caller.lease(request)
         if status is None or self._chance.random() < 0.1:
-            status, key = self._caller.lease(request)  # the same request_id, if it has one
+            status, keys = self._caller.lease(request)  # the same request_id, if it has one
         if status == 409 and self._chance.random() < 0.3:  # superseded, or the run is another lineage's
             self._be_born()
-        if key:
-            self._bag.keys.append(key)
+        self._bag.keys += keys
+        for key in keys:
             self._use(key)
 
     def _be_born(self) -> None:
@@ -105,6 +105,7 @@ class Consumer:
             "request_id": self._chance.choice((None, f"request-{self._chance.getrandbits(40)}")),
             "run": run,
             "lineage": self._bag.lineages[run] if run else None,
+            "count": self._chance.choice((None, None, 1, 2, 5)),
             "wait_seconds": self._chance.choice((0, 0.3)),
             "lease_seconds": self._chance.choice(_LEASE_SECONDS),
         }

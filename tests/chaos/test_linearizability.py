@@ -38,8 +38,10 @@ class Clock:
             "run": None,
             "lineage": None,
         }
-        told = {"id": id, "token": token, "deliveries": fields.pop("deliveries", 1), "content": "c"} if id else {}
-        return self.call("lease", status, **{**whose, "seconds": 100.0, **(told if status == 200 else {}), **fields})
+        content, deliveries = fields.pop("content", "c"), fields.pop("deliveries", 1)
+        ids = id.split() if id and status == 200 else []
+        told = [{"id": each, "token": token, "deliveries": deliveries, "content": content} for each in ids]
+        return self.call("lease", status, **{**whose, "seconds": 100.0, "leases": told, **fields})
 
     def settle(self, verb: str, outcome: str | None, token: str = "t", id: str = "a", **fields: Any) -> Event:
         asked: dict[str, Any] = {"keys": [(id, token)], "seconds": 100.0, "started": False, "error": False, **fields}
@@ -102,6 +104,12 @@ GOOD: dict[str, list[Event]] = {
     "a lease lost in training": [
         c.upload(), c.lease(), c.settle("extend", "ok", seconds=0.5, started=True), c.look("ready", 1),
     ],
+    "a lease of several": [
+        c.upload(), c.upload("b"), c.lease("a b", request_id="r"), c.ack(), c.lease("b", request_id="r"), c.ack(id="b"),
+    ],
+    "a lost answer to a lease of several": [
+        c.upload(), c.upload("b"), c.lease(status=None, request_id="r"), c.lease("a b", request_id="r"), c.ack(id="b"),
+    ],
     "a drop": [c.upload(), c.lease(), c.drop(), c.ack("stale"), c.look("expired"), c.requeue(409), c.drop()],
     "another life": [
         c.upload(), c.lease(incarnation="1"), c.lease(None, status=204, incarnation="2"), c.ack("stale"),
@@ -152,6 +160,9 @@ BAD: dict[str, list[Event]] = {
     "expired for the end of another lineage": [c.upload(lineage="one"), c.finish(lineage="two"), c.look("expired")],
     "a leased one expired at the end of its run": [c.upload(), c.lease(), c.finish(), c.look("expired")],
     "expired for its own lineage": [c.upload(), c.lease(None, status=204, run="run"), c.look("expired")],
+    "a repeat that tells of one of two": [
+        c.upload(), c.upload("b"), c.lease("a b", request_id="r"), c.lease(request_id="r"),
+    ],
     "a repeat that leases two": [c.upload(), c.upload("b"), c.lease(request_id="r"), c.lease("b", "u", request_id="r")],
     "a repeat that finds nothing": [c.upload(), c.lease(request_id="r"), c.lease(None, status=204, request_id="r")],
     "a lost ack seen done, then not": [c.upload(), c.lease(), c.ack(None), c.look("done"), c.look("leased")],

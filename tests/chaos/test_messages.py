@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shared import wire
+from shared import bundle, wire
+from shared.api import LeasedHead
 from tests.chaos.batches import random_batch
 from tests.chaos.messages import parse_answer, parse_request
 
@@ -42,9 +43,16 @@ def test_a_settlement_names_its_batches_and_outcomes(verb: str) -> None:
 
 def test_a_lease_is_read_from_its_headers() -> None:
     leased = parse_answer(answer(200, b"a batch", Batch_Id="a", Lease_Token="t"))
-    assert leased and leased.told("lease") == {"ids": ["a"], "token": "t"}
+    assert leased and leased.told("lease") == {"ids": ["a"], "tokens": ["t"]}
     nothing = parse_answer(raw(204, {}, b""))
     assert nothing and nothing.told("lease") == {"ids": []}
+
+
+def test_a_lease_of_several_is_read_from_its_body() -> None:
+    heads = [LeasedHead(id=id, token=f"t{id}", lease_seconds=9.0, deliveries=1, bytes=7) for id in "ab"]
+    body = b"".join(bundle.encode((head, b"a batch") for head in heads))
+    leased = parse_answer(answer(200, body, Content_Type=bundle.CONTENT_TYPE))
+    assert leased and leased.told("lease") == {"ids": ["a", "b"], "tokens": ["ta", "tb"]}
 
 
 def test_connection_close_is_sent_to_the_server_and_removed_for_the_client() -> None:

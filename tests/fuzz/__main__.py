@@ -1,4 +1,4 @@
-"""The command `python -m tests.fuzz`: changed uploads for both decoders, by the hundred thousand."""
+"""The command `python -m tests.fuzz`: changed bodies for all decoders, by the hundred thousand."""
 
 import argparse
 import importlib
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.fuzz.workers import MAX_GROWTH, MAX_SECONDS, Failure, Outcome, fuzz, make
 
-TARGETS = ("native", "legacy")
+TARGETS = ("native", "bundle", "legacy")
 KEPT = Path("runs/fuzz")
 _INTERRUPTED = 130
 

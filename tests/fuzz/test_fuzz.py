@@ -1,18 +1,19 @@
 """A short run of the fuzzer: it reaches every stage and finds faults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.fuzz import legacy, native, workers
+from tests.fuzz import bundle, legacy, native, workers
 from tests.fuzz.workers import Outcome, fuzz
 
 pytestmark = pytest.mark.slow
 
-# More for the native decoder, which is faster.
-INPUTS = {"native": 8_000, "legacy": 2_000}
+# Fewer for the legacy decoder, which is slower.
+INPUTS = {"native": 8_000, "bundle": 8_000, "legacy": 2_000}
 STAGES = {
     "native": {*native.STAGES.values(), "accepted"},
+    "bundle": {*bundle.STAGES.values(), "accepted"},
     "legacy": {*legacy.STAGES.values(), "accepted", "string mode"},
 }
 
@@ -28,10 +29,16 @@ def test_every_input_is_accepted_or_refused(target: str) -> None:
     assert total.stages["accepted"] > total.inputs / 10
 
 
-@pytest.mark.parametrize("target", [native, legacy])
-def test_valid_uploads_are_accepted(target: object) -> None:
-    bodies = native.SEEDS if target is native else [legacy.join_frame(parts) for parts in legacy.SEEDS]
-    judge: Callable[[bytes], str] = native.judge if target is native else legacy.judge
+@pytest.mark.parametrize(
+    ("bodies", "judge"),
+    [
+        (native.SEEDS, native.judge),
+        (bundle.SEEDS, bundle.judge),
+        ([legacy.join_frame(parts) for parts in legacy.SEEDS], legacy.judge),
+    ],
+    ids=INPUTS,
+)
+def test_valid_bodies_are_accepted(bodies: Sequence[bytes], judge: Callable[[bytes], str]) -> None:
     assert {judge(body) for body in bodies} <= {"accepted", "string mode"}
 
 

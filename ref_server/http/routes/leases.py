@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.keys import Holder, Role
@@ -19,15 +19,28 @@ from ref_server.queue.errors import TooManyInFlight
 from ref_server.queue.records import Lease, Wanted
 from ref_server.service.polls import Poll
 from ref_server.service.service import Service
-from shared import wire
-from shared.api import AckBody, Error, ExtendBody, Key, LeaseBody, LeasesBody, Outcome, ReleaseBody, Result, Results
+from shared import bundle, wire
+from shared.api import (
+    AckBody,
+    Error,
+    ExtendBody,
+    Key,
+    LeaseBody,
+    LeasedHead,
+    LeasesBody,
+    Outcome,
+    ReleaseBody,
+    Result,
+    Results,
+)
 
 # Threads that lease. They are not those of the heartbeats, which must not wait behind a thousand lease requests.
 LEASE_THREADS = 8
 
 _LEASED = {
-    "description": "a batch",
-    "content": SAFETENSORS,
+    "description": "a batch; with `count` several, each behind a big-endian u32 length and a JSON header of that "
+    "length, which has what the headers have, and `bytes`, the length of the batch",
+    "content": SAFETENSORS | {bundle.CONTENT_TYPE: SAFETENSORS[wire.CONTENT_TYPE]},
     "headers": {
         "Batch-Id": {"schema": {"type": "string"}},
         "Lease-Token": {"schema": {"type": "string"}, "description": "proves the lease"},
@@ -59,7 +72,7 @@ def _add_lease(app: FastAPI, service: Service) -> None:
     )  # fmt: skip
     @requires(Role.TRAIN, JSON, confines=True)
     async def lease(body: LeaseBody, request: Request, asker: Asker) -> Response:
-        """Leases one scored batch; waits up to wait_seconds for one.
+        """Leases one scored batch, or up to `count`; waits up to wait_seconds for the first.
 
         ```
         curl localhost:8400/v1/batches/lease -H 'Content-Type: application/json' \\
@@ -67,16 +80,14 @@ def _add_lease(app: FastAPI, service: Service) -> None:
         ```
         """
         got = await _poll(service, threads, _confined(body, asker), request)
-        if got is None:
+        if not got:
             return Response(status_code=204)
-        note(request, id=got.id)
-        headers = {
-            "Batch-Id": got.id,
-            "Lease-Token": got.token,
-            "Lease-Seconds": f"{got.lease_seconds:g}",
-            "Deliveries": str(got.deliveries),
-        }
-        return Response(await _body(service, got, request), media_type=wire.CONTENT_TYPE, headers=headers)
+        batches = await _read(service, got, request)
+        if body.count is None:
+            note(request, id=got[0].id)
+            return _one(*batches[0])
+        note(request, batches=len(batches))
+        return _several(batches)
 
 
 def _add_settlements(app: FastAPI, service: Service) -> None:
@@ -123,49 +134,83 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         return results
 
 
-async def _poll(service: Service, threads: CapacityLimiter, asked: LeaseBody, request: Request) -> Lease | None:
+async def _poll(service: Service, threads: CapacityLimiter, asked: LeaseBody, request: Request) -> list[Lease]:
     """Tries at once and whenever it is woken, until there is a lease or the time is over."""
     deadline = time.monotonic() + asked.wait_seconds
     with service.polls.join(Wanted.by(asked), request.state.holder) as poll:
         if await request.is_disconnected():
-            return None
+            return []
         got, refusal = await _try(service, threads, asked, poll)
         if got:
             return got
         with _departure(request, poll) as gone:
             while await poll.wait(deadline - time.monotonic()):
                 if gone.done():
-                    return None
+                    return []
                 got, refusal = await _try(service, threads, asked, poll)
                 if got:
                     return got
     if refusal:
         raise refusal
-    return None
+    return []
 
 
 async def _try(
     service: Service, threads: CapacityLimiter, asked: LeaseBody, poll: Poll
-) -> tuple[Lease | None, TooManyInFlight | None]:
-    """A lease, or why there is none: an ack may make room while the request waits."""
+) -> tuple[list[Lease], TooManyInFlight | None]:
+    """Leases, or why there is none: an ack may make room while the request waits."""
     if service.draining:
         raise Problem(503, "not_ready", "the server is shutting down", headers={"Retry-After": "1"})
     try:
         got, refusal = await to_thread.run_sync(service.queue.lease, asked, limiter=threads), None
     except TooManyInFlight as full:
-        got, refusal = None, full
+        got, refusal = [], full
     poll.looked()
     return got, refusal
 
 
-async def _body(service: Service, got: Lease, request: Request) -> bytes:
-    """The leased payload. Raises Problem 429 if there is no room to send it; the client may repeat its request_id."""
-    if not request.state.room(got.size):
+async def _read(service: Service, got: Sequence[Lease], request: Request) -> list[tuple[Lease, bytes]]:
+    """The leased payloads. Raises Problem 429 if there is no room to send them: the client may repeat its request."""
+    if not request.state.room(sum(lease.size for lease in got)):
         raise no_room_to_answer()
-    body = got.body if got.body is not None else await run_in_threadpool(service.queue.payload, got.id)
-    if body is None:
-        raise Problem(409, "wrong_state", f"batch {got.id} was settled while it was about to be sent", "id")
-    return body
+    bodies = {lease.id: lease.body for lease in got if lease.body is not None}
+    if later := [lease.id for lease in got if lease.body is None]:
+        bodies |= await run_in_threadpool(service.queue.payloads, later)
+    if not bodies:
+        raise Problem(409, "wrong_state", f"batch {got[0].id} was settled while it was about to be sent", "id")
+    return [(lease, bodies[lease.id]) for lease in got if lease.id in bodies]
+
+
+def _one(lease: Lease, body: bytes) -> Response:
+    headers = {
+        "Batch-Id": lease.id,
+        "Lease-Token": lease.token,
+        "Lease-Seconds": f"{lease.lease_seconds:g}",
+        "Deliveries": str(lease.deliveries),
+    }
+    return Response(body, media_type=wire.CONTENT_TYPE, headers=headers)
+
+
+def _several(batches: Sequence[tuple[Lease, bytes]]) -> Response:
+    """All of them, sent piece by piece: no copy of them all is made."""
+    pieces = bundle.encode((_head(lease, body), body) for lease, body in batches)
+
+    async def sent() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    length = str(sum(map(len, pieces)))
+    return StreamingResponse(sent(), media_type=bundle.CONTENT_TYPE, headers={"Content-Length": length})
+
+
+def _head(lease: Lease, body: bytes) -> LeasedHead:
+    return LeasedHead(
+        id=lease.id,
+        token=lease.token,
+        lease_seconds=lease.lease_seconds,
+        deliveries=lease.deliveries,
+        bytes=len(body),
+    )
 
 
 @contextmanager

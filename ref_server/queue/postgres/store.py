@@ -16,7 +16,7 @@ from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, U
 from psycopg_pool import ConnectionPool, PoolClosed
 
 from ref_server.metrics.activity import Tally
-from ref_server.queue import leasing
+from ref_server.queue import grants
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.postgres import schema
 from ref_server.queue.records import Claim, Lease
@@ -75,11 +75,11 @@ class PostgresQueue(SqlQueue):
         self._claims.update(claim.id for claim in claims)
         return claims
 
-    def lease(self, request: LeaseBody) -> Lease | None:
+    def lease(self, request: LeaseBody) -> list[Lease]:
         """Durable: when the database crashes its servers and their trainers live on, so a lease that it has forgotten
         would be held twice, by two consumers.
         """
-        return self._run(lambda tx: leasing.lease(tx, request), durable=True)
+        return self._run(lambda tx: grants.lease(tx, request), durable=True)
 
     # `complete` and `fail` stop renewing the claim even if a database crash undoes their commit: the claim then
     # expires and another server scores the batch.

@@ -12,7 +12,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import Requirement, requirement_of
 from ref_server.http.app import create_app
 from ref_server.service.service import Service
-from shared import wire
+from shared import bundle, wire
 from shared.batch import RolloutBatch
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -129,3 +129,16 @@ def test_a_token_of_one_run_cannot_end_another_s_leases_by_a_consumer_s_name(
     key = {"id": batch.id, "token": leased.headers["Lease-Token"]}
     answer = http.post("/v1/leases/ack", json={"leases": [key]}, headers=TWIN)
     assert answer.json()["results"] == [{"id": batch.id, "outcome": "ok"}]
+
+
+def test_a_token_of_one_run_leases_many_of_its_run_alone(http: httpx.Client, rollout: Rollout) -> None:
+    assert lease(http, MINE, count=9, wait_seconds=0).status_code == 204  # it was finished: it goes on
+    mine = [rollout(run="mine") for _ in range(2)]
+    for batch, who in ((mine[0], MINE), (rollout(run="yours"), TWIN), (mine[1], MINE)):
+        assert upload(http, batch, who).status_code == 201
+    leased: list[str] = []
+    while len(leased) < 2:  # as many as are scored by now
+        answer = lease(http, MINE, count=9)  # of its run, which it need not name
+        leased += [head.id for head, _ in bundle.decode(answer.content)]
+    assert leased == [batch.id for batch in mine]
+    assert lease(http, MINE, run="yours", count=9).status_code == 403

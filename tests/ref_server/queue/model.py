@@ -92,10 +92,15 @@ class Entry:
 
 
 class ModelQueue:
-    """claim_seconds: how long a claim holds; None: as long as its process lives."""
+    """claim_seconds: how long a claim holds; None: as long as its process lives. max_lease_bytes: of one request."""
 
-    def __init__(self, limits: LimitsView, clock: Clock, claim_seconds: float | None) -> None:
-        self.limits, self.clock, self.claim_seconds = limits, clock, claim_seconds
+    def __init__(self, limits: LimitsView, clock: Clock, claim_seconds: float | None, max_lease_bytes: int) -> None:
+        self.limits, self.clock, self.claim_seconds, self.max_lease_bytes = (
+            limits,
+            clock,
+            claim_seconds,
+            max_lease_bytes,
+        )
         self.entries: list[Entry] = []
         self.lives: list[tuple[str, str, float]] = []  # consumer, incarnation, last seen; the newest last
         self.forks: dict[tuple[str, str, int], int] = {}
@@ -220,7 +225,7 @@ class ModelQueue:
 
     # --- leases
 
-    def lease(self, request: LeaseBody) -> Entry | None:
+    def lease(self, request: LeaseBody) -> list[Entry]:
         self._check_presence(request)
         if request.run is not None:  # first: what comes back belongs to a run that is asked for, even a finished one
             self._enter(request.run, request.own_lineage)
@@ -232,24 +237,40 @@ class ModelQueue:
             for entry in self.entries:
                 if reason := self._useless(entry, request):
                     self._settle(entry, State.EXPIRED, reason)
-        entry = self._lease(request)
+        leased = self._held_under(request) or self._lease_several(request)
         if request.run is not None:
             self._hear(request.run, request.own_lineage)
-        return entry
+        return leased
 
-    def _lease(self, request: LeaseBody) -> Entry | None:
-        for entry in self.entries:
-            if entry.state is State.LEASED and entry.lease.repeats(request):
-                return entry
+    def _held_under(self, request: LeaseBody) -> list[Entry]:
+        held = [entry for entry in self.entries if entry.state is State.LEASED and entry.lease.repeats(request)]
+        return self._in_order(held, request)[: request.most]
+
+    def _lease_several(self, request: LeaseBody) -> list[Entry]:
+        """One after the other, as long as there is one that may be leased."""
+        leased: list[Entry] = []
+        while len(leased) < request.most:
+            try:
+                entry = self._lease(request, sum(entry.size for entry in leased))
+            except TooManyInFlight:
+                if not leased:
+                    raise
+                entry = None
+            if entry is None:
+                break
+            leased.append(entry)
+        return leased
+
+    def _lease(self, request: LeaseBody, size: int) -> Entry | None:
+        """size: of those that the same request leased before."""
         leased = [entry for entry in self.entries if entry.state is State.LEASED]
         self._check_in_flight(leased, request.run)
         good = [entry for entry in self.entries if entry.state is State.READY and self._suits(entry, request)]
         if not good:
             return None
-        if request.order is Order.FIFO:
-            chosen = min(good, key=lambda e: (not e.returned, self.entries.index(e)))
-        else:
-            chosen = max(good, key=lambda e: (e.returned, e.upload.policy_version, self.entries.index(e)))
+        chosen = self._in_order(good, request)[0]
+        if size and size + chosen.size > self.max_lease_bytes:
+            return None
         self._check_in_flight(leased, chosen.upload.run)
         chosen.state = State.LEASED
         chosen.hold = Hold(
@@ -260,6 +281,12 @@ class ModelQueue:
             seconds=request.lease_seconds,
         )
         return chosen
+
+    def _in_order(self, entries: Sequence[Entry], request: LeaseBody) -> list[Entry]:
+        if request.order is Order.FIFO:
+            return sorted(entries, key=lambda e: (not e.returned, self.entries.index(e)))
+        newest = sorted(entries, key=lambda e: (e.upload.policy_version, self.entries.index(e)), reverse=True)
+        return sorted(newest, key=lambda e: not e.returned)
 
     def look(self, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
         """For each kind of request as if it were alone."""

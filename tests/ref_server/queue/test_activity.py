@@ -49,9 +49,8 @@ def make_ready(queue: Queue, *uploads: Upload) -> None:
         queue.complete(claim.id, b"scored")
 
 
-def keys(held: Lease | None) -> list[Key]:
-    assert held is not None
-    return [Key(id=held.id, token=held.token)]
+def keys(leases: list[Lease]) -> list[Key]:
+    return [Key(id=held.id, token=held.token) for held in leases]
 
 
 def counted(queue: Queue) -> dict[Count, int]:

@@ -79,8 +79,7 @@ def imported(backend: Backend, file: bytes) -> int:
 
 
 def lease(queue: Queue, **request: Any) -> Key:
-    held = queue.lease(LeaseBody(consumer="c", run="run", lineage="one", lease_seconds=60.0, **request))
-    assert held is not None
+    (held,) = queue.lease(LeaseBody(consumer="c", run="run", lineage="one", lease_seconds=60.0, **request))
     return Key(id=held.id, token=held.token)
 
 

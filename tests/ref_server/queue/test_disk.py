@@ -60,8 +60,7 @@ numbers = itertools.count()
 
 
 def lease(queue: SqliteQueue) -> Key:
-    held = queue.lease(LeaseBody(consumer="trainer", run="run", lease_seconds=1000.0))
-    assert held is not None
+    (held,) = queue.lease(LeaseBody(consumer="trainer", run="run", lease_seconds=1000.0))
     return Key(id=held.id, token=held.token)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from ref_server.queue.errors import ContentConflict, EpochAhead, NoRoom, QueueFull, RunTaken, Superseded, WrongState
-from ref_server.queue.records import Upload, Wanted
+from ref_server.queue.records import Lease, Upload, Wanted
 from shared.api import BatchSummary, Key, LeaseBody, Order, PurgeableState, PurgeBody, State
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, CLAIM_SECONDS, RETENTION, Clock, make_limits
 from tests.ref_server.queue.model import Entry, ModelQueue
@@ -37,6 +37,8 @@ LIMITS = make_limits(
     max_deliveries=2,
     max_scoring_attempts=2,
 )
+# Of one lease request; and how much of it comes with the leases.
+MAX_LEASE_BYTES, LARGE_BYTES = 45, 30
 REFUSALS = (QueueFull, ContentConflict, EpochAhead, RunTaken, Superseded, WrongState, KeyError)
 MADE_UP_REASONS = ("stale", "abandoned", "finished", "dropped", "displaced")
 
@@ -70,6 +72,7 @@ def requests(draw: st.DrawFn) -> LeaseBody:
         policy_version=policy_version,
         max_lag=draw(st.none() | st.integers(0, 2)) if run and policy_version is not None else None,
         order=draw(st.sampled_from(Order)),
+        count=draw(st.sampled_from([None, None, 1, 2, 3, 512])),
         lease_seconds=draw(st.sampled_from([5.0, 10.0, 100.0])),
     )
 
@@ -87,7 +90,8 @@ class Machine(RuleBasedStateMachine):
         folder = self.opened.enter_context(TemporaryDirectory())
         self.store = self.opened.enter_context(BACKENDS[self.backend](Path(folder)))
         self.queue = self.store.open(self.clock, LIMITS)
-        self.model = ModelQueue(LIMITS, self.clock, None if self.backend == "sqlite" else CLAIM_SECONDS)
+        claim_seconds = None if self.backend == "sqlite" else CLAIM_SECONDS
+        self.model = ModelQueue(LIMITS, self.clock, claim_seconds, MAX_LEASE_BYTES)
         self.keys: list[Key] = [Key(id="0", token="made up"), Key(id="nobody", token="made up")]
 
     def teardown(self) -> None:
@@ -157,16 +161,21 @@ class Machine(RuleBasedStateMachine):
             self._lease(request)
 
     def _lease(self, request: LeaseBody) -> None:
-        lease, entry = self.both(lambda: self.queue.lease(request), lambda: self.model.lease(request))
-        if isinstance(lease, type) or lease is None or entry is None:
-            assert lease == entry
+        leases, entries = self.both(lambda: self.queue.lease(request), lambda: self.model.lease(request))
+        if isinstance(leases, type):
             return
+        for lease, entry in zip(leases, entries, strict=True):
+            self._leased(lease, entry)
+
+    def _leased(self, lease: Lease, entry: Entry) -> None:
         hold = entry.lease
         assert hold.token in (None, lease.token), "a repeated request gets the same token, another one a new one"
         hold.token = lease.token
         self.keys.append(Key(id=lease.id, token=lease.token))
-        expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.body
-        assert (lease.id, lease.lease_seconds, lease.deliveries, lease.body) == expected
+        expected = entry.upload.id, hold.seconds, entry.deliveries + 1, entry.size
+        assert (lease.id, lease.lease_seconds, lease.deliveries, lease.size) == expected
+        bodies = self.queue.payloads([lease.id]) if lease.body is None else {lease.id: lease.body}
+        assert bodies == {entry.upload.id: entry.body}
 
     @rule(waiting=st.dictionaries(wanted, st.integers(1, 5), max_size=4), alive=st.booleans())
     def look(self, waiting: dict[Wanted, int], alive: bool) -> None:
@@ -276,7 +285,9 @@ def _modelled(entry: Entry) -> tuple:
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 @pytest.mark.timeout(3600)  # as long as `make queue-model` may take
-def test_a_store_does_what_the_model_does(backend: str) -> None:
+def test_a_store_does_what_the_model_does(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ref_server.queue.grants.MAX_LEASE_BYTES", MAX_LEASE_BYTES)
+    monkeypatch.setattr("ref_server.queue.grants.LARGE_BYTES", LARGE_BYTES)
     machine = type(f"Machine_{backend}", (Machine,), {"backend": backend})
     run_state_machine_as_test(
         machine,

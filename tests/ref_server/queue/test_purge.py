@@ -95,8 +95,7 @@ def test_only_what_is_chosen_goes(queue: Queue, clock: Clock) -> None:
 
 def test_what_is_purged_is_gone_but_known(queue: Queue) -> None:
     id = put(queue)
-    held = queue.lease(LeaseBody(consumer="trainer", run="run"))
-    assert held is not None
+    (held,) = queue.lease(LeaseBody(consumer="trainer", run="run"))
     assert purge(queue, "leased") == [id]
     batch = queue.get(id)
     assert batch is not None and (batch.state, batch.reason, batch.payload_bytes) == (State.EXPIRED, "dropped", 0)

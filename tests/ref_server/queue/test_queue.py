@@ -92,6 +92,10 @@ def make_ready(queue: Queue, *uploads: Upload) -> None:
 
 
 def ask(queue: Queue, consumer: str = "trainer", **request) -> Lease | None:
+    return next(iter(ask_many(queue, consumer, **request)), None)
+
+
+def ask_many(queue: Queue, consumer: str = "trainer", **request) -> list[Lease]:
     return queue.lease(LeaseBody(consumer=consumer, **{"lease_seconds": LEASE_SECONDS, **request}))
 
 

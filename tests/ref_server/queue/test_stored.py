@@ -42,8 +42,7 @@ def expire_all(queue: Queue, run: str = "run") -> None:
 
 
 def lease(queue: Queue, run: str = "run") -> Lease:
-    held = queue.lease(LeaseBody(consumer="trainer", run=run, lease_seconds=10.0))
-    assert held is not None
+    (held,) = queue.lease(LeaseBody(consumer="trainer", run=run, lease_seconds=10.0))
     return held
 
 

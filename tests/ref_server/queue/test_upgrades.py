@@ -60,8 +60,7 @@ def check_life(queue: Queue) -> None:
     assert done is not None
     assert [event.detail for event in done.history] == ["first"]
     assert queue.stats().waiting_batches == 2
-    held = queue.lease(LeaseBody(consumer="c", run="run", epoch=2, policy_version=5))
-    assert held is not None
+    (held,) = queue.lease(LeaseBody(consumer="c", run="run", epoch=2, policy_version=5))
     assert held.id == "a"
     assert [batch.reason for batch in queue.list(State.EXPIRED, None, 9, None).batches] == ["abandoned"]
     assert queue.ack([Key(id="a", token=held.token)]) == [Outcome.OK]

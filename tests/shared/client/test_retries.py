@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from uuid6 import uuid7
 
-from shared import wire
-from shared.api import LeaseBody, ModelInfo, Order
+from shared import bundle, wire
+from shared.api import LeaseBody, LeasedHead, ModelInfo, Order
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
-from shared.client import Leased, NotRefServer, RefServerError, Unreachable
+from shared.client import Leased, NotRefServer, RefServerError, Unreachable, UnusableBatch
 from tests.ports import free_port
 
 OpenSite = Callable[..., Any]
@@ -226,8 +226,7 @@ class TestLease:
             "order": "freshest",
             "wait_seconds": 2,
             "lease_seconds": 30,
-            "lineage": None,
-        }
+        }, "what is None is not sent: an older server does not know every field"
 
     @pytest.mark.parametrize("scored", [True, False])
     def test_what_comes(self, script: Any, reply: Any, patient: Connect, scored: bool) -> None:
@@ -254,6 +253,66 @@ class TestLease:
         assert site.requests[0].body == site.requests[2].body
 
 
+class TestLeaseMany:
+    """One request for several batches."""
+
+    TERMS = TERMS.model_copy(update={"count": 5})
+
+    def leased(self, reply: Any, *batches: RolloutBatch | ScoredBatch) -> Any:
+        bodies = [wire.encode(batch) for batch in batches]
+        heads = (
+            LeasedHead(id=f"id-{i}", token=f"token-{i}", lease_seconds=30, deliveries=1 + i, bytes=len(body))
+            for i, body in enumerate(bodies)
+        )
+        body = b"".join(bundle.encode(zip(heads, bodies, strict=True)))
+        return reply(200, body, **{"Content_Type": bundle.CONTENT_TYPE})
+
+    def test_what_is_asked_and_what_comes(self, script: Any, reply: Any, patient: Connect) -> None:
+        site = script(self.leased(reply, scored_batch(version=3), scored_batch(version=4).rollout))
+        first, second = patient(site.url).lease_many(self.TERMS)
+        assert json.loads(site.requests[0].body)["count"] == 5
+        assert isinstance(first.batch, ScoredBatch) and isinstance(second.batch, RolloutBatch)
+        assert [(each.id, each.token, each.deliveries) for each in (first, second)] == [
+            ("id-0", "token-0", 1),
+            ("id-1", "token-1", 2),
+        ]
+        assert [each.rollout.policy_version for each in (first, second)] == [3, 4]
+
+    def test_nothing_within_the_time(self, script: Any, reply: Any, patient: Connect) -> None:
+        assert patient(script(reply(204, b"")).url).lease_many(self.TERMS) == []
+
+    def test_one_that_cannot_be_used_stands_among_the_others(self, script: Any, reply: Any, patient: Connect) -> None:
+        bad, good = scored_batch(), scored_batch()
+        object.__setattr__(bad.rollout, "temperature", 1e-300)
+        unusable, leased = patient(script(self.leased(reply, bad, good)).url).lease_many(self.TERMS)
+        assert isinstance(unusable, UnusableBatch) and isinstance(leased, Leased)
+        assert (unusable.id, unusable.token, unusable.field) == ("id-0", "token-0", "temperature")
+
+    @pytest.mark.usefixtures("no_backoff")
+    def test_a_lost_answer_repeats_the_request_id(self, script: Any, reply: Any, patient: Connect) -> None:
+        site = script(None, self.leased(reply, scored_batch()))
+        assert patient(site.url).lease_many(self.TERMS)
+        assert site.requests[0].body == site.requests[1].body
+
+    @pytest.mark.parametrize("cut", [1, 10])
+    def test_an_answer_that_does_not_add_up(self, script: Any, reply: Any, patient: Connect, cut: int) -> None:
+        whole = self.leased(reply, scored_batch())
+        with pytest.raises(NotRefServer, match="not a reference server of this version"):
+            patient(script(reply(200, whole.body[:-cut])).url).lease_many(self.TERMS)
+
+    def test_an_older_server_says_that_it_does_not_know_count(
+        self, script: Any, reply: Any, patient: Connect, waits: Waits
+    ) -> None:
+        refusal = {"code": "invalid_request", "message": "count: Extra inputs are not permitted", "field": "count"}
+        with pytest.raises(NotRefServer, match="is older than this client: it does not know 'count'; update it"):
+            patient(script(reply(422, {"error": refusal})).url).lease_many(self.TERMS)
+        assert not waits.reasons
+
+    def test_terms_of_several_are_not_for_one(self, patient: Connect, script: Any) -> None:
+        with pytest.raises(ValueError, match="lease_many"):
+            patient(script().url).lease(self.TERMS)
+
+
 class TestSettling:
     @pytest.fixture
     def leases(self) -> list[Leased]:
@@ -270,7 +329,7 @@ class TestSettling:
                 lambda client, leases: client.extend(leases, 30, started=True),
                 {"lease_seconds": 30, "started": True},
             ),
-            ("release", lambda client, leases: client.release(leases), {"error": None}),
+            ("release", lambda client, leases: client.release(leases), {}),
             ("release", lambda client, leases: client.release(leases, error="bad"), {"error": "bad"}),
         ],
     )

@@ -105,6 +105,25 @@ def test_a_batch_on_its_way(client: Any, rollout: Rollout, run: str) -> None:
     assert client.lease(terms(run, wait_seconds=0)) is None
 
 
+def test_leases_of_several_batches_in_one_request(client: Any, rollout: Rollout, run: str) -> None:
+    sent = [rollout(run=run) for _ in range(3)]
+    for batch in sent:
+        client.upload(batch)
+    asked = terms(run).model_copy(update={"count": 2, "request_id": f"request of {run}"})
+    held: list[Leased] = []
+    while len(held) < 3:  # as many as are scored by now
+        held += client.lease_many(terms(run).model_copy(update={"count": 3 - len(held)}))
+    assert [(each.id, each.deliveries) for each in held] == [(batch.id, 1) for batch in sent]
+    assert all(isinstance(each.batch, ScoredBatch) for each in held)
+    client.release(held)
+    first, again = client.lease_many(asked), client.lease_many(asked)
+    assert [(each.id, each.token) for each in first] == [(each.id, each.token) for each in again]
+    assert [each.id for each in first] == [batch.id for batch in sent[:2]]
+    assert set(client.ack(first).values()) == {Outcome.OK}
+    assert [each.id for each in client.lease_many(terms(run))] == [sent[2].id], "without a count one"
+    assert client.lease_many(terms(run, wait_seconds=0)) == []
+
+
 def test_a_lease_that_is_given_back(client: Any, rollout: Rollout, run: str) -> None:
     batch = rollout(run=run)
     client.upload(batch)

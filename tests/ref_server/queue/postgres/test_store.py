@@ -46,7 +46,7 @@ def ready(queue: Queue, *ids: str) -> None:
 
 def lease(queue: Queue, consumer: str = "trainer", **request) -> Key | None:
     held = queue.lease(LeaseBody(consumer=consumer, **{"lease_seconds": 60.0, **request}))
-    return Key(id=held.id, token=held.token) if held else None
+    return Key(id=held[0].id, token=held[0].token) if held else None
 
 
 def state(queue: Queue, id: str) -> State:

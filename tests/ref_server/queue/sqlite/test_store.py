@@ -37,8 +37,7 @@ def make_ready(queue: SqliteQueue, id: str) -> None:
 
 
 def lease(queue: SqliteQueue) -> Key:
-    held = queue.lease(LeaseBody(consumer="trainer", lease_seconds=LEASE_SECONDS))
-    assert held is not None
+    (held,) = queue.lease(LeaseBody(consumer="trainer", lease_seconds=LEASE_SECONDS))
     return Key(id=held.id, token=held.token)
 
 
@@ -524,7 +523,7 @@ def test_the_work_of_a_request_does_not_grow_with_the_queue(path: Path, connecti
             consumer="c", incarnation="life", request_id=f"{next(numbers)}", run="run", epoch=0, policy_version=5,
             max_lag=9, order=order,
         )  # fmt: skip
-        assert queue.lease(request) is not None
+        assert queue.lease(request)
 
     def steps_of_each() -> dict[str, int]:
         operations = {

@@ -1,0 +1,143 @@
+"""SQL operations that grant leases: which batches a request gets, and what happens to those of its earlier lives."""
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ref_server.metrics.activity import Count
+from ref_server.queue import leasing, lineages, ready
+from ref_server.queue.errors import Superseded, TooManyInFlight
+from ref_server.queue.freshness import expire_useless
+from ref_server.queue.in_flight import InFlight
+from ref_server.queue.records import LARGE_BYTES, MAX_LEASE_BYTES, Lease, Wanted
+from ref_server.queue.transaction import Transaction, Value, several
+from shared.api import LeaseBody, State
+
+# That an incarnation lives is written down at most this often.
+_SEEN_SECONDS = 60.0
+
+
+class _Ready(NamedTuple):
+    seq: int
+    run: str
+    payload_bytes: int
+    returned: bool
+
+
+_READY = f"SELECT {', '.join(_Ready._fields)} FROM batches"
+
+
+# Payloads are read as far as they are LARGE_BYTES together: `held` has the sums, and never the payloads.
+_LEASES = """
+    WITH held AS (
+        SELECT seq, id, token, lease_seconds, deliveries + 1 AS deliveries, payload_bytes,
+               sum(payload_bytes) OVER (ORDER BY {order}) AS up_to_here
+        FROM batches WHERE {condition} ORDER BY {order} LIMIT ?
+    )
+    SELECT id, token, lease_seconds, deliveries, payload_bytes, body
+    FROM held LEFT JOIN payloads ON payloads.seq = held.seq AND up_to_here <= ? ORDER BY up_to_here
+"""
+
+
+def lease(tx: Transaction, request: LeaseBody) -> list[Lease]:
+    tx.db.serialise(f"consumer {request.consumer}")  # the same request may arrive twice at once
+    lineages.enter(tx, request)
+    _supersede_older(tx, request)
+    lineages.abandon_others(tx, request)  # also what the leases that ended just now gave back
+    expire_useless(tx, request)
+    leases = _repeated(tx, request) or _grant(tx, _choose(tx, request), request)
+    lineages.hear(tx, request.run, request.own_lineage)
+    return leases
+
+
+def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
+    """Ends the leases of a consumer's earlier incarnations at the first request of a new one.
+
+    Raises Superseded for an incarnation that is no longer the newest.
+    """
+    consumer, incarnation = request.consumer, request.incarnation
+    if incarnation is None:
+        return
+    newest = "SELECT incarnation, seen_at FROM incarnations WHERE consumer = ? ORDER BY number DESC LIMIT 1"
+    known, seen_at = tx.one(newest, consumer) or (None, 0.0)
+    if known == incarnation:
+        if seen_at <= tx.at - _SEEN_SECONDS:
+            seen = "UPDATE incarnations SET seen_at = ? WHERE consumer = ? AND incarnation = ?"
+            tx.execute(seen, tx.at, consumer, incarnation)
+        return
+    known = "SELECT 1 FROM incarnations WHERE consumer = ? AND incarnation = ?"
+    if tx.one(known, consumer, incarnation):
+        raise Superseded(f"a newer incarnation of consumer {consumer!r} has taken over from {incarnation!r}")
+    tx.execute(
+        "INSERT INTO incarnations (consumer, incarnation, seen_at) VALUES (?, ?, ?)", consumer, incarnation, tx.at
+    )
+    old = "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND incarnation IS DISTINCT FROM ?"
+    for (seq,) in tx.rows(f"{old} ORDER BY seq {tx.db.lock}", consumer, incarnation):
+        leasing.lose(tx, seq, "a new incarnation of the consumer took over")
+        tx.count(Count.LEASE_SUPERSEDED)
+
+
+def _repeated(tx: Transaction, request: LeaseBody) -> list[Lease]:
+    """The leases that the same request_id was given before and that still hold: its answer may have been lost."""
+    if request.request_id is None:
+        return []
+    condition = "state = 'leased' AND consumer = ? AND request_id = ?"
+    return _read(tx, request, condition, request.consumer, request.request_id)
+
+
+def _choose(tx: Transaction, request: LeaseBody) -> list[_Ready]:
+    """The first ready batches in the request's order, as many as it may have.
+
+    Each order has an index, so depth does not matter. Raises TooManyInFlight if it may not have one.
+    """
+    in_flight = InFlight(tx)
+    if why := in_flight.refusal(request.run):
+        raise TooManyInFlight(why)
+    where, values = ready.condition(Wanted.by(request))
+    first = f"{_READY} WHERE {where} ORDER BY {ready.ORDERS[request.order]} LIMIT ? {tx.db.skip_locked}"
+    chosen: list[_Ready] = []
+    size = 0
+    for row in tx.rows(first, *values, min(request.most, in_flight.room(request.run))):
+        batch = _Ready(*row)
+        size += batch.payload_bytes
+        why = in_flight.refusal(batch.run)  # a request without a run learns only now which one it counts for
+        if chosen and (why or size > MAX_LEASE_BYTES):
+            break
+        if why:
+            raise TooManyInFlight(why)
+        in_flight.add(batch.run)
+        chosen.append(batch)
+    return chosen
+
+
+def _grant(tx: Transaction, chosen: Sequence[_Ready], request: LeaseBody) -> list[Lease]:
+    if not chosen:
+        return []
+    tokens = [value for each in chosen for value in (each.seq, secrets.token_urlsafe(24))]
+    tx.execute(
+        f"""
+        UPDATE batches SET state = 'leased', token = granted.column2, consumer = ?, incarnation = ?, request_id = ?,
+                           lease_seconds = ?, expires = ?
+        FROM (VALUES {several("(?, ?)", chosen)}) AS granted WHERE seq = granted.column1
+        """,
+        request.consumer,
+        request.incarnation,
+        request.request_id,
+        request.lease_seconds,
+        tx.now + request.lease_seconds,
+        *tokens,
+    )
+    seqs = [each.seq for each in chosen]
+    tx.note(seqs, State.LEASED, f"to {request.consumer}")
+    tx.count(Count.LEASED, len(chosen))
+    tx.count(Count.REDELIVERED, sum(each.returned for each in chosen))
+    return _read(tx, request, f"seq IN ({several('?', seqs)})", *seqs)
+
+
+def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -> list[Lease]:
+    """Leases in the request's order, as many as it wants.
+
+    One statement reads all of them: between two, a lease may end, and its batch be leased to somebody else.
+    """
+    leases = _LEASES.format(order=ready.ORDERS[request.order], condition=condition)
+    return [Lease(*row) for row in tx.rows(leases, *values, request.most, LARGE_BYTES)]

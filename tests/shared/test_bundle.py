@@ -1,0 +1,97 @@
+"""Several leased batches in one body: what is encoded comes back, and what does not add up is refused."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shared import bundle
+from shared.api import LeasedHead
+
+names = st.text(min_size=1, max_size=20)
+seconds = st.floats(min_value=0.001, max_value=86_400)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[LeasedHead, bytes]:
+    batch = draw(st.binary(max_size=100))
+    return draw(head_of(len(batch))), batch
+
+
+def head_of(size: int) -> st.SearchStrategy[LeasedHead]:
+    return st.builds(
+        LeasedHead, id=names, token=names, lease_seconds=seconds, deliveries=st.integers(1, 9), bytes=st.just(size)
+    )
+
+
+def framed(header: object, batch: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(4, "big") + text + batch
+
+
+HEADER = {"id": "a", "token": "t", "lease_seconds": 9.5, "deliveries": 1, "bytes": 2}
+
+
+@given(st.lists(batches(), max_size=4))
+def test_what_is_encoded_comes_back(sent: list[tuple[LeasedHead, bytes]]) -> None:
+    assert list(bundle.decode(b"".join(bundle.encode(sent)))) == sent
+
+
+def test_the_bytes_are_those_of_the_contract() -> None:
+    """As a client in another language reads them."""
+    body = b"".join(bundle.encode([(LeasedHead.model_validate(HEADER), b"xy")]))
+    length = int.from_bytes(body[:4], "big")
+    assert json.loads(body[4 : 4 + length]) == HEADER and body[4 + length :] == b"xy"
+
+
+def test_a_header_may_say_more_than_this_client_knows() -> None:
+    ((head, batch),) = bundle.decode(framed(HEADER | {"news": [1]}, b"xy"))
+    assert (head.id, batch) == ("a", b"xy")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"\0", "a length of 4 bytes is claimed"),
+        (framed(HEADER, b"xy") + b"\0\0", "a length of 4 bytes is claimed"),
+        (framed(HEADER, b"x"), "batch 'a' of 2 bytes is claimed"),
+        (framed(HEADER | {"bytes": 2**62}), "is claimed"),
+        (framed(HEADER, length=4096), "a header of 4096 bytes is claimed"),
+        (framed(HEADER, length=2**32 - 1), "must be at most 4096 bytes"),
+        (framed(HEADER | {"bytes": -1}), "bytes"),
+        (framed(HEADER | {"bytes": "2"}, b"xy"), "bytes"),
+        (framed(HEADER | {"deliveries": 0}, b"xy"), "deliveries"),
+        (framed(HEADER | {"token": None}, b"xy"), "token"),
+        (framed({}), "id"),
+        (framed([]), "object"),
+        (framed(b"\xff"), "JSON"),
+        (framed(b"[" * 4000), "JSON"),
+        (framed(b""), "JSON"),
+    ],
+)
+def test_what_does_not_add_up_is_refused(body: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        list(bundle.decode(body))
+
+
+@given(st.binary(max_size=300))
+@example(b"\0\0\0\0")
+def test_garbage_is_refused_and_nothing_else_happens(body: bytes) -> None:
+    try:
+        found = list(bundle.decode(body))
+    except ValueError:
+        return
+    assert found == [] and body == b"", "no garbage is a header"
+
+
+@given(st.lists(batches(), min_size=1, max_size=3), st.data())
+def test_a_body_that_is_cut_is_whole_up_to_there_or_refused(
+    sent: list[tuple[LeasedHead, bytes]], data: st.DataObject
+) -> None:
+    body = b"".join(bundle.encode(sent))
+    whole: list[tuple[LeasedHead, bytes]] = []
+    with suppress(ValueError):  # unless it was cut between two
+        whole.extend(bundle.decode(body[: data.draw(st.integers(0, len(body) - 1))]))
+    assert whole == sent[: len(whole)] and len(whole) < len(sent)
