@@ -26,9 +26,9 @@ from policy_trainer.demo.demo_report import MAX_KL_AT_STEP_0, print_summary, sum
 from policy_trainer.evaluation.standalone import evaluate_with_progress
 from policy_trainer.reporting.curves import plot_curves
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import train
+from shared.atomic_files import write_json
 from shared.models import use_threads
 from shared.settings import from_values
 

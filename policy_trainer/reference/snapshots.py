@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.learner.average import Average, averaged_state
-from policy_trainer.run_files.atomic_files import whole_directory
+from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import save_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from policy_trainer.run_files import locks
-from policy_trainer.run_files.atomic_files import write_json
+from shared.atomic_files import write_json
 
 # A worker whose trainer was killed takes a moment to end and release its lock.
 _LOCK_SECONDS = 5.0

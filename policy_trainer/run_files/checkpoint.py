@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.learner.average import Average
 from policy_trainer.learner.optimizer import Weights
-from policy_trainer.run_files.atomic_files import sync, whole_directory, write_json
+from shared.atomic_files import sync, whole_directory, write_json
 from shared.models import save_model
 
 _STATE = "trainer.json"

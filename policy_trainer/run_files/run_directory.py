@@ -13,8 +13,8 @@ from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.resuming import NOT_KEPT, Change, changes
-from policy_trainer.run_files.atomic_files import write_json, write_text
 from policy_trainer.run_files.locks import hold
+from shared.atomic_files import write_json, write_text
 from shared.errors import UserError
 from shared.settings.files import read_known
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.atomic_files import write_json
 
 
 def write_address(directory: RunDirectory, port: int) -> str:

@@ -18,12 +18,12 @@ from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import lr_factor
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest
 from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
-from policy_trainer.run_files.atomic_files import whole_directory
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations
 from policy_trainer.sft.supervision import SupervisedLearner, SupervisedStats
+from shared.atomic_files import whole_directory
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, use_threads
 

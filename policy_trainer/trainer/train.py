@@ -15,13 +15,13 @@ from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import batch_metrics, next_index
 from policy_trainer.rollout.outbox import count_refused
-from policy_trainer.run_files.atomic_files import whole_directory
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.weights.publication import Publication
 from shared import wire
+from shared.atomic_files import whole_directory
 from shared.client import Leased
 from shared.models import save_model
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.weights.publication import Publication
+from shared.atomic_files import write_json
 from shared.models import save_model
 
 # Two: a worker may still be reading the version before the newest.

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from shared.lifetime import child_environment
 from tests.bench.curves_recipes import RunSetup, names, recipe

@@ -15,10 +15,10 @@ from pathlib import Path
 import safetensors
 
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.run_files.checkpoint import Checkpoints, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared import wire
+from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps
 from tests.chaos.launch import Launcher

@@ -1,9 +1,7 @@
-"""Tiny random models, batches written out by hand, crashes on demand, and a server that says what it is told."""
+"""Tiny random models, batches written out by hand, and a server that says what it is told."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -13,9 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, 
 
 from policy_trainer.demo.base_model import make_tokenizer
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from tests.fuse import fuse
 from tests.site import no_backoff, open_site
 
-__all__ = ["no_backoff", "open_site"]
+__all__ = ["fuse", "no_backoff", "open_site"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -115,66 +114,3 @@ def full_disk() -> Path:
     if not device.is_char_device():
         pytest.skip("there is no /dev/full")
     return device
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Fuse:
-    """Lets a process live for so many file operations, each of which may be its last."""
-
-    def __init__(self) -> None:
-        self.left: int | None = None
-        self.crash = Crash
-
-    def burn(self) -> None:
-        if self.left is not None:
-            self.left -= 1
-            if self.left <= 0:
-                self.left = None
-                raise Crash
-
-    def lives(self, operations: int, work: Callable[[], object]) -> bool:
-        """Whether the work was done before the crash."""
-        self.left = operations
-        try:
-            work()
-        except Crash:
-            return False
-        self.left = None
-        return True
-
-
-@pytest.fixture
-def fuse(monkeypatch: pytest.MonkeyPatch) -> Fuse:
-    """Burns after each file operation. A file that is opened for writing is empty when the crash comes."""
-    made = Fuse()
-
-    def burning(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            result = operation(*args, **kwargs)
-            if operation.__name__ != "open" or "w" in (args[1] if len(args) > 1 else kwargs.get("mode", "r")):
-                try:
-                    made.burn()
-                except Crash:
-                    if operation.__name__ == "open":
-                        result.close()
-                    raise
-            return result
-
-        return run
-
-    for name in ("open", "write_bytes", "write_text", "replace", "rename", "unlink", "mkdir"):
-        monkeypatch.setattr(Path, name, burning(getattr(Path, name)))
-
-    def rmtree(path: Path, ignore_errors: bool = False) -> None:
-        """File by file."""
-        if ignore_errors and not path.exists():
-            return
-        for file in sorted(Path(path).rglob("*"), reverse=True):
-            file.unlink() if file.is_file() else file.rmdir()
-        path.rmdir()
-
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
-    return made

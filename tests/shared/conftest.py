@@ -1,6 +1,10 @@
 import pytest
 import torch
 
+from tests.fuse import fuse
+
+__all__ = ["fuse"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:

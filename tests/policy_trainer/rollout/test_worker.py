@@ -18,9 +18,9 @@ from policy_trainer.data.probe import Probe
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
-from policy_trainer.run_files.atomic_files import write_json
 from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
+from shared.atomic_files import write_json
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerError
 from shared.errors import UserError

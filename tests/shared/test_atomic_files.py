@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.run_files.atomic_files import whole_directory, write_json
+from shared.atomic_files import whole_directory, write_json
 
 
 def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None:
