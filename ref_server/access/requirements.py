@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from ref_server.access.keys import Role
@@ -13,29 +14,45 @@ JSON = "application/json"
 ANY = "*/*"
 
 
+class Reading(StrEnum):
+    """Who reads the body of a request."""
+
+    WHOLE = "whole"
+    """The guard, before the route is called: no route waits for a slow client. `max_body_mib` bounds it."""
+    STREAMED = "streamed"
+    """The route, as it arrives, to the disk: it may be longer than the memory."""
+
+
 @dataclass(frozen=True)
 class Requirement:
     """role: the least that may use the route. media_types: accepted for its body; empty: it takes no body.
 
     confines: it keeps a token of a single run to that run (`Holder.only`), or shows nothing of any run. Others are
-    closed to such tokens. audited: each of its requests is logged, with who sent it.
+    closed to such tokens. audited: each of its requests is logged, with who sent it. reading: who reads its body.
     """
 
     role: Role
     media_types: tuple[str, ...] = ()
     confines: bool = False
     audited: bool = False
+    reading: Reading = Reading.WHOLE
 
 
 # A route without a declaration is for admins.
 UNDECLARED = Requirement(Role.ADMIN)
 
 
-def requires(role: Role, *media_types: str, confines: bool = False, audited: bool = False) -> Callable[[T], T]:
+def requires(
+    role: Role,
+    *media_types: str,
+    confines: bool = False,
+    audited: bool = False,
+    reading: Reading = Reading.WHOLE,
+) -> Callable[[T], T]:
     """Decorates a route, or the function that answers it. The guard and the OpenAPI page read the requirement."""
 
     def declare(route: T) -> T:
-        setattr(route, _NAME, Requirement(role, media_types, confines, audited))
+        setattr(route, _NAME, Requirement(role, media_types, confines, audited, reading))
         return route
 
     return declare

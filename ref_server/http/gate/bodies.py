@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Send
 
 from ref_server.http.problem import Problem, busy
 
@@ -33,8 +33,7 @@ async def read_body(receive: Receive, take: Callable[[int], bool], most: int) ->
             async with asyncio.timeout_at(begun + FIRST_SECONDS + len(body) / BYTES_PER_SECOND):
                 message: Message = await receive()
         except TimeoutError:
-            pace = f"a body may take {FIRST_SECONDS:g} s and a second for each {BYTES_PER_SECOND} bytes"
-            raise Problem(408, "too_slow", f"{pace}; {len(body)} bytes arrived") from None
+            raise too_slow(len(body)) from None
         if message["type"] == "http.disconnect":
             return None
         chunk = message.get("body", b"")
@@ -45,6 +44,11 @@ async def read_body(receive: Receive, take: Callable[[int], bool], most: int) ->
         body += chunk
         more = message.get("more_body", False)
     return bytes(body)
+
+
+def too_slow(arrived: int) -> Problem:
+    pace = f"a body may take {FIRST_SECONDS:g} s and a second for each {BYTES_PER_SECOND} bytes"
+    return Problem(408, "too_slow", f"{pace}; {arrived} bytes arrived")
 
 
 def too_large(most: int) -> Problem:
@@ -67,6 +71,21 @@ class Remains:
 
     def __init__(self) -> None:
         self._coming = 0
+
+    def behind(self, receive: Receive, send: Send) -> Send:
+        """A `send` for an answer before the end of the body: it reads the rest, then ends the answer."""
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # The next request would begin behind a body that was not read.
+                await send({**message, "headers": [*message["headers"], (b"connection", b"close")]})
+                return
+            await send({**message, "more_body": True})
+            if not message.get("more_body", False):
+                await self.discard(receive)
+                await send({"type": "http.response.body", "body": b""})
+
+        return answer
 
     async def discard(self, receive: Receive) -> None:
         if self._coming == MAX_LINGERING:

@@ -9,10 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ref_server.access.hosts import Hosts, is_loopback
 from ref_server.access.keys import Denied, Holder, Role
-from ref_server.access.requirements import ANY, JSON, Requirement
+from ref_server.access.requirements import ANY, JSON, Reading, Requirement
 from ref_server.access.shares import Shares, peer
 from ref_server.config import ServeConfig
-from ref_server.http.gate.bodies import Remains, read_body, replay, too_large
+from ref_server.http.gate.bodies import Remains, too_large
+from ref_server.http.gate.intakes import Intake, StreamedBody, UnreadBody, WholeBody
 from ref_server.http.problem import Problem, denied
 from ref_server.http.route_table import RouteTable
 
@@ -34,7 +35,7 @@ _LEGACY_PATHS = ("/upload", "/get")
 class Guard:
     """ASGI middleware, inside of `Requests`, which gives each request its id.
 
-    It reads the whole body itself, so that no route waits for a slow client.
+    It reads most bodies itself, so that no route waits for a slow client.
     """
 
     def __init__(self, app: ASGIApp, config: ServeConfig, routes: RouteTable) -> None:
@@ -53,20 +54,15 @@ class Guard:
             return
         headers = Headers(scope=scope)
         try:
-            shares, most = self._check(scope, headers)
-            with shares.hold(scope["state"]["holder"]) as take:
-                body = await read_body(receive, take, most) if most is not None else b""
-                if body is not None:
-                    receive, body = replay(body, receive), None  # so that only the route holds the body
-                    await self._app(scope, receive, send)
+            await self._check(scope, headers)(self._app, scope, receive, send)
         # Answered outside of the block: the client may be slow to leave.
         except Problem as problem:
             await self._refuse(problem.answer(scope), scope, headers, receive, send)
         except Denied as error:
             await self._refuse(denied(error).answer(scope), scope, headers, receive, send)
 
-    def _check(self, scope: Scope, headers: Headers) -> tuple[Shares, int | None]:
-        """The memory that the body shares, and its greatest length; None: it stays unread, the router refuses it.
+    def _check(self, scope: Scope, headers: Headers) -> Intake:
+        """How the body is read.
 
         Raises the first error in this order: 414, 431, 400, 404, 403 (host), 401 or 403 (token), 415, 413.
         """
@@ -76,12 +72,12 @@ class Guard:
         scope["state"]["audited"] = required.audited
         self._admit(scope, headers, required)
         _check_media_type(headers, required.media_types)
-        shares, most = self._room(route, required, media_type(headers))
+        intake = self._intake(route, required, media_type(headers))
         length = headers.get("content-length", "0")
         # int() raises for thousands of digits; twenty are more than any body needs.
-        if most is not None and (not re.fullmatch("[0-9]{1,20}", length) or int(length) > most):
-            raise too_large(most)
-        return shares, most
+        if intake.most is not None and (not re.fullmatch("[0-9]{1,20}", length) or int(length) > intake.most):
+            raise too_large(intake.most)
+        return intake
 
     def _admit(self, scope: Scope, headers: Headers, required: Requirement) -> None:
         """Notes the role, and who holds what the request takes: its token, or its peer where none is required."""
@@ -100,22 +96,22 @@ class Guard:
         if holder.run is not None and not required.confines:
             raise Denied(f"this token is for run {holder.run!r} alone, and this route is for all runs", "Authorization")
 
-    def _room(self, route: str, required: Requirement, kind: str) -> tuple[Shares, int | None]:
+    def _intake(self, route: str, required: Requirement, kind: str) -> Intake:
+        if not route:
+            return UnreadBody()
+        if required.reading is Reading.STREAMED:
+            return StreamedBody(self._bodies, self._remains)
         if not required.media_types:
-            return self._bodies, 0 if route else None
+            return WholeBody(self._bodies, 0)
         if kind == JSON and JSON in required.media_types:
-            return self._json_bodies[route], min(MAX_JSON_BYTES, self._max_body_bytes)
-        return self._bodies, self._max_body_bytes
+            return WholeBody(self._json_bodies[route], min(MAX_JSON_BYTES, self._max_body_bytes))
+        return WholeBody(self._bodies, self._max_body_bytes)
 
     async def _refuse(self, answer: JSONResponse, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if "transfer-encoding" not in headers and headers.get("content-length", "0") == "0":
             await answer(scope, receive, send)
-            return
-        answer.headers["Connection"] = "close"  # the next request begins behind a body that was not read
-        await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
-        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-        await self._remains.discard(receive)
-        await send({"type": "http.response.body", "body": b""})
+        else:
+            await answer(scope, receive, self._remains.behind(receive, send))
 
 
 def media_type(headers: Headers) -> str:
