@@ -25,7 +25,7 @@ ROOMS = {
         "bundle", "devices", "allocator", "models", "logprobs", "client",
     ),
     "ref_server": (
-        "access", "metrics", "queue", "config", "scoring", "service", "legacy", "http", "cli", "__main__",
+        "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "http", "cli", "__main__",
     ),
     "policy_trainer": (
         "config", "lifecycle", "data", "rewards", "tasks", "sampling", "objective", "learner", "run_files", "weights",

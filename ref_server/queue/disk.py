@@ -24,16 +24,14 @@ class Disk:
     def __init__(self, directory: Path, min_free: int | None) -> None:
         self._directory = directory
         self._reserve = directory / "queue.reserve"
-        everything = os.statvfs(directory)
-        most = everything.f_blocks * everything.f_frsize // _PART
-        self._floor = min(_MIN_FREE, most) if min_free is None else min_free
+        self._min_free = min_free
+        self._floor = self.space.floor
         self._reserve_bytes = min(_RESERVE, self._floor // 4)
         self._refused = 0  # size of the last upload, if it was refused
 
     @property
     def space(self) -> DiskSpace:
-        now = os.statvfs(self._directory)
-        return DiskSpace(free=now.f_bavail * now.f_frsize, floor=self._floor)
+        return disk_space(self._directory, self._min_free)
 
     def check(self, size: int, *, reusable: int = 0, owed: int = 0) -> None:
         """Raises StorageFull when an upload of `size` bytes leaves too little free: NoUnusedRoom if reusable is why.
@@ -74,3 +72,10 @@ class Disk:
             self._reserve.write_bytes(os.urandom(self._reserve_bytes))  # some file systems would compress zeros
         except OSError:
             self.give_way()
+
+
+def disk_space(directory: Path, min_free: int | None) -> DiskSpace:
+    """Of the file system of a directory that exists. min_free: as for `Disk`."""
+    now = os.statvfs(directory)
+    most = now.f_blocks * now.f_frsize // _PART
+    return DiskSpace(free=now.f_bavail * now.f_frsize, floor=min(_MIN_FREE, most) if min_free is None else min_free)

@@ -37,16 +37,19 @@ from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
 from shared.api.runs import FinishBody, Finished
 from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
 from shared.api.states import LEGACY_RUN, ListOrder, Order, Outcome, State
+from shared.api.weights import PLAIN_NAME, CommitBody, PlainName, PublishedWeights, WeightsFile
 
 __all__ = [
     "CURSOR",
     "LEGACY_RUN",
+    "PLAIN_NAME",
     "AckBody",
     "Admitted",
     "Answer",
     "BatchDetails",
     "BatchPage",
     "BatchSummary",
+    "CommitBody",
     "Depth",
     "Error",
     "ErrorDetail",
@@ -65,7 +68,9 @@ __all__ = [
     "ModelInfo",
     "Order",
     "Outcome",
+    "PlainName",
     "PromptView",
+    "PublishedWeights",
     "PurgeBody",
     "PurgeableState",
     "Purged",
@@ -82,4 +87,5 @@ __all__ = [
     "TokenIds",
     "TokensView",
     "Uploaded",
+    "WeightsFile",
 ]

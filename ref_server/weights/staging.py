@@ -1,0 +1,130 @@
+"""Files of a version on their way: received in parts, kept whole with their digests, and not visible yet."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from ref_server.weights.disk_failures import disk_failures
+from ref_server.weights.errors import WeightsConflict, WrongDigest
+from shared.api import WeightsFile
+from shared.atomic_files import write_text
+
+
+class Staging:
+    """The directory of one version that is not committed: `files` are whole, `digests` says of what, `parts` arrive.
+
+    A file counts once its digest is there, which is written after it. No method is for two threads at once, except
+    `Part.write`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = directory / "files"
+        self._digests = directory / "digests"
+        self._parts = directory / "parts"
+
+    def begin(self, check_room: Callable[[int], None]) -> "Part":
+        """A new part. check_room: raises when the disk has no room for so many bytes more."""
+        for needed in (self.files, self._digests, self._parts):
+            needed.mkdir(parents=True, exist_ok=True)
+        return Part(self._parts / uuid4().hex, check_room)
+
+    def keep(self, file: str, part: "Part") -> bool:
+        """Makes a whole part the file. False if it is there already. Raises WeightsConflict for other content."""
+        known = self.found().get(file)
+        if known is not None:
+            check_same(file, known, part.content)
+            return False
+        part.path.replace(self.files / file)
+        write_text(self._digests / file, part.content.model_dump_json())
+        return True
+
+    def found(self) -> dict[str, WeightsFile]:
+        """The whole files. After a power cut a digest may be there without its file."""
+        digests = self._digests.iterdir() if self._digests.is_dir() else ()
+        known = {path.name: WeightsFile.model_validate_json(path.read_bytes()) for path in digests if _is_plain(path)}
+        return {file: content for file, content in known.items() if _has_size(self.files / file, content.bytes)}
+
+    def sweep(self, seconds: float) -> None:
+        """Removes parts of dead processes, and all of it when it was not touched for so long."""
+        for path in self._parts.iterdir() if self._parts.is_dir() else ():
+            if _is_nobodys(path):
+                path.unlink(missing_ok=True)
+        touched = (self._digests, self._parts, *(self._parts.iterdir() if self._parts.is_dir() else ()))
+        if all(time.time() - _touched(path) > seconds for path in touched):
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Part:
+    """A file that arrives, locked while it does: what a killed process left is told by that. Discard it at the end."""
+
+    def __init__(self, path: Path, check_room: Callable[[int], None]) -> None:
+        self.path = path
+        self._check_room = check_room
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._file = path.open("wb")
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def discard(self) -> None:
+        """Closes it, and removes what was not kept."""
+        with suppress(OSError):  # a full disk cannot take what is still in the buffer
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def content(self) -> WeightsFile:
+        return WeightsFile(bytes=self._size, sha256=self._digest.hexdigest())
+
+    def write(self, data: bytes) -> None:
+        """Raises StorageFull, StorageBroken."""
+        with disk_failures():
+            self._check_room(len(data))
+            self._file.write(data)
+        self._digest.update(data)
+        self._size += len(data)
+
+    def finish(self, sha256: str | None) -> None:
+        """Returns once all bytes are on the disk. Raises WrongDigest; None: any content."""
+        if sha256 not in (None, self.content.sha256):
+            raise WrongDigest(f"the body has SHA-256 {self.content.sha256}, and its Content-Digest says {sha256}")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def check_same(file: str, known: WeightsFile, content: WeightsFile) -> None:
+    """Raises WeightsConflict."""
+    if known != content:
+        raise WeightsConflict(f"{file} is there with SHA-256 {known.sha256}, and this one has {content.sha256}")
+
+
+def _is_plain(path: Path) -> bool:
+    """Not one that is being written."""
+    return not path.name.startswith(".")
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _touched(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_nobodys(path: Path) -> bool:
+    """Whether the process that wrote a part is gone."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    return True

@@ -1,0 +1,206 @@
+"""The store of published weights: directories below one root, without HTTP.
+
+A committed version is the directory ROOT/RUN/LINEAGE/EPOCH/VERSION, which a rename makes visible with its manifest. It
+is a model directory, so a server can load it. The disk alone knows what there is, so servers may share a root.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from ref_server.metrics.weights import WeightsTraffic
+from ref_server.queue.disk import disk_space
+from ref_server.queue.errors import StorageFull
+from ref_server.weights.catalog import MANIFEST, Catalog
+from ref_server.weights.disk_failures import disk_failures
+from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone
+from ref_server.weights.readers import Readers
+from ref_server.weights.staging import Part, Staging, check_same
+from ref_server.weights.versions import Published, Version
+from shared.api import WeightsFile
+from shared.atomic_files import sync, write_json
+
+# Two: a worker may still be reading the version before the newest.
+KEPT = 2
+# Uploads that nobody goes on with go after this long.
+STALE_SECONDS = 3600.0
+_MIB = 2**20
+# No uploaded file can have these names: they begin with a dot.
+_STAGING = ".staging"
+_REMOVED = ".removed"
+
+
+class Held(NamedTuple):
+    """What the store holds: committed versions, and the bytes of their files."""
+
+    versions: int
+    bytes: int
+
+
+class WeightsStore:
+    """Any thread may use it. Raises StorageFull, StorageBroken beside what the methods name.
+
+    min_free: bytes of the disk that uploads leave free; None: a default. unused_seconds: a run's weights go when
+    nothing was committed for so long.
+    """
+
+    def __init__(self, root: Path, *, min_free: int | None, unused_seconds: float) -> None:
+        self._root = root
+        self._catalog = Catalog(root)
+        self._min_free = min_free
+        self._unused_seconds = unused_seconds
+        self._lock = threading.Lock()
+        self.readers = Readers()
+        self.traffic = WeightsTraffic()
+
+    def begin(self, name: Version, size: int) -> Part:
+        """A part to write one file into. size: its bytes as far as they are known."""
+        with disk_failures(), self._lock:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._check_room(size)
+            return self._staging(name).begin(self._check_room)
+
+    def keep(self, name: Version, file: str, part: Part, sha256: str | None) -> bool:
+        """Makes a part that has arrived the file; False if it is there already.
+
+        Raises WrongDigest when it is not of this SHA-256, WeightsConflict for other content.
+        """
+        with disk_failures():
+            part.finish(sha256)
+            with self._lock:
+                committed = self._catalog.read(name)
+                if committed is None:
+                    return self._staging(name).keep(file, part)
+        if file not in committed.files:
+            raise WeightsConflict(f"version {name} is committed, without {file}")
+        check_same(file, committed.files[file], part.content)
+        return False
+
+    def commit(self, name: Version, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
+        """Makes a version visible. Committed again with the same files it takes over the words.
+
+        Raises NotWhole if a file is missing or differs, WeightsConflict if it is committed with other files.
+        """
+        with disk_failures(), self._lock:
+            known = self._catalog.read(name)
+            if known is not None:
+                if known.files != files:
+                    raise WeightsConflict(f"version {name} is committed with other files")
+                self._write_manifest(self._catalog.directory(name), known.number, files, words)
+            else:
+                self._make_visible(name, self._staging(name), files, words)
+            published = self._catalog.read(name)
+        assert published is not None
+        return published
+
+    def newest(self, run: str, lineage: str | None = None) -> Published | None:
+        """The newest of a lineage, or of the one that committed last; None before the first."""
+        with disk_failures():
+            return self._catalog.newest(run, lineage)
+
+    def get(self, name: Version) -> Published:
+        """Raises NoWeights, WeightsGone."""
+        with disk_failures():
+            found = self._catalog.read(name)
+            if found is None:
+                newest = self._catalog.newest(name.run, name.lineage)
+                if newest is not None and newest.name.order > name.order:
+                    raise WeightsGone(f"version {name} is not kept any more; {newest.name} is the newest")
+                raise NoWeights(f"there is no version {name}")
+        self.readers.saw(name)
+        return found
+
+    def file(self, name: Version, file: str) -> tuple[Path, WeightsFile]:
+        """Where a file is, and what. Read it within `readers.reading`. Raises NoWeights, WeightsGone."""
+        content = self.get(name).files.get(file)
+        if content is None:
+            raise NoWeights(f"version {name} has no file {file}")
+        return self._catalog.directory(name) / file, content
+
+    def held(self) -> Held:
+        with disk_failures():
+            published = [found for run in self._catalog.runs() for found in self._catalog.of_run(run)]
+        return Held(len(published), sum(file.bytes for found in published for file in found.files.values()))
+
+    def tidy(self, pinned: Collection[Version]) -> None:
+        """Removes old versions, but those that are pinned or being read, and stale uploads."""
+        with disk_failures():
+            for run in self._catalog.runs():
+                self._remove_old(run, pinned)
+            for path in (self._root / _STAGING).glob("*/*/*/*"):
+                with self._lock:
+                    Staging(path).sweep(STALE_SECONDS)
+                    _remove_empty(path.parent, self._root)
+            for path in (self._root / _REMOVED).glob("*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _make_visible(
+        self, name: Version, staging: Staging, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
+    ) -> None:
+        found = staging.found()
+        for file, content in files.items():
+            if found.get(file) != content:
+                has = f"has {_describe(found[file])}" if file in found else "has not been uploaded"
+                raise NotWhole(f"{file} {has}; the manifest says {_describe(content)}", f"files.{file}")
+        for superfluous in found.keys() - files.keys():
+            (staging.files / superfluous).unlink()
+        number = 1 + max((other.number for other in self._catalog.of_run(name.run)), default=0)
+        self._write_manifest(staging.files, number, files, words)
+        target = self._catalog.directory(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging.files.rename(target)
+        for above in (target.parent, *target.parent.parents[:4]):
+            sync(above)
+        shutil.rmtree(staging.directory, ignore_errors=True)
+
+    def _write_manifest(
+        self, directory: Path, number: int, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
+    ) -> None:
+        described = {file: content.model_dump() for file, content in files.items()}
+        write_json(directory / MANIFEST, {"number": number, "files": described, "words": dict(words)})
+        sync(directory)
+
+    def _remove_old(self, run: str, pinned: Collection[Version]) -> None:
+        kept = {*pinned, *self.readers.now()}
+        published = self._catalog.of_run(run)
+        unused = bool(published) and time.time() - self._catalog.committed_at(published[0].name) > self._unused_seconds
+        for old in published if unused else published[KEPT:]:
+            if old.name not in kept:
+                self._remove(old.name)
+
+    def _remove(self, name: Version) -> None:
+        removed, directory = self._root / _REMOVED, self._catalog.directory(name)
+        removed.mkdir(exist_ok=True)
+        target = removed / uuid4().hex
+        with suppress(FileNotFoundError), self._lock:  # another server may have been faster
+            directory.rename(target)
+            _remove_empty(directory.parent, self._root)
+        shutil.rmtree(target, ignore_errors=True)
+
+    def _staging(self, name: Version) -> Staging:
+        return Staging(self._root / _STAGING / name.path)
+
+    def _check_room(self, size: int) -> None:
+        space = disk_space(self._root, self._min_free)
+        if space.free - size < space.floor:
+            raise StorageFull(
+                f"the disk is full: {space.free / _MIB:,.1f} MiB are free in {self._root}, and min_free_mib keeps "
+                f"{space.floor / _MIB:,.1f} MiB; make room, or publish to another server"
+            )
+
+
+def _describe(content: WeightsFile) -> str:
+    return f"{content.bytes} bytes, SHA-256 {content.sha256}"
+
+
+def _remove_empty(directory: Path, root: Path) -> None:
+    """Removes a directory below the root and those above it, as far as they are empty."""
+    with suppress(OSError):
+        while directory != root:
+            directory.rmdir()
+            directory = directory.parent

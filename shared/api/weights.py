@@ -1,0 +1,58 @@
+"""Published weights: the versions of a run's model that trainers upload and workers download."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.api.base import Answer, example
+
+# No leading dot: neither a hidden file nor a way up.
+PLAIN_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+PlainName = Annotated[str, Field(pattern=PLAIN_NAME, max_length=200)]
+_SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+class WeightsFile(Answer):
+    bytes: int = Field(ge=0, strict=True)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class CommitBody(BaseModel):
+    """The files of a version. All other keys are the publication's: the server keeps them and looks at none."""
+
+    model_config = ConfigDict(extra="allow", frozen=True) | example(
+        files={"model.safetensors": {"bytes": 4, "sha256": _SHA256}}, next_index=0
+    )
+
+    files: Annotated[dict[PlainName, WeightsFile], Field(min_length=1, max_length=10_000)]
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """All but the files."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _words_are_json(self) -> "CommitBody":
+        try:
+            json.dumps(self.words, allow_nan=False, ensure_ascii=False).encode()
+        except ValueError:
+            raise ValueError("JSON has neither NaN nor infinity, nor half a character") from None
+        return self
+
+
+class PublishedWeights(Answer):
+    """A committed version with its files, and whatever else its commit said."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    run: str
+    lineage: str
+    epoch: int
+    version: int
+    files: dict[str, WeightsFile]
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What the commit said beside the files."""
+        return dict(self.model_extra or {})

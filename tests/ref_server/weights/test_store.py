@@ -1,0 +1,342 @@
+"""The store of weights on a real disk: what is visible is whole, whenever it is asked and wherever it was killed."""
+
+import os
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.records import DiskSpace
+from ref_server.weights import readers, store
+from ref_server.weights.disk_failures import disk_failures
+from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
+from ref_server.weights.store import WeightsStore
+from ref_server.weights.versions import Version
+from shared.api import WeightsFile
+from tests.fuse import fuse
+
+__all__ = ["fuse"]
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 64}
+
+
+def content(data: bytes) -> WeightsFile:
+    return WeightsFile(bytes=len(data), sha256=sha256(data).hexdigest())
+
+
+def contents(files: Mapping[str, bytes]) -> dict[str, WeightsFile]:
+    return {file: content(data) for file, data in files.items()}
+
+
+def version(number: int = 1, *, run: str = "run", lineage: str = "first", epoch: int = 0) -> Version:
+    return Version(run, lineage, epoch, number)
+
+
+def put(weights: WeightsStore, name: Version, file: str, data: bytes, digest: str | None = None) -> bool:
+    part = weights.begin(name, len(data))
+    try:
+        for start in range(0, len(data), 1000):
+            part.write(data[start : start + 1000])
+        return weights.keep(name, file, part, digest)
+    finally:
+        part.discard()
+
+
+def publish(weights: WeightsStore, name: Version, files: Mapping[str, bytes] = FILES, **words: Any) -> None:
+    for file, data in files.items():
+        put(weights, name, file, data)
+    weights.commit(name, contents(files), words)
+
+
+def whole(weights: WeightsStore, name: Version) -> bool:
+    """Whether a visible version has the bytes that its manifest says."""
+    found = weights.get(name)
+    return all(content(weights.file(name, file)[0].read_bytes()) == said for file, said in found.files.items())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "weights"
+
+
+@pytest.fixture
+def make(root: Path) -> Callable[..., WeightsStore]:
+    def build(min_free: int | None = 0, unused_seconds: float = 1e9) -> WeightsStore:
+        return WeightsStore(root, min_free=min_free, unused_seconds=unused_seconds)
+
+    return build
+
+
+@pytest.fixture
+def weights(make: Callable[..., WeightsStore]) -> WeightsStore:
+    return make()
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has asked for a part of a version does not read it any more."""
+    monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
+
+
+def test_nothing_is_written_before_the_first_upload(weights: WeightsStore, root: Path) -> None:
+    weights.tidy([])
+    assert weights.newest("run") is None
+    assert weights.held() == (0, 0)
+    assert not root.parent.exists()
+
+
+def test_a_version_is_visible_with_its_commit_and_not_before(weights: WeightsStore) -> None:
+    name = version()
+    for file, data in FILES.items():
+        assert put(weights, name, file, data)
+        assert weights.newest("run") is None
+        with pytest.raises(NoWeights):
+            weights.get(name)
+    weights.commit(name, contents(FILES), {"next_index": 7})
+    found = weights.newest("run")
+    assert found is not None
+    assert (found.name, found.files, found.words) == (name, contents(FILES), {"next_index": 7})
+    assert whole(weights, name)
+    assert weights.held() == (1, sum(map(len, FILES.values())))
+
+
+def test_a_committed_version_is_a_directory_of_its_files(weights: WeightsStore, root: Path) -> None:
+    put(weights, version(), "superfluous", b"not in the manifest")
+    publish(weights, version())
+    seen = {path.name: path.read_bytes() for path in (root / "run/first/0/1").iterdir() if path.name[0] != "."}
+    assert seen == FILES
+    assert not (root / ".staging" / "run").exists() or not list((root / ".staging").rglob("*.*"))
+
+
+def test_the_same_again_changes_nothing(weights: WeightsStore) -> None:
+    assert put(weights, version(), "model.safetensors", b"a")
+    assert not put(weights, version(), "model.safetensors", b"a")
+    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
+    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
+    assert not put(weights, version(), "model.safetensors", b"a")
+    assert whole(weights, version())
+
+
+def test_other_content_is_refused(weights: WeightsStore) -> None:
+    put(weights, version(), "model.safetensors", b"a")
+    with pytest.raises(WeightsConflict, match=r"model\.safetensors is there with SHA-256 ca97"):
+        put(weights, version(), "model.safetensors", b"b")
+    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
+    with pytest.raises(WeightsConflict, match="is there"):
+        put(weights, version(), "model.safetensors", b"b")
+    with pytest.raises(WeightsConflict, match=r"is committed, without config.json"):
+        put(weights, version(), "config.json", b"b")
+    with pytest.raises(WeightsConflict, match="committed with other files"):
+        weights.commit(version(), contents({"model.safetensors": b"b"}), {})
+    assert whole(weights, version())
+
+
+def test_words_of_a_committed_version_may_change(weights: WeightsStore) -> None:
+    publish(weights, version(1), finished=False)
+    publish(weights, version(1, lineage="other"), finished=False)
+    weights.commit(version(1), contents(FILES), {"finished": True})
+    assert weights.get(version(1)).words == {"finished": True}
+    newest = weights.newest("run")
+    assert newest is not None and newest.name.lineage == "other"  # it was committed later for the first time
+
+
+def test_a_wrong_digest_leaves_no_file(weights: WeightsStore, root: Path) -> None:
+    with pytest.raises(WrongDigest):
+        put(weights, version(), "model.safetensors", b"a", content(b"b").sha256)
+    assert not [path for path in root.rglob("*") if path.is_file()]
+    assert put(weights, version(), "model.safetensors", b"b", content(b"b").sha256)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (contents({**FILES, "more": b""}), "more has not been uploaded"),
+        (contents({**FILES, "config.json": b"[]"}), "config.json has 2 bytes"),
+        ({**contents(FILES), "config.json": WeightsFile(bytes=3, sha256=content(b"{}").sha256)}, "config.json has 2"),
+    ],
+)
+def test_a_version_that_is_not_whole_stays_invisible(
+    weights: WeightsStore, manifest: dict[str, WeightsFile], said: str
+) -> None:
+    for file, data in FILES.items():
+        put(weights, version(), file, data)
+    with pytest.raises(NotWhole, match=said):
+        weights.commit(version(), manifest, {})
+    assert weights.newest("run") is None
+    weights.commit(version(), contents(FILES), {})
+    assert whole(weights, version())
+
+
+def test_the_newest_is_of_the_lineage_that_committed_last(weights: WeightsStore) -> None:
+    def newest(lineage: str | None = None) -> Version | None:
+        found = weights.newest("run", lineage)
+        return found and found.name
+
+    publish(weights, version(10))
+    publish(weights, version(9))
+    assert newest() == version(10)
+    publish(weights, version(3, epoch=1))
+    assert newest() == version(3, epoch=1)
+    publish(weights, version(0, lineage="second"))
+    assert newest() == version(0, lineage="second")
+    assert newest("first") == version(3, epoch=1)
+    assert newest("third") is None
+    assert weights.newest("other run") is None
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_two_versions_of_a_run_are_kept(weights: WeightsStore, root: Path) -> None:
+    publish(weights, version(5, lineage="zero"))
+    for number in range(1, 5):
+        publish(weights, version(number))
+        weights.tidy([])
+    publish(weights, version(1, run="other"))
+    weights.tidy([])
+    assert weights.held().versions == 3
+    assert [whole(weights, version(number)) for number in (3, 4)] == [True, True]
+    with pytest.raises(WeightsGone, match=r"0\.4 of run run"):
+        weights.get(version(2))
+    with pytest.raises(NoWeights):
+        weights.get(version(9))
+    assert {path.name for path in (root / "run").iterdir()} == {"first"}  # nothing empty is left
+
+
+def test_what_is_read_stays(weights: WeightsStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(weights, version(1))
+    with weights.readers.reading(version(1)):
+        monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
+        for number in (2, 3):
+            publish(weights, version(number))
+        weights.tidy([])
+        assert whole(weights, version(1))
+        monkeypatch.setattr(readers, "PAUSE_SECONDS", 60.0)
+    weights.tidy([])
+    assert whole(weights, version(1))  # the reader may come again for its next file
+    monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
+    weights.tidy([])
+    with pytest.raises(WeightsGone):
+        weights.get(version(1))
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_what_is_pinned_stays(weights: WeightsStore) -> None:
+    for number in (1, 2, 3):
+        publish(weights, version(number))
+    weights.tidy([version(1)])
+    assert whole(weights, version(1))
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_an_open_file_survives_its_version(weights: WeightsStore) -> None:
+    publish(weights, version(1))
+    with weights.file(version(1), "model.safetensors")[0].open("rb") as file:
+        for number in (2, 3):
+            publish(weights, version(number))
+        weights.tidy([])
+        assert file.read() == FILES["model.safetensors"]
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_run_that_is_over_goes(make: Callable[..., WeightsStore], root: Path) -> None:
+    weights = make(unused_seconds=60)
+    publish(weights, version(1))
+    publish(weights, version(1, run="pinned"))
+    weights.tidy([])
+    assert weights.held().versions == 2
+    for manifest in root.glob("*/*/*/*/.manifest.json"):
+        os.utime(manifest, (0, 0))
+    weights.tidy([version(1, run="pinned")])
+    assert weights.held().versions == 1
+    assert not (root / "run").exists()
+
+
+def test_uploads_that_nobody_goes_on_with_go(
+    make: Callable[..., WeightsStore], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = make()
+    put(weights, version(), "model.safetensors", b"a")
+    part = weights.begin(version(2), 1)
+    part.write(b"b")
+    weights.tidy([])
+    assert weights.keep(version(2), "model.safetensors", part, None)
+    monkeypatch.setattr(store, "STALE_SECONDS", -1.0)
+    weights.tidy([])
+    assert not list(root.rglob("*.*"))
+    part.discard()
+
+
+def test_what_a_killed_process_left_goes_at_once(make: Callable[..., WeightsStore], root: Path) -> None:
+    """A part that nobody holds open has no writer."""
+    weights = make()
+    put(weights, version(), "model.safetensors", b"a")
+    (left,) = root.rglob("parts")
+    (left / "of a dead process").write_bytes(b"half")
+    alive = weights.begin(version(), 1)
+    make().tidy([])
+    assert [path.name for path in left.iterdir()] == [alive.path.name]
+    assert not put(weights, version(), "model.safetensors", b"a")
+    alive.discard()
+
+
+def test_a_kill_at_any_moment_leaves_whole_versions(
+    make: Callable[..., WeightsStore], fuse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
+    for number in range(1, 4):
+        publish(make(), version(number), step=number)
+    operations, survived = 0, False
+    while not survived:
+        operations += 1
+        newer = version(3 + operations)
+
+        def work(newer: Version = newer) -> None:
+            publish(make(), newer, step=newer.version)
+            make().tidy([])
+
+        survived = fuse.lives(operations, work)
+        again = make()
+        again.tidy([])
+        found = again.newest("run")
+        assert found is not None and found.words == {"step": found.name.version}
+        assert found.name.version >= (newer.version if survived else 3)
+        assert whole(again, found.name)
+        publish(again, newer, step=newer.version)  # its client repeats what was not answered
+        assert whole(again, newer)
+    assert operations > 10
+
+
+def test_a_full_disk_refuses_before_and_while_a_file_comes(
+    make: Callable[..., WeightsStore], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(make(), version(1))
+    weights = make(min_free=2**62)
+    with pytest.raises(StorageFull, match="min_free_mib"):
+        weights.begin(version(2), 0)
+    part = make().begin(version(2), 0)
+    part.write(b"a")
+    monkeypatch.setattr(store, "disk_space", lambda *_: DiskSpace(free=9, floor=8))
+    with pytest.raises(StorageFull):
+        part.write(b"bb")
+    part.discard()
+    assert not list(root.rglob("parts/*"))
+    assert whole(weights, version(1))
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+def test_a_disk_that_others_filled_is_full() -> None:
+    with pytest.raises(StorageFull, match="No space left"), disk_failures():
+        Path("/dev/full").write_bytes(b"a")
+    with pytest.raises(StorageBroken, match="/none"), disk_failures():
+        Path("/none").read_bytes()
+
+
+def test_versions_are_listed_while_they_go(weights: WeightsStore, root: Path) -> None:
+    publish(weights, version(1))
+    publish(weights, version(2))
+    (root / "run/first/0/2/.manifest.json").unlink()
+    (root / "run/first/0/x").mkdir()
+    newest = weights.newest("run")
+    assert newest is not None and newest.name == version(1)
