@@ -49,8 +49,8 @@ class QueueConfig(BaseModel):
     payloads of dead and expired batches go, the longest settled first; of the rest a run may use at most as much as is
     free."""
     min_free_mib: int | None = Field(default=None, ge=0)
-    """MiB of data_dir's disk that uploads leave free, for acks and what else makes room. By default 256, or a twentieth
-    of a smaller disk; 0 lets uploads fill it. A database's disk is not looked at."""
+    """MiB of data_dir's disk that uploads leave free, those of weights too, for acks and what else makes room. By
+    default 256, or a twentieth of a smaller disk; 0 lets uploads fill it. A database's disk is not looked at."""
     max_in_flight: int = Field(default=4096, ge=2)
     """Batches that may be leased and not yet acknowledged in all; a trainer checkpoints at half of its run's share."""
     max_in_flight_per_run: int | None = Field(default=None, ge=1)
@@ -157,7 +157,8 @@ class ServeConfig(BaseSettings):
     legacy_insecure: CliToggleFlag[bool] = False
     """Let clients of the Simple-GRPO protocol on this machine in without a token."""
     data_dir: Path = Path(".tandem")
-    """Where the queue is kept, unless it is on PostgreSQL. A restart from the same folder finds it."""
+    """Where published weights are kept, and the queue, unless it is on PostgreSQL. A restart from the same folder finds
+    both."""
     store: StoreUrl = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
     max_batch_tokens: int = Field(default=131_072, ge=2)

@@ -12,7 +12,7 @@ from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
 from ref_server.http.route_table import RouteTable
-from ref_server.http.routes import batches, documents, health, leases, metrics, reference, runs, scoring
+from ref_server.http.routes import batches, documents, health, leases, metrics, reference, runs, scoring, weights
 from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
@@ -45,6 +45,7 @@ def create_app(service: Service) -> FastAPI:
     leases.add(app, service)
     runs.add(app, service)
     reference.add(app, service)
+    weights.add(app, service)
     if not service.config.no_model:
         _add_legacy(app, service)
     documents.add(app)

@@ -33,6 +33,7 @@ from ref_server.scoring.reference import (
     ReferenceConflict,
     TooLarge,
 )
+from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
 from shared.batch import BatchError
 
 
@@ -102,6 +103,11 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     BadSnapshotName: lambda error: Problem(422, "invalid_request", str(error), "snapshot"),
     NoSnapshot: lambda error: Problem(404, "not_found", str(error), "snapshot"),
     ReferenceConflict: lambda error: Problem(409, error.code, str(error)),
+    NoWeights: lambda error: Problem(404, "not_found", str(error)),
+    WeightsGone: lambda error: Problem(410, "gone", str(error)),
+    WeightsConflict: lambda error: Problem(409, "conflict", str(error)),
+    WrongDigest: lambda error: Problem(422, "wrong_digest", str(error), "Content-Digest"),
+    NotWhole: lambda error: Problem(422, "not_whole", str(error), error.field),
     NotReady: lambda error: Problem(503, "not_ready", str(error), headers={"Retry-After": "1"}),
     Busy: lambda error: Problem(429, "busy", str(error), headers={"Retry-After": "1"}),
     StorageFull: lambda error: Problem(507, "storage_full", str(error)),

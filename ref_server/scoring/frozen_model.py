@@ -13,6 +13,7 @@ from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
+from ref_server.weights.versions import version_of_snapshot
 from shared.allocator import return_freed_memory
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
@@ -110,10 +111,14 @@ class FrozenModel:
             raise ReferenceConflict("bad_snapshot", str(error)) from error
 
     def _find(self, snapshot: str) -> Path:
+        if version_of_snapshot(snapshot) is not None:
+            return find_snapshot(self._config.data_dir, snapshot)
         root = self._config.snapshot_root
         if root is None:
             raise ReferenceConflict(
-                "no_snapshot_root", "the reference cannot be replaced: start ref-server with --snapshot-root DIRECTORY"
+                "no_snapshot_root",
+                "the reference cannot be replaced by this snapshot: start ref-server with --snapshot-root, or "
+                "publish the weights to it and name them weights/RUN/LINEAGE/EPOCH/VERSION",
             )
         return find_snapshot(root, snapshot)
 

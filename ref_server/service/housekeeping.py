@@ -1,12 +1,12 @@
-"""Has the store tidied once a minute, a slice at a time, so that requests get their turn between the slices."""
+"""Has a store tidied once a minute, a slice at a time, so that requests get their turn between the slices."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 from anyio import CapacityLimiter, to_thread
 
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
 
 log = structlog.get_logger()
 
@@ -14,12 +14,13 @@ EVERY_SECONDS = 60.0
 BETWEEN_SLICES_SECONDS = 0.05
 
 
-async def keep_tidy(queue: Queue) -> None:
+async def keep_tidy(tidy: Callable[[], bool]) -> None:
+    """tidy: does a slice of the work, and says whether there is more."""
     thread = CapacityLimiter(1)
     while True:
         more = False
         try:
-            more = await to_thread.run_sync(queue.tidy, limiter=thread)
+            more = await to_thread.run_sync(tidy, limiter=thread)
         except (StorageBroken, StorageFull) as error:
-            log.warning("the store cannot be tidied", error=str(error))
+            log.warning("a store cannot be tidied", error=str(error))
         await asyncio.sleep(BETWEEN_SLICES_SECONDS if more else EVERY_SECONDS)

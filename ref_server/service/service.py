@@ -15,6 +15,7 @@ from ref_server.service.descriptions import Runs, describe_queue, describe_token
 from ref_server.service.housekeeping import keep_tidy
 from ref_server.service.polls import Polls
 from ref_server.service.served_reference import ServedReference
+from ref_server.service.weights import Weights
 from shared import wire
 from shared.api import LEGACY_RUN, BatchSummary, QueueView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
@@ -28,15 +29,16 @@ class Service:
         self.queue = queue
         self.polls = Polls()
         self._watch: asyncio.Task[None] | None = None
-        self._tidying: asyncio.Task[None] | None = None
+        self._tidying: list[asyncio.Task[None]] = []
         self.draining = False
         self.closed = False
+        self.weights = Weights(config, queue, self.check_open)
         self._served = ServedReference(reference, queue, self.polls.look_now)
         self.scoring = self._served.scoring
 
     def start(self) -> None:
         self._watch = asyncio.create_task(self.polls.watch(self.queue))
-        self._tidying = asyncio.create_task(keep_tidy(self.queue))
+        self._tidying = [asyncio.create_task(keep_tidy(tidy)) for tidy in (self.queue.tidy, self.weights.tidy)]
         self._served.start()
 
     def drain(self) -> None:
@@ -44,6 +46,7 @@ class Service:
         self.draining = True
         self._served.stop()
         self.polls.wake_all()
+        self.weights.wake()
 
     def close(self) -> None:
         """Waits until the batches being scored are saved, then closes the store."""
@@ -69,7 +72,8 @@ class Service:
     def replace_reference(self, snapshot: str | None, version: int) -> int:
         """As `ServedReference.replace`."""
         self.check_open()
-        return self._served.replace(snapshot, version)
+        with self.weights.reading(snapshot):
+            return self._served.replace(snapshot, version)
 
     def not_working_reason(self) -> str | None:
         """Why this process does not score batches, or None. Leaves out whether the store works."""

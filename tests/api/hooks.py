@@ -62,6 +62,8 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
         wait = body.get("wait_seconds", 20)
         if isinstance(wait, int | float) and 0 <= wait <= 300:
             body["wait_seconds"] = 0
+    if case.path == "/v1/weights/{run}" and isinstance(case.query, dict):
+        case.query.pop("wait_seconds", None)
     id = (case.path_parameters or {}).get("id")
     if isinstance(id, str) and len(id) % 2:
         case.path_parameters["id"] = KNOWN_IDS[len(id) // 2 % len(KNOWN_IDS)]

@@ -19,10 +19,10 @@ from ref_server.access.requirements import requires
 from ref_server.http.shared_call import SharedCall
 from ref_server.metrics.traffic import Traffic
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
 from ref_server.queue.records import DiskSpace, Stats
 from ref_server.service import gauges
 from ref_server.service.service import Service
+from ref_server.weights.store import Held
 
 # Seconds that a scrape waits for the store. Prometheus itself gives up after ten.
 TIMEOUT = 5.0
@@ -45,11 +45,12 @@ def add(app: FastAPI, service: Service, traffic: Traffic) -> None:
 
 @dataclass(frozen=True)
 class _Store:
-    """The store at this scrape. up: it could be written. stats, disk: None when they are not known."""
+    """The store at this scrape. up: it could be written. stats, disk, weights: None when they are not known."""
 
     up: bool
     stats: Stats | None = None
     disk: DiskSpace | None = None
+    weights: Held | None = None
 
 
 class Metrics:
@@ -58,7 +59,7 @@ class Metrics:
     def __init__(self, service: Service, traffic: Traffic) -> None:
         self._service = service
         self._traffic = traffic
-        self._store = SharedCall(lambda: _probe_store(service.queue))
+        self._store = SharedCall(lambda: _probe_store(service))
         self._process = ProcessCollector(registry=None)
         self._version = _version()
         disable_created_metrics()  # for the whole process; else each counter gets a second series
@@ -86,8 +87,10 @@ class Metrics:
             yield from gauges.depths(store.stats)
         if store.disk:
             yield from gauges.disk(store.disk)
+        if store.weights:
+            yield from gauges.weights(store.weights)
         yield from gauges.limits(service.config.queue.limits)
-        for part in (service.queue.activity, service.scoring.totals, self._traffic):
+        for part in (service.queue.activity, service.scoring.totals, service.weights.store.traffic, self._traffic):
             yield from part.registry.collect()
 
 
@@ -101,7 +104,8 @@ class _Collected:
         return self.families
 
 
-def _probe_store(queue: Queue) -> _Store:
+def _probe_store(service: Service) -> _Store:
+    queue = service.queue
     try:
         queue.check()
         up = True
@@ -110,7 +114,7 @@ def _probe_store(queue: Queue) -> _Store:
     except StorageBroken:
         return _Store(up=False)
     try:
-        return _Store(up, queue.stats(), queue.disk())
+        return _Store(up, queue.stats(), queue.disk(), service.weights.store.held())
     except (StorageFull, StorageBroken):
         return _Store(up=False)
 

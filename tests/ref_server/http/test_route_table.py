@@ -41,6 +41,11 @@ ROLES = [
     ("DELETE", "/v1/batches/3f", Role.ADMIN),
     ("POST", "/v1/batches/purge", Role.ADMIN),
     ("PUT", "/v1/reference", Role.ADMIN),
+    ("PUT", "/v1/weights/r/l/0/1/f", Role.TRAIN),
+    ("POST", "/v1/weights/r/l/0/1/commit", Role.TRAIN),
+    ("GET", "/v1/weights/r", Role.UPLOAD),
+    ("GET", "/v1/weights/r/l/0/1", Role.UPLOAD),
+    ("GET", "/v1/weights/r/l/0/1/f", Role.UPLOAD),
     ("GET", "/surprise", Role.ADMIN),
 ]
 

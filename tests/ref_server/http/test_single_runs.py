@@ -24,6 +24,7 @@ train mine-0123456789abcdef name=mine run=mine
 train twin-0123456789abcdef name=twin run=yours
 """
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+WEIGHTS = "/v1/weights/{run}/{lineage}/{epoch}/{version}"
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,11 @@ def foreign_requests(key: dict[str, str], body: bytes) -> dict[tuple[str, str], 
         ("POST", "/v1/leases/extend"): {"json": {"leases": [key], "lease_seconds": 60}},
         ("POST", "/v1/leases/release"): {"json": {"leases": [key]}},
         ("POST", "/v1/runs/{run}/finish"): {"json": {}},
+        ("PUT", f"{WEIGHTS}/{{file}}"): {"content": b"a", "headers": {"Content-Type": "a/b"} | MINE},
+        ("POST", f"{WEIGHTS}/commit"): {"json": {"files": {"file": {"bytes": 1, "sha256": 64 * "0"}}}},
+        ("GET", "/v1/weights/{run}"): {},
+        ("GET", WEIGHTS): {},
+        ("GET", f"{WEIGHTS}/{{file}}"): {},
     }
 
 
@@ -87,7 +93,7 @@ def test_every_route_is_closed_to_tokens_of_one_run_or_is_listed_here(
     for method, path, requirement in routes(service):
         assert ((method, path) in requests) is requirement.confines, path
         if (request := requests.get((method, path), {})) is not None:
-            url = path.format(id=batch.id, run="yours")
+            url = path.format(id=batch.id, run="yours", lineage="first", epoch=0, version=1, file="file")
             answer = http.request(method, url, **{"headers": MINE, **request})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
             if requirement.role < Role.ADMIN:

@@ -119,6 +119,36 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
+def publish(http: httpx.Client, directory: Path, version: int) -> str:
+    """Uploads a model as published weights; returns the name of the snapshot."""
+    name, files = f"weights/run/first/0/{version}", {}
+    for file in directory.iterdir():
+        stored = http.put(f"/v1/{name}/{file.name}", content=file.read_bytes(), headers={"Content-Type": "any/thing"})
+        files[file.name] = stored.json()
+    assert http.post(f"/v1/{name}/commit", json={"files": files}).status_code == 200
+    return name
+
+
+def test_published_weights_need_no_root(
+    tmp_path: Path, serve_below: Any, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.weights.readers.PAUSE_SECONDS", 0.0)
+    batch = rollout(lengths=(3, 5), temperature=0.9)
+    expected = choose_forward(other_model())([batch.group], [0.9]).detach().numpy()
+    save_model(other_model(), make_tokenizer(), tmp_path / "other")
+    with serve_below(None) as http:
+        published = publish(http, tmp_path / "other", 1)
+        assert put(http, published, 1).json() == {"reference_version": 1}
+        assert score(http, batch).ref_logps == pytest.approx(expected, abs=1e-5)
+        for version in (2, 3, 4):
+            publish(http, tmp_path / "other", version)
+        assert http.get(f"/v1/{published}").status_code == 200  # a restarted server will want it again
+        assert http.get("/v1/weights/run/first/0/2").status_code == 410
+        assert refusal(put(http, "weights/run/first/0/2", 2)) == (404, "not_found")
+        assert refusal(put(http, "weights/.staging/first/0/2", 2)) == (422, "invalid_request")
+        assert refusal(put(http, "weights/run", 2)) == (409, "no_snapshot_root")
+
+
 def test_other_weights_score_from_here_on(root: Path, serve_below: Any, rollout: Rollout) -> None:
     batch = rollout(lengths=(3, 5), temperature=0.9)
     expected = choose_forward(other_model())([batch.group], [0.9]).detach().numpy()

@@ -125,6 +125,19 @@ def test_commands_of_a_batch(http: httpx.Client, run_examples: Commands, rollout
             assert '"ok"' in run_examples("post", f"/v1/leases/{verb}", ID=batch.id, TOKEN=token)
 
 
+def test_commands_of_weights(run_examples: Commands, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    url = "/v1/weights/{run}/{lineage}/{epoch}/{version}"
+    assert json.loads(run_examples("put", f"{url}/{{file}}"))["bytes"] == 7
+    published = json.loads(run_examples("post", f"{url}/commit"))
+    assert (published["version"], published["next_index"]) == (1, 0)
+    assert json.loads(run_examples("get", "/v1/weights/{run}")) == published
+    assert json.loads(run_examples("get", url)) == published
+    (tmp_path / "model.safetensors").write_bytes(b"wei")  # a download that broke off
+    run_examples("get", f"{url}/{{file}}")
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+
+
 def test_commands_of_an_operator(http: httpx.Client, run_examples: Commands, rollout: Rollout) -> None:
     batch = rollout(run="stale")
     headers = {"Content-Type": wire.CONTENT_TYPE}
