@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from shared.api import PublishedWeights, WeightsFile
+from shared.api import WeightsFile, WeightsVersion
 
 # The directory of all weights below the data directory, and the beginning of a version's name as a snapshot.
 FOLDER = "weights"
@@ -56,5 +56,5 @@ class Published:
     words: Mapping[str, Any]
 
     @property
-    def view(self) -> PublishedWeights:
-        return PublishedWeights.model_validate({**self.words, **asdict(self.name), "files": self.files})
+    def view(self) -> WeightsVersion:
+        return WeightsVersion.model_validate({**self.words, **asdict(self.name), "files": self.files})

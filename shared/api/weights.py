@@ -41,7 +41,7 @@ class CommitBody(BaseModel):
         return self
 
 
-class PublishedWeights(Answer):
+class WeightsVersion(Answer):
     """A committed version with its files, and whatever else its commit said."""
 
     model_config = ConfigDict(extra="allow", frozen=True)

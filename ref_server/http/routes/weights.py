@@ -20,7 +20,7 @@ from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
 from ref_server.service.service import Service
 from ref_server.weights.versions import Published, Version
-from shared.api import CommitBody, PlainName, PublishedWeights, WeightsFile
+from shared.api import CommitBody, PlainName, WeightsFile, WeightsVersion
 
 _AT = "/v1/weights/{run}/{lineage}/{epoch}/{version}"
 # Threads that write and hash files. The event loop only passes the bytes on.
@@ -94,7 +94,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
 
 
 def _add_commit(app: FastAPI, service: Service) -> None:
-    @app.post(_AT + "/commit", response_model=PublishedWeights, responses=errors(409, 503, 507))
+    @app.post(_AT + "/commit", response_model=WeightsVersion, responses=errors(409, 503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
     async def commit(name: _Version, body: CommitBody, request: Request) -> Response:
         """Publishes a version: it becomes visible at once, if every file of it was uploaded and is right.
@@ -115,7 +115,7 @@ def _add_commit(app: FastAPI, service: Service) -> None:
 
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get(
-        "/v1/weights/{run}", response_model=PublishedWeights,
+        "/v1/weights/{run}", response_model=WeightsVersion,
         responses={204: {"description": "nothing newer came in time"}, **errors(503)},
     )  # fmt: skip
     @requires(Role.UPLOAD, confines=True)
@@ -144,7 +144,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         found = await service.weights.newest(run, lineage, known, wait_seconds, holder, request.is_disconnected)
         return Response(status_code=204) if found is None else _answer(found)
 
-    @app.get(_AT, response_model=PublishedWeights, responses=errors(404, 410, 503))
+    @app.get(_AT, response_model=WeightsVersion, responses=errors(404, 410, 503))
     @requires(Role.UPLOAD, confines=True)
     async def manifest(name: _Version) -> Response:
         """A committed version: its files with lengths and SHA-256, and what else its commit said.
