@@ -271,7 +271,7 @@ def test_the_end_of_a_run_is_told_once_nothing_is_leased_any_more(
     eventually(lambda: server.leases == 2)
     feed.finish()
     assert sorted(server.asked("release")) == sorted(known)
-    assert server.finished == [("/v1/runs/test/finish", {"lineage": None})]
+    assert server.finished == [("/v1/runs/test/finish", {})]
 
 
 class TestTake:
