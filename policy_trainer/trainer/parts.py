@@ -18,7 +18,7 @@ from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.workers import Workers
-from policy_trainer.weights.publication import PublishedWeights
+from policy_trainer.weights.beside import PublishedBeside
 from shared.batch import RolloutBatch
 
 
@@ -34,7 +34,7 @@ class RunFiles:
     checkpoints: Checkpoints
     resumed_from: Path | None
     state: TrainState
-    weights: PublishedWeights
+    weights: PublishedBeside
     lineage: str = ""
 
     def check_directory(self) -> None:

@@ -19,6 +19,7 @@ from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
+from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 from shared import wire
 from shared.atomic_files import whole_directory
@@ -133,7 +134,7 @@ class Trainer:
         )
         weights, policy = self._files.weights, self._policy
         with self._stopwatch("publish"), write_failures(weights.describe()):
-            weights.publish(policy.learner.model, policy.tokenizer, publication)
+            weights.publish(ModelCopy.of(policy.learner.model, policy.tokenizer), publication)
 
     def _evaluate(self) -> bool:
         """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.
@@ -178,6 +179,8 @@ class Trainer:
                 self._checkpoint()
             self._save_model()
             self._publish(finished=True)  # the workers exit now, so the model is saved before
+            with self._stopwatch("publish"), write_failures(self._files.weights.describe()):
+                self._files.weights.wait()
             # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
             self._source.feed.finish()

@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
+from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 from shared.atomic_files import write_json
-from shared.models import save_model
 
 # Two: a worker may still be reading the version before the newest.
 KEPT = 2
@@ -29,14 +27,14 @@ class WeightsDirectory:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def publish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, publication: Publication) -> None:
+    def publish(self, copy: ModelCopy, publication: Publication) -> None:
         """Writes the version, then points latest.json at it, then removes old ones."""
         self._root.mkdir(parents=True, exist_ok=True)
         for leftover in self._root.glob(".tmp-*"):  # left by a killed trainer
             shutil.rmtree(leftover)
         temporary, version = self._root / f".tmp-{publication.name}", self._root / publication.name
         if not version.exists():  # at the end of a run only latest.json changes
-            save_model(model, tokenizer, temporary)
+            copy.save(temporary)
             temporary.rename(version)
         write_json(self._root / _LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob("[0-9]*-[0-9]*"))[:-KEPT]:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from policy_trainer.data.probe import Probe
+from policy_trainer.weights.model_copy import ModelCopy
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Publication:
 class PublishedWeights(Protocol):
     """A place for published weights. Each version is a Hugging Face model directory, with its tokenizer."""
 
-    def publish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, publication: Publication) -> None:
+    def publish(self, copy: ModelCopy, publication: Publication) -> None:
         """Readers see all of it afterwards, and nothing of it before."""
         ...
 

@@ -28,6 +28,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.train import Trainer
+from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.api import ModelInfo
 from shared.client import Leased
@@ -155,7 +156,7 @@ def make_trainer(
                 Checkpoints(directory.checkpoints, keep=2),
                 None,
                 TrainState(),
-                WeightsDirectory(directory.weights),
+                PublishedBeside(WeightsDirectory(directory.weights)),
             ),
             policy,
             BatchSource(cast(Any, feed), ledger, cast(Any, Nothing()), cast(Any, Nothing())),
@@ -226,7 +227,7 @@ def test_weights_that_cannot_be_published_end_the_run(make_trainer: Any, monkeyp
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("policy_trainer.weights.directory.save_model", full)
+    monkeypatch.setattr("policy_trainer.weights.model_copy.save_model", full)
     trainer, _, directory, _ = make_trainer()
     with pytest.raises(RunFailed, match=rf"{directory.weights} cannot be written: No space left.*--resume"):
         trainer.run()

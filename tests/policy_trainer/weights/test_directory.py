@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Pre
 from policy_trainer.data.probe import Probe
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import KEPT, WeightsDirectory
+from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 
 Make = Callable[..., PreTrainedModel]
@@ -35,7 +36,7 @@ def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
 @pytest.fixture
 def publish(tokenizer: PreTrainedTokenizerFast) -> Publish:
     def publish(model: PreTrainedModel, directory: Path, publication: Publication) -> None:
-        WeightsDirectory(directory).publish(model, tokenizer, publication)
+        WeightsDirectory(directory).publish(ModelCopy.of(model, tokenizer), publication)
 
     return publish
 

@@ -1,0 +1,122 @@
+"""Training goes on while weights are published."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.sampling.hf import load_weights
+from policy_trainer.weights.beside import PublishedBeside
+from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.model_copy import ModelCopy
+from policy_trainer.weights.publication import Publication
+
+
+class SlowPlace:
+    """Publishes when it is told to."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.go_on = threading.Event()
+        self.failure: Exception | None = None
+        self.versions: list[int] = []
+
+    def publish(self, copy: ModelCopy, publication: Publication) -> None:
+        self.began.set()
+        assert self.go_on.wait(60)
+        if self.failure:
+            raise self.failure
+        self.versions.append(publication.version)
+
+    def newest(self) -> Publication | None:
+        raise AssertionError
+
+    def reading(self, publication: Publication, reader: str) -> AbstractContextManager[Path]:
+        raise AssertionError
+
+    def describe(self) -> str:
+        raise AssertionError
+
+
+def publication(version: int) -> Publication:
+    return Publication("test", 0, version, next_index=0, max_waiting=12)
+
+
+@pytest.fixture
+def copy(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> ModelCopy:
+    return ModelCopy.of(make_tiny(), tokenizer)
+
+
+@pytest.fixture
+def place() -> Iterator[SlowPlace]:
+    made = SlowPlace()
+    yield made
+    made.go_on.set()
+
+
+def test_of_those_that_wait_the_newest_is_published(place: SlowPlace, copy: ModelCopy) -> None:
+    beside = PublishedBeside(place)
+    beside.publish(copy, publication(1))
+    assert place.began.wait(60)
+    for version in (2, 3, 4):
+        beside.publish(copy, publication(version))
+    place.go_on.set()
+    beside.wait()
+    assert place.versions == [1, 4]
+
+
+@pytest.mark.parametrize("then", ["publish", "wait"])
+def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: str) -> None:
+    place.failure = OSError("No space left on device")
+    place.go_on.set()
+    beside = PublishedBeside(place)
+    beside.publish(copy, publication(1))
+    with pytest.raises(OSError, match="No space left"):
+        while then == "publish":
+            beside.publish(copy, publication(2))
+        beside.wait()
+    beside.close()
+    assert not place.versions
+
+
+def test_a_stop_waits_for_what_has_begun_alone(
+    place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutdown = ThreadPoolExecutor.shutdown
+
+    def then_go_on(pool: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+        place.go_on.set()
+        shutdown(pool, wait=wait)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", then_go_on)
+    beside = PublishedBeside(place)
+    beside.publish(copy, publication(1))
+    assert place.began.wait(60)
+    beside.publish(copy, publication(2))
+    beside.close()
+    assert place.versions == [1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_published_is_the_model_of_that_moment(
+    tmp_path: Path, make_tiny: Any, tokenizer: PreTrainedTokenizerFast, tied: bool
+) -> None:
+    model, other = make_tiny(seed=1, tied=tied), make_tiny(seed=2, tied=tied)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    taken = ModelCopy.of(model, tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    WeightsDirectory(tmp_path).publish(taken, publication(1))
+    with WeightsDirectory(tmp_path).reading(publication(1), "0-of-1") as directory:
+        load_weights(other, directory)
+        size = (directory / "model.safetensors").stat().st_size
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in other.state_dict().items())
+    assert size < 4 * sum(parameter.numel() for parameter in model.parameters()) + 10_000, "tied weights are saved once"
