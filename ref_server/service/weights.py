@@ -13,8 +13,8 @@ from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
 from ref_server.scoring.reference import Busy
 from ref_server.weights.store import WeightsStore
-from ref_server.weights.versions import FOLDER, Published, Version, version_of_snapshot
-from shared.api import WeightsFile
+from ref_server.weights.versions import FOLDER, Published, version_of_snapshot
+from shared.api import WeightsFile, WeightsName
 
 # How often a request that waits looks by itself, in seconds: servers may share the store, and its client may have left.
 LOOK_SECONDS = 2.0
@@ -35,7 +35,7 @@ class Weights:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def commit(self, name: Version, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
+    def commit(self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
         """As `WeightsStore.commit`; then wakes those who wait, and removes old versions."""
         self.check_open()
         published = self.store.commit(name, files, words)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ref_server.weights.versions import Version
+from shared.api import WeightsName
 
 # A reader that asks for one file after the other, or again after its connection broke, is still reading for so long.
 PAUSE_SECONDS = 10.0
@@ -17,16 +17,16 @@ class Readers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._reading: dict[Version, int] = {}
-        self._seen: dict[Version, float] = {}
+        self._reading: dict[WeightsName, int] = {}
+        self._seen: dict[WeightsName, float] = {}
 
-    def saw(self, version: Version) -> None:
+    def saw(self, version: WeightsName) -> None:
         """Somebody asked for a part of it."""
         with self._lock:
             self._seen[version] = self._clock()
 
     @contextmanager
-    def reading(self, version: Version) -> Iterator[None]:
+    def reading(self, version: WeightsName) -> Iterator[None]:
         """Around a long read."""
         with self._lock:
             self._reading[version] = self._reading.get(version, 0) + 1
@@ -39,7 +39,7 @@ class Readers:
                 if not self._reading[version]:
                     del self._reading[version]
 
-    def now(self) -> set[Version]:
+    def now(self) -> set[WeightsName]:
         """The versions that are being read."""
         with self._lock:
             begun = self._clock() - PAUSE_SECONDS

@@ -21,8 +21,8 @@ from ref_server.weights.disk_failures import disk_failures
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone
 from ref_server.weights.readers import Readers
 from ref_server.weights.staging import Part, Staging, check_same
-from ref_server.weights.versions import Published, Version
-from shared.api import WeightsFile
+from ref_server.weights.versions import Published
+from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import sync, write_json
 
 # Two: a worker may still be reading the version before the newest.
@@ -58,14 +58,14 @@ class WeightsStore:
         self.readers = Readers()
         self.traffic = WeightsTraffic()
 
-    def begin(self, name: Version, size: int) -> Part:
+    def begin(self, name: WeightsName, size: int) -> Part:
         """A part to write one file into. size: its bytes as far as they are known."""
         with disk_failures(), self._lock:
             self._root.mkdir(parents=True, exist_ok=True)
             self._check_room(size)
             return self._staging(name).begin(self._check_room)
 
-    def keep(self, name: Version, file: str, part: Part, sha256: str | None) -> bool:
+    def keep(self, name: WeightsName, file: str, part: Part, sha256: str | None) -> bool:
         """Makes a part that has arrived the file; False if it is there already.
 
         Raises WrongDigest when it is not of this SHA-256, WeightsConflict for other content.
@@ -81,7 +81,7 @@ class WeightsStore:
         check_same(file, committed.files[file], part.content)
         return False
 
-    def commit(self, name: Version, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
+    def commit(self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]) -> Published:
         """Makes a version visible. Committed again with the same files it takes over the words.
 
         Raises NotWhole if a file is missing or differs, WeightsConflict if it is committed with other files.
@@ -103,7 +103,7 @@ class WeightsStore:
         with disk_failures():
             return self._catalog.newest(run, lineage)
 
-    def get(self, name: Version) -> Published:
+    def get(self, name: WeightsName) -> Published:
         """Raises NoWeights, WeightsGone."""
         with disk_failures():
             found = self._catalog.read(name)
@@ -115,7 +115,7 @@ class WeightsStore:
         self.readers.saw(name)
         return found
 
-    def file(self, name: Version, file: str) -> tuple[Path, WeightsFile]:
+    def file(self, name: WeightsName, file: str) -> tuple[Path, WeightsFile]:
         """Where a file is, and what. Read it within `readers.reading`. Raises NoWeights, WeightsGone."""
         content = self.get(name).files.get(file)
         if content is None:
@@ -127,7 +127,7 @@ class WeightsStore:
             published = [found for run in self._catalog.runs() for found in self._catalog.of_run(run)]
         return Held(len(published), sum(file.bytes for found in published for file in found.files.values()))
 
-    def tidy(self, pinned: Collection[Version]) -> None:
+    def tidy(self, pinned: Collection[WeightsName]) -> None:
         """Removes old versions, but those that are pinned or being read, and stale uploads."""
         with disk_failures():
             for run in self._catalog.runs():
@@ -140,7 +140,7 @@ class WeightsStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _make_visible(
-        self, name: Version, staging: Staging, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
+        self, name: WeightsName, staging: Staging, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
     ) -> None:
         found = staging.found()
         for file, content in files.items():
@@ -165,7 +165,7 @@ class WeightsStore:
         write_json(directory / MANIFEST, {"number": number, "files": described, "words": dict(words)})
         sync(directory)
 
-    def _remove_old(self, run: str, pinned: Collection[Version]) -> None:
+    def _remove_old(self, run: str, pinned: Collection[WeightsName]) -> None:
         kept = {*pinned, *self.readers.now()}
         published = self._catalog.of_run(run)
         unused = bool(published) and time.time() - self._catalog.committed_at(published[0].name) > self._unused_seconds
@@ -173,7 +173,7 @@ class WeightsStore:
             if old.name not in kept:
                 self._remove(old.name)
 
-    def _remove(self, name: Version) -> None:
+    def _remove(self, name: WeightsName) -> None:
         removed, directory = self._root / _REMOVED, self._catalog.directory(name)
         removed.mkdir(exist_ok=True)
         target = removed / uuid4().hex
@@ -182,7 +182,7 @@ class WeightsStore:
             _remove_empty(directory.parent, self._root)
         shutil.rmtree(target, ignore_errors=True)
 
-    def _staging(self, name: Version) -> Staging:
+    def _staging(self, name: WeightsName) -> Staging:
         return Staging(self._root / _STAGING / name.path)
 
     def _check_room(self, size: int) -> None:

@@ -37,7 +37,7 @@ from shared.api.queue import Depth, LimitsView, QueueView, ScoringView
 from shared.api.runs import FinishBody, Finished
 from shared.api.scoring import Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion, TokenIds
 from shared.api.states import LEGACY_RUN, ListOrder, Order, Outcome, State
-from shared.api.weights import PLAIN_NAME, CommitBody, PlainName, WeightsFile, WeightsVersion
+from shared.api.weights import PLAIN_NAME, CommitBody, PlainName, WeightsFile, WeightsName, WeightsVersion
 
 __all__ = [
     "CURSOR",
@@ -87,5 +87,6 @@ __all__ = [
     "TokensView",
     "Uploaded",
     "WeightsFile",
+    "WeightsName",
     "WeightsVersion",
 ]

@@ -1,6 +1,8 @@
 """Published weights: the versions of a run's model that trainers upload and workers download."""
 
 import json
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +13,28 @@ from shared.api.base import Answer, example
 PLAIN_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 PlainName = Annotated[str, Field(pattern=PLAIN_NAME, max_length=200)]
 _SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+@dataclass(frozen=True)
+class WeightsName:
+    """epoch, version: as in a run's batches; a later epoch is newer."""
+
+    run: str
+    lineage: str
+    epoch: int
+    version: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.version
+
+    @property
+    def path(self) -> PurePosixPath:
+        """Below the directory of all weights."""
+        return PurePosixPath(self.run, self.lineage, str(self.epoch), str(self.version))
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.version} of run {self.run}, lineage {self.lineage}"
 
 
 class WeightsFile(Answer):
@@ -51,6 +75,10 @@ class WeightsVersion(Answer):
     epoch: int
     version: int
     files: dict[str, WeightsFile]
+
+    @property
+    def name(self) -> WeightsName:
+        return WeightsName(self.run, self.lineage, self.epoch, self.version)
 
     @property
     def words(self) -> dict[str, Any]:

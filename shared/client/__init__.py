@@ -10,7 +10,15 @@ with RefServerClient("http://127.0.0.1:8400") as client:
 
 from shared.api import Uploaded
 from shared.client.async_client import AsyncRefServerClient
-from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, Untrusted, UnusableBatch
+from shared.client.errors import (
+    ClientError,
+    NotRefServer,
+    RefServerError,
+    Unreachable,
+    Untrusted,
+    UnusableBatch,
+    WrongContent,
+)
 from shared.client.requests import Leased
 from shared.client.sync_client import RefServerClient
 
@@ -25,4 +33,5 @@ __all__ = [
     "Untrusted",
     "UnusableBatch",
     "Uploaded",
+    "WrongContent",
 ]

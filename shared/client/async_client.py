@@ -1,12 +1,13 @@
 """The asynchronous client."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import tenacity
+from anyio import to_thread
 
 from shared.api import (
     Admitted,
@@ -25,12 +26,16 @@ from shared.api import (
     State,
     TokensView,
     Uploaded,
+    WeightsFile,
+    WeightsName,
+    WeightsVersion,
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
-from shared.client.errors import ClientError, RefServerError
+from shared.client.errors import ClientError, RefServerError, WrongContent
 from shared.client.requests import Held, Leased, Outcomes, Request
+from shared.client.transfers import Download, async_pieces, describe_file
 
 T = TypeVar("T")
 
@@ -171,6 +176,37 @@ class AsyncRefServerClient(Connection):
     async def replace_reference(self, snapshot: str | None, version: int) -> ReferenceVersion:
         return await self._send(requests.replace_reference(snapshot, version))
 
+    async def put_weights(self, name: WeightsName, path: Path) -> WeightsFile:
+        content = await to_thread.run_sync(describe_file, path)
+        return await self._send(requests.put_weights(name, path, content))
+
+    async def commit_weights(
+        self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
+    ) -> WeightsVersion:
+        return await self._send(requests.commit_weights(name, files, words))
+
+    async def newest_weights(
+        self, run: str, lineage: str | None = None, *, after: tuple[int, int] | None = None, wait_seconds: float = 0
+    ) -> WeightsVersion | None:
+        return await self._send(requests.newest_weights(run, lineage, after, wait_seconds))
+
+    async def weights(self, name: WeightsName) -> WeightsVersion:
+        return await self._send(requests.weights(name))
+
+    async def download_weights(self, name: WeightsName, file: str, content: WeightsFile, target: Path) -> None:
+        for left in reversed(range(requests.DOWNLOADS)):
+            try:
+                with Download(target, content) as download:
+                    await self._send(requests.weights_file(name, file, download))
+                    await to_thread.run_sync(download.finish)
+                    return
+            except WrongContent:
+                if not left:
+                    raise
+
+    def _stream(self, source: Path) -> AsyncIterator[bytes]:
+        return async_pieces(source)
+
     async def _send(self, request: Request[T]) -> T:
         async for attempt in tenacity.AsyncRetrying(**self.retrying(request)):
             with attempt:
@@ -179,8 +215,19 @@ class AsyncRefServerClient(Connection):
 
     async def _send_once(self, request: Request[T]) -> T:
         with self.translating():
+            if request.sink:
+                return await self._receive(request, request.sink)
             response = await self._http.request(**self.arguments(request))
         return self.read(request, response)
+
+    async def _receive(self, request: Request[T], sink: Download) -> T:
+        async with self._http.stream(**self.arguments(request)) as response:
+            if not response.is_success:
+                await response.aread()
+            begun = self.read(request, response)
+            async for piece in response.aiter_bytes():
+                await to_thread.run_sync(sink.write, piece)
+        return begun
 
     async def _send_all(self, several: Sequence[Request[Outcomes]]) -> Outcomes:
         outcomes: Outcomes = {}

@@ -48,7 +48,8 @@ class Connection:
 
     def retrying(self, request: Request[Any]) -> dict[str, Any]:
         """Arguments of tenacity's `Retrying` and `AsyncRetrying`: retry while waiting may help and patience lasts."""
-        policy = RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait, self._hint)
+        arrived = (lambda sink=request.sink: sink.size) if request.sink else lambda: 0
+        policy = RetryPolicy(self.url, request.repeatable, self._patience, self._on_wait, self._hint, arrived)
         return {"retry": tenacity.retry_if_exception(policy.retries), "wait": policy.seconds, "reraise": True}
 
     def arguments(self, request: Request[Any]) -> dict[str, Any]:
@@ -57,10 +58,18 @@ class Connection:
             "method": request.method,
             "url": request.path,
             "params": dict(request.params),
-            "content": request.content,
-            "headers": {"Content-Type": request.content_type} if request.content_type else {},
+            "content": request.content if request.source is None else self._stream(request.source),
+            "headers": self._headers(request),
             "timeout": httpx.Timeout(request.read_seconds, connect=min(request.read_seconds, _CONNECT_SECONDS)),
         }
+
+    def _stream(self, source: Path) -> Any:
+        """The bytes of a file as httpx wants them."""
+        raise NotImplementedError
+
+    def _headers(self, request: Request[Any]) -> dict[str, str]:
+        kind = {"Content-Type": request.content_type} if request.content_type else {}
+        return {**kind, **request.headers, **(request.sink.headers if request.sink else {})}
 
     @contextmanager
     def translating(self) -> Iterator[None]:
@@ -84,20 +93,35 @@ class Connection:
 
 
 class RetryPolicy:
-    """Decides whether one request is retried, and after how many seconds."""
+    """Decides whether one request is retried, and after how many seconds.
 
-    def __init__(self, url: str, repeatable: bool, patience: float | None, on_wait: OnWait, hint: str) -> None:
+    arrived: how much of a long answer has come. Patience begins anew when more has come since the last failure.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        repeatable: bool,
+        patience: float | None,
+        on_wait: OnWait,
+        hint: str,
+        arrived: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._url = url
         self._repeatable = repeatable
         self._patience = patience
         self._on_wait = on_wait
         self._hint = hint
+        self._arrived = arrived
+        self._had_arrived = 0
         self._began = time.monotonic()
 
     def retries(self, error: BaseException) -> bool:
         """Whether the request is sent again. Calls on_wait then, which may raise to give up."""
         if not self._may_retry(error):
             return False
+        if self._arrived() != self._had_arrived:
+            self._had_arrived, self._began = self._arrived(), time.monotonic()
         waited = time.monotonic() - self._began
         if self._patience is not None and waited + (_retry_after(error) or 0.0) >= self._patience:
             return False

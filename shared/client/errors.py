@@ -32,6 +32,10 @@ class NotRefServer(ClientError):
     """The server at the URL is not a reference server, or its version is unknown to this client."""
 
 
+class WrongContent(ClientError):
+    """A file of published weights came with other bytes than its manifest says."""
+
+
 class UnusableBatch(ClientError):
     """A lease was granted, and its batch has a value that no batch may have: give it back with `release` and an error.
 

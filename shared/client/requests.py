@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from shared.api import (
     Admitted,
     BatchDetails,
     BatchPage,
+    CommitBody,
     ExtendBody,
     FinishBody,
     Finished,
@@ -37,9 +39,13 @@ from shared.api import (
     TokenIds,
     TokensView,
     Uploaded,
+    WeightsFile,
+    WeightsName,
+    WeightsVersion,
 )
 from shared.batch import BatchError, RolloutBatch, ScoredBatch
 from shared.client.errors import UnusableBatch
+from shared.client.transfers import Download, content_digest
 
 Outcomes = dict[str, Outcome]
 
@@ -47,6 +53,7 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 _JSON = "application/json"
+_BYTES = "application/octet-stream"
 _READ_SECONDS = 60.0
 # Enough for a large batch on a slow machine, queued behind others.
 _SCORING_SECONDS = 600.0
@@ -55,6 +62,8 @@ _HEALTH_SECONDS = 10.0
 # Whoever glances has other work: a server that hangs must not hold it up.
 _GLANCE_SECONDS = 1.0
 _KEYS_AT_ONCE = 1000
+# A file that came so often with wrong bytes is damaged where it is kept.
+DOWNLOADS = 3
 # The most batches the server lists in one response.
 PAGE = 1000
 
@@ -82,7 +91,8 @@ class Request(Generic[T]):
     """One request.
 
     read: parses a successful response; raises ValueError or LookupError if it is not of this API. read_seconds: read
-    timeout. repeatable: idempotent, so it may be retried even if it may have been carried out.
+    timeout. repeatable: idempotent, so it may be retried even if it may have been carried out. source: a file that is
+    the body, instead of content. sink: gets the bytes of the response, which `read` has not then.
     """
 
     method: str
@@ -90,9 +100,12 @@ class Request(Generic[T]):
     read: Callable[[httpx.Response], T]
     content: bytes | None = None
     content_type: str | None = None
-    params: Mapping[str, str | int] = field(default_factory=dict)
+    params: Mapping[str, str | int | float] = field(default_factory=dict)
     read_seconds: float = _READ_SECONDS
     repeatable: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+    source: Path | None = None
+    sink: Download | None = None
 
 
 def not_ready_reason() -> Request[None]:
@@ -245,6 +258,51 @@ def _held(body: bytes, id: str, token: str, deliveries: int) -> Held:
         return Leased(parsed.batch(), id, token, deliveries)
     except BatchError as error:
         return UnusableBatch(id, token, error.field, str(error))
+
+
+def put_weights(name: WeightsName, path: Path, content: WeightsFile) -> Request[WeightsFile]:
+    headers = {"Content-Length": str(content.bytes), "Content-Digest": content_digest(content)}
+    return Request(
+        "PUT", f"{_weights_path(name)}/{quote(path.name, safe='')}", _as(WeightsFile), content_type=_BYTES,
+        read_seconds=_SCORING_SECONDS, headers=headers, source=path,
+    )  # fmt: skip
+
+
+def commit_weights(
+    name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
+) -> Request[WeightsVersion]:
+    body = CommitBody.model_validate({**words, "files": files})
+    return _post(f"{_weights_path(name)}/commit", body, _as(WeightsVersion), read_seconds=_SCORING_SECONDS)
+
+
+def newest_weights(
+    run: str, lineage: str | None, after: tuple[int, int] | None, wait_seconds: float
+) -> Request[WeightsVersion | None]:
+    def read(response: httpx.Response) -> WeightsVersion | None:
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return None
+        return WeightsVersion.model_validate_json(response.content)
+
+    known = None if after is None else f"{after[0]}.{after[1]}"
+    asked = {"lineage": lineage, "after": known, "wait_seconds": wait_seconds or None}
+    return Request(
+        "GET", f"/v1/weights/{quote(run, safe='')}", read, read_seconds=wait_seconds + _READ_SECONDS,
+        params={key: value for key, value in asked.items() if value is not None},
+    )  # fmt: skip
+
+
+def weights(name: WeightsName) -> Request[WeightsVersion]:
+    return Request("GET", _weights_path(name), _as(WeightsVersion))
+
+
+def weights_file(name: WeightsName, file: str, sink: Download) -> Request[None]:
+    path = f"{_weights_path(name)}/{quote(file, safe='')}"
+    return Request("GET", path, sink.begin, headers={"Accept-Encoding": "identity"}, sink=sink)
+
+
+def _weights_path(name: WeightsName) -> str:
+    parts = (name.run, name.lineage, str(name.epoch), str(name.version))
+    return "/v1/weights/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def _logprobs(asked: LogprobsRequest) -> Request[Logprobs]:

@@ -1,9 +1,9 @@
 """The synchronous client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import tenacity
@@ -25,12 +25,16 @@ from shared.api import (
     State,
     TokensView,
     Uploaded,
+    WeightsFile,
+    WeightsName,
+    WeightsVersion,
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
 from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
-from shared.client.errors import ClientError, RefServerError
+from shared.client.errors import ClientError, RefServerError, WrongContent
 from shared.client.requests import Held, Leased, Outcomes, Request
+from shared.client.transfers import Download, describe_file, pieces
 
 T = TypeVar("T")
 
@@ -218,6 +222,52 @@ class RefServerClient(Connection):
         """Makes the server score with the weights of another snapshot: a name below its root, or None."""
         return self._send(requests.replace_reference(snapshot, version))
 
+    def put_weights(self, name: WeightsName, path: Path) -> WeightsFile:
+        """Uploads one file of a version, from the disk; returns its length and SHA-256. Again is harmless.
+
+        Raises OSError for a file that cannot be read.
+        """
+        content = describe_file(path)
+        return self._send(requests.put_weights(name, path, content))
+
+    def commit_weights(
+        self, name: WeightsName, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
+    ) -> WeightsVersion:
+        """Publishes a version whose files were uploaded. words: what readers get with it, as JSON."""
+        return self._send(requests.commit_weights(name, files, words))
+
+    def newest_weights(
+        self, run: str, lineage: str | None = None, *, after: tuple[int, int] | None = None, wait_seconds: float = 0
+    ) -> WeightsVersion | None:
+        """The newest version of a run: of a lineage, or of the one that committed last. None if there is none.
+
+        after: only one newer than this epoch and version, for which it waits so many seconds.
+        """
+        return self._send(requests.newest_weights(run, lineage, after, wait_seconds))
+
+    def weights(self, name: WeightsName) -> WeightsVersion:
+        """One version, with its files. Raises RefServerError 404, 410."""
+        return self._send(requests.weights(name))
+
+    def download_weights(self, name: WeightsName, file: str, content: WeightsFile, target: Path) -> None:
+        """Downloads a file of a version to `target`, which appears when it is whole and its SHA-256 right.
+
+        A download that breaks off goes on where it was. Raises WrongContent for a file that came three times with other
+        bytes, RefServerError 404, 410, OSError.
+        """
+        for left in reversed(range(requests.DOWNLOADS)):
+            try:
+                with Download(target, content) as download:
+                    self._send(requests.weights_file(name, file, download))
+                    download.finish()
+                    return
+            except WrongContent:
+                if not left:
+                    raise
+
+    def _stream(self, source: Path) -> Iterator[bytes]:
+        return pieces(source)
+
     def _send(self, request: Request[T]) -> T:
         for attempt in tenacity.Retrying(**self.retrying(request)):
             with attempt:
@@ -226,8 +276,19 @@ class RefServerClient(Connection):
 
     def _send_once(self, request: Request[T]) -> T:
         with self.translating():
+            if request.sink:
+                return self._receive(request, request.sink)
             response = self._http.request(**self.arguments(request))
         return self.read(request, response)
+
+    def _receive(self, request: Request[T], sink: Download) -> T:
+        with self._http.stream(**self.arguments(request)) as response:
+            if not response.is_success:
+                response.read()
+            begun = self.read(request, response)
+            for piece in response.iter_bytes():
+                sink.write(piece)
+        return begun
 
     def _send_all(self, several: Sequence[Request[Outcomes]]) -> Outcomes:
         outcomes: Outcomes = {}

@@ -19,8 +19,8 @@ from ref_server.http.downloads import Download
 from ref_server.http.problem import Problem
 from ref_server.http.routes.documents import errors
 from ref_server.service.service import Service
-from ref_server.weights.versions import Published, Version
-from shared.api import CommitBody, PlainName, WeightsFile, WeightsVersion
+from ref_server.weights.versions import Published
+from shared.api import CommitBody, PlainName, WeightsFile, WeightsName, WeightsVersion
 
 _AT = "/v1/weights/{run}/{lineage}/{epoch}/{version}"
 # Threads that write and hash files. The event loop only passes the bytes on.
@@ -41,13 +41,13 @@ async def _version(
     epoch: _Number,
     version: _Number,
     asker: Asker,
-) -> Version:
+) -> WeightsName:
     """The version that a path names. Raises Denied for a token of another run."""
     asker.only(run)
-    return Version(run, lineage, epoch, version)
+    return WeightsName(run, lineage, epoch, version)
 
 
-_Version = Annotated[Version, Depends(_version)]
+_Version = Annotated[WeightsName, Depends(_version)]
 
 
 def add(app: FastAPI, service: Service) -> None:

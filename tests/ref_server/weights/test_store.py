@@ -14,8 +14,7 @@ from ref_server.weights import readers, store
 from ref_server.weights.disk_failures import disk_failures
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
 from ref_server.weights.store import WeightsStore
-from ref_server.weights.versions import Version
-from shared.api import WeightsFile
+from shared.api import WeightsFile, WeightsName
 from tests.fuse import fuse
 
 __all__ = ["fuse"]
@@ -31,11 +30,11 @@ def contents(files: Mapping[str, bytes]) -> dict[str, WeightsFile]:
     return {file: content(data) for file, data in files.items()}
 
 
-def version(number: int = 1, *, run: str = "run", lineage: str = "first", epoch: int = 0) -> Version:
-    return Version(run, lineage, epoch, number)
+def version(number: int = 1, *, run: str = "run", lineage: str = "first", epoch: int = 0) -> WeightsName:
+    return WeightsName(run, lineage, epoch, number)
 
 
-def put(weights: WeightsStore, name: Version, file: str, data: bytes, digest: str | None = None) -> bool:
+def put(weights: WeightsStore, name: WeightsName, file: str, data: bytes, digest: str | None = None) -> bool:
     part = weights.begin(name, len(data))
     try:
         for start in range(0, len(data), 1000):
@@ -45,13 +44,13 @@ def put(weights: WeightsStore, name: Version, file: str, data: bytes, digest: st
         part.discard()
 
 
-def publish(weights: WeightsStore, name: Version, files: Mapping[str, bytes] = FILES, **words: Any) -> None:
+def publish(weights: WeightsStore, name: WeightsName, files: Mapping[str, bytes] = FILES, **words: Any) -> None:
     for file, data in files.items():
         put(weights, name, file, data)
     weights.commit(name, contents(files), words)
 
 
-def whole(weights: WeightsStore, name: Version) -> bool:
+def whole(weights: WeightsStore, name: WeightsName) -> bool:
     """Whether a visible version has the bytes that its manifest says."""
     found = weights.get(name)
     return all(content(weights.file(name, file)[0].read_bytes()) == said for file, said in found.files.items())
@@ -171,7 +170,7 @@ def test_a_version_that_is_not_whole_stays_invisible(
 
 
 def test_the_newest_is_of_the_lineage_that_committed_last(weights: WeightsStore) -> None:
-    def newest(lineage: str | None = None) -> Version | None:
+    def newest(lineage: str | None = None) -> WeightsName | None:
         found = weights.newest("run", lineage)
         return found and found.name
 
@@ -292,7 +291,7 @@ def test_a_kill_at_any_moment_leaves_whole_versions(
         operations += 1
         newer = version(3 + operations)
 
-        def work(newer: Version = newer) -> None:
+        def work(newer: WeightsName = newer) -> None:
             publish(make(), newer, step=newer.version)
             make().tidy([])
 
