@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -15,7 +15,14 @@ import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from shared.allocator import keep_freed_memory
@@ -43,6 +50,20 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
         # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
         model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
         return model.to(where).eval()  # type: ignore[arg-type]
+
+
+def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
+    """A model without its weights, on the meta device: its configuration, generation_config and shapes.
+
+    Raises UserError when there is none.
+    """
+    _join_logs()
+    with _explained(name, revision), torch.device("meta"):
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    with suppress(OSError):  # not every model has one; transformers has derived it from the configuration then
+        model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
+    return model
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:

@@ -14,7 +14,7 @@ FILES = sorted(
 )
 # Where a library may be imported: files, or everything below a folder.
 DOORS = {
-    "httpx": ("shared/client",),
+    "httpx": ("shared/client", "policy_trainer/sampling/vllm_client.py"),
     "apsw": ("ref_server/queue/sqlite",),
     "vllm": ("policy_trainer/sampling/vllm.py",),
 }
@@ -111,6 +111,8 @@ def test_imports_point_down(file: Path) -> None:
         ("ref_server/queue/sqlite/file.py", "import apsw.ext", True),
         ("ref_server/scoring/queues.py", "import apsw", False),
         ("policy_trainer/sampling/hf.py", "import vllm", False),
+        ("policy_trainer/sampling/vllm.py", "import vllm", True),
+        ("policy_trainer/sampling/vllm_server.py", "import httpx", False),
         ("ref_server/queue/a.py", "from shared import wire", True),
         ("ref_server/queue/a.py", "from ref_server.http.app import create_app", False),
         ("ref_server/http/a.py", "from ref_server.queue import interface", True),

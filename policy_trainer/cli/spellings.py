@@ -45,25 +45,25 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "sync_ref_model": ("reference.sync_steps",),
     "ref_model_sync_steps": ("reference.sync_steps",),
     "ref_model_mixup_alpha": ("reference.decay",),
-    "vllm_server_base_url": ("server",),
+    "use_vllm": ("sampler",),
+    "vllm_mode": ("sampler",),
+    "vllm_server_base_url": ("vllm_url",),
+    "vllm_server_host": ("vllm_url",),
+    "vllm_server_port": ("vllm_url",),
+    "vllm_gpu_memory_utilization": ("vllm.gpu_memory_utilization",),
+    "vllm_max_model_length": ("vllm.max_model_len",),
+    "vllm_tensor_parallel_size": ("vllm.tensor_parallel_size",),
     "use_cpu": ("device",),
     "bf16": ("dtype",),
     "optim": ("optimizer.learning_rate", "optimizer.betas", "optimizer.master_weights"),
 }
 
-_VLLM = "completions are sampled with transformers, by `policy-trainer rollout`; there is no vLLM in the loop"
 _DEVICES = "a policy trains on one device, --device; more workers and servers may have devices of their own"
 _HUB = "nothing is uploaded; RUN_DIR/model is a Hugging Face model, which `hf upload` takes"
 _LOGGED = "every step is in RUN_DIR/metrics.jsonl; --report-to names trackers besides"
 
 # TRL's names of what there is nothing of here, and what to do instead.
 ABSENT: Mapping[str, str] = {
-    "use_vllm": _VLLM,
-    "vllm_mode": _VLLM,
-    "vllm_server_host": _VLLM,
-    "vllm_server_port": _VLLM,
-    "vllm_gpu_memory_utilization": _VLLM,
-    "vllm_tensor_parallel_size": _VLLM,
     "deepspeed": _DEVICES,
     "fsdp": _DEVICES,
     "fsdp_config": _DEVICES,

@@ -32,6 +32,7 @@ from policy_trainer.config.sections import (
 )
 from policy_trainer.config.sft import SftConfig
 from policy_trainer.config.train import TrainConfig
+from policy_trainer.config.vllm import SamplerName, VllmConfig
 
 __all__ = [
     "ENV_PREFIX",
@@ -57,9 +58,11 @@ __all__ = [
     "RewardModelConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplerName",
     "SamplesConfig",
     "SamplingConfig",
     "SftConfig",
     "SourceConfig",
     "TrainConfig",
+    "VllmConfig",
 ]

@@ -13,6 +13,7 @@ from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sections import EvalEvaluationConfig
+from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler
 from shared.settings import Dtype, settings_config
 
 ENV_PREFIX = "POLICY_TRAINER_"
@@ -66,6 +67,16 @@ class CommonConfig(ModelConfig):
     judging: JudgingConfig = JudgingConfig()
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
+    sampler: SamplerName = "hf"
+    """What samples. hf: transformers. vllm: vLLM in this process. vllm-server: a running `vllm serve`."""
+    vllm_url: str | None = None
+    """URL of the `vllm serve` of sampler vllm-server, such as http://127.0.0.1:8000."""
+    vllm: VllmConfig = VllmConfig()
+
+    @model_validator(mode="after")
+    def _check_sampler(self) -> "CommonConfig":
+        check_sampler(self.sampler, self.vllm_url, self.device)
+        return self
 
     @model_validator(mode="after")
     def _check_task(self) -> "CommonConfig":

@@ -15,6 +15,7 @@ from policy_trainer.config.sections import (
     ReferenceConfig,
     SamplesConfig,
 )
+from policy_trainer.config.vllm import check_sampler_logps
 
 
 class TrainConfig(RunConfig):
@@ -84,6 +85,7 @@ class TrainConfig(RunConfig):
             raise ValueError(f"sampling.num_generations: {reason}")
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision needs the rewards of steps: set judging.steps")
+        check_sampler_logps(self.sampler, self.loss, self.sampling)
         if self.minibatches > self.groups_per_step:
             raise ValueError(
                 f"minibatches: a step has {self.groups_per_step} groups, too few for {self.minibatches} parts: "

@@ -10,10 +10,11 @@ from rich.table import Table
 from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.choice import load_sampler
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task
-from shared.models import load_model, load_tokenizer, use_threads
+from shared.errors import UserError
+from shared.models import load_tokenizer, use_threads
 
 
 def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], None]) -> list[Evaluation]:
@@ -26,14 +27,13 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
-    evaluator = make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size)
-    sampler = HFSampler(model, tokenizer)
+    loaded = load_sampler(config, tokenizer, _give_up)
+    evaluator = make_evaluator(config, task, judge, loaded.model, tokenizer, batch_size=config.evaluation.batch_size)
     evaluations = []
     for decoding, temperature in (("greedy", 0.0), ("sampled", config.sampling.temperature)):
         evaluations.append(
             evaluator.evaluate(
-                sampler,
+                loaded.sampler,
                 sampling_params(config.sampling, num_generations=1, temperature=temperature),
                 config.evaluation.problems,
                 seed=config.seed,
@@ -41,6 +41,10 @@ def evaluate_model(config: EvalConfig, on_progress: Callable[[str, int, int], No
             )
         )
     return evaluations
+
+
+def _give_up(reason: str, seconds: float) -> None:
+    raise UserError(f"vllm_url: the evaluation would wait for {reason}")
 
 
 def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> list[Evaluation]:

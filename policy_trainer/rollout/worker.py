@@ -22,8 +22,8 @@ from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.rounds import Rounds, SampledGroup
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import Sampler, sampling_params
+from policy_trainer.sampling.choice import load_sampler
+from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.publication import Publication, PublishedWeights
@@ -33,7 +33,7 @@ from shared.batch import RolloutBatch
 from shared.client import RefServerClient
 from shared.devices import describe_device
 from shared.errors import UserError
-from shared.models import load_model, load_tokenizer, use_threads
+from shared.models import load_tokenizer, use_threads
 
 log = structlog.get_logger()
 
@@ -102,6 +102,9 @@ class RolloutWorker:
                 self._serve(self._load_newest())
             except AnotherTraining:
                 log.info("another training has begun in the run's directory", run=self._config.run)
+            except WeightsLost as error:
+                log.warning("loading the newest weights", reason=str(error))
+                self._loaded = None
 
     def _serve(self, publication: Publication) -> None:
         """Samples for one training, until its directory holds another or none."""
@@ -222,7 +225,7 @@ def _goes(outbox: Outbox) -> bool:
 
 
 def run_worker(config: RolloutConfig) -> None:
-    """Loads the model, checks that the server's reference matches it, and works until the run is finished."""
+    """Loads the sampler, checks that the server's reference matches it, and works until the run is finished."""
     use_threads(config.threads)
     log.info("device", device=describe_device(config.device))
     weights = WeightsDirectory(RunDirectory(config.run_dir).weights)
@@ -230,15 +233,15 @@ def run_worker(config: RolloutConfig) -> None:
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    loaded = load_sampler(config, tokenizer, wait)
     url = find_server(config, wait)
     client = connect(config, url, stay_with(config, url, wait))
     try:
-        check_models_match(client.model(), model, tokenizer, config.model)
+        check_models_match(client.model(), loaded.model, tokenizer, config.model)
         worker = RolloutWorker(
             config,
-            HFSampler(model, tokenizer),
-            PromptEncoder(tokenizer, config.data, limit=prompt_limit(model, config)),
+            loaded.sampler,
+            PromptEncoder(tokenizer, config.data, limit=prompt_limit(loaded.model, config)),
             judge,
             task,
             client,

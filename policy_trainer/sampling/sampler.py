@@ -10,6 +10,7 @@ import numpy as np
 from policy_trainer.config import SamplingConfig
 from policy_trainer.data.completion import Completion
 from shared.batch import TokenGroup
+from shared.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ def sampling_params(
         repetition_penalty=config.repetition_penalty,
         stop=tuple(config.stop),
     )
+
+
+class WeightsLost(UserError):
+    """The engine no longer has the weights that were loaded. A worker loads the newest, and goes on."""
 
 
 class Sampler(Protocol):

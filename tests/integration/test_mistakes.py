@@ -90,7 +90,7 @@ NAMES = {
     "misspelt option": train("--model model --learning-rat 1", "--learning-rat", "--optimizer.learning-rate?"),
     "TRL's option": train("--model_name_or_path model", "--model_name_or_path", "did you mean --model?"),
     "TRL's batch": train("--per_device_train_batch_size 4", "--per_device", "--groups-per-step"),
-    "vLLM": train("--model model --use_vllm", "--use_vllm", "no vLLM"),
+    "vLLM": train("--model model --use_vllm", "--use_vllm", "did you mean --sampler?"),
     "no option": train("model", "model: is neither an option"),
     "no value": train("--model model --max-steps", "--max-steps", "expected one argument"),
     "variable": Mistake(

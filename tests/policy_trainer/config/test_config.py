@@ -29,6 +29,7 @@ from policy_trainer.config import (
     SamplingConfig,
     SftConfig,
     TrainConfig,
+    VllmConfig,
 )
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
@@ -78,6 +79,13 @@ class TestRefusals:
             (TrainConfig, ["--data.chat-template-kwargs", "enable_thinking=false"], "data.chat_template_kwargs"),
             (TrainConfig, ["--data.chat-template-kwargs", '{"tokenize": true}'], "data.chat_template_kwargs"),
             (TrainConfig, [*THINKING, "--data.prompt-style", "plain"], "data.chat_template_kwargs"),
+            (TrainConfig, ["--sampler", "vllm-server"], "vllm_url"),
+            (EvalConfig, ["--sampler", "vllm-server", "--vllm-url", "127.0.0.1:8000"], "vllm_url"),
+            (RolloutConfig, ["--sampler", "vllm", "--device", "cuda:1"], "device"),
+            (TrainConfig, ["--sampler", "vllm", "--sampling.top-p", "0.9"], "sampling.top_p"),
+            (TrainConfig, ["--sampler", "vllm", "--sampling.top-k", "9"], "sampling.top_k"),
+            (TrainConfig, ["--sampler", "vllm", "--sampling.min-p", "0.1"], "sampling.min_p"),
+            (TrainConfig, ["--sampler", "vllm", "--sampling.repetition-penalty", "2"], "sampling.repetition_penalty"),
             (SftConfig, [], "data.path"),
             (DemoConfig, ["--max-steps", "0"], "max_steps"),
         ],
@@ -112,6 +120,18 @@ class TestRefusals:
             load(TrainConfig, "--model", "m", "--dtype", "float16")
         assert "train in bfloat16" in capsys.readouterr().err
         assert load(EvalConfig, "--model", "m", "--dtype", "float16").dtype == "float16"
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--loss.old-logps", "recomputed", "--loss.importance-sampling-correction", "tis"],
+            ["--loss.old-logps", "current"],
+        ],
+    )
+    def test_of_renormalised_log_probs_are_for_losses_that_use_them(self, arguments: list[str]) -> None:
+        sampled = ["--model", "m", "--sampler", "vllm", "--sampling.top-p", "0.9"]
+        assert load(TrainConfig, *sampled, *arguments).sampling.top_p == 0.9
+        assert load(EvalConfig, *sampled).sampling.top_p == 0.9
 
     def test_a_model_is_needed(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
@@ -158,6 +178,9 @@ COMMON: dict[str, Any] = {
         repetition_penalty=1.1,
         stop=["\n\n", "</answer>", "é"],
     ),
+    "sampler": "vllm-server",
+    "vllm_url": "http://127.0.0.1:1",
+    "vllm": VllmConfig(gpu_memory_utilization=0.5, max_model_len=99, enforce_eager=True, tensor_parallel_size=2),
 }
 RUN: dict[str, Any] = {
     **COMMON,

@@ -18,6 +18,7 @@ from policy_trainer.data.probe import Probe
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.worker import RolloutWorker, RunFinished, Waiting
+from policy_trainer.sampling.sampler import WeightsLost
 from policy_trainer.weights.directory import WeightsDirectory
 from shared import wire
 from shared.atomic_files import write_json
@@ -94,8 +95,9 @@ def publish(tmp_path: Path) -> Callable[..., None]:
     def write(**fields: Any) -> None:
         (tmp_path / "weights").mkdir(exist_ok=True)
         whole = {"run": "ours", "epoch": 1, "version": 2, "next_index": 0, "max_waiting": ROUND, "lineage": "one"}
-        (tmp_path / "weights" / "0001-00000002").mkdir()
-        (tmp_path / "weights" / "0001-00000002" / "model.safetensors").write_bytes(b"weights")
+        version = tmp_path / "weights" / f"0001-{(whole | fields)['version']:08d}"
+        version.mkdir()
+        (version / "model.safetensors").write_bytes(b"weights")
         write_json(tmp_path / "weights" / "latest.json", whole | fields)
 
     return write
@@ -169,6 +171,33 @@ def test_a_sampler_with_other_weights_than_the_published_stops(
     with pytest.raises(UserError, match=r"max_logp_difference: after loading version 2 .* differ"):
         work()
     assert not server.bodies
+
+
+def test_an_engine_that_lost_its_weights_gets_the_newest_and_samples_the_same_problems(
+    work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Counted
+) -> None:
+    """As a server that was restarted does."""
+    server.open.set()
+    publish(max_waiting=ROUND + 1)
+    sample, loads, seeds = sampler.sample, [], []
+
+    def load(model: Path) -> None:
+        loads.append((model / "model.safetensors").stat().st_ino)
+
+    def lose(prompts: Any, params: Any, seed: int) -> Any:
+        seeds.append(seed)
+        if len(seeds) == 2:
+            publish(max_waiting=ROUND + 1, version=3)
+            raise WeightsLost("it was restarted")
+        return sample(prompts, params, seed)
+
+    sampler.load, sampler.sample = load, lose
+    with pytest.raises(Enough):
+        work(lambda: len(server.bodies) == 2 * ROUND)
+    batches = sorted((rollout_of(body) for body in server.bodies), key=lambda batch: batch.id)
+    assert [json.loads(batch.sample or "")["index"] for batch in batches] == [*range(2 * ROUND)]
+    assert [batch.policy_version for batch in batches] == [2] * ROUND + [3] * ROUND
+    assert len(loads) == 2 and len(set(loads)) == 2 and seeds[1] == seeds[2] != seeds[0]
 
 
 def test_an_upload_that_cannot_succeed_ends_the_wait(

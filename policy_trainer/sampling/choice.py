@@ -1,0 +1,78 @@
+"""The samplers, by the names of the setting `sampler`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig, SamplerName
+from policy_trainer.data.prompts import prompt_limit
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.sampling.vllm_greeting import greet
+from policy_trainer.sampling.vllm_server import VllmServerSampler
+from shared.client.connection import OnWait
+from shared.errors import UserError
+from shared.models import context_length, eos_token_ids, load_model, load_outline
+
+
+@dataclass(frozen=True)
+class LoadedSampler:
+    """model: what is sampled from. Where another engine has the weights, they are on the meta device."""
+
+    sampler: Sampler
+    model: PreTrainedModel
+
+
+def load_sampler(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    """The configured sampler, with the weights of config.model.
+
+    on_wait: called while a server does not answer; it may raise to give up. Raises UserError for a model or an engine
+    that cannot be used.
+    """
+    return SAMPLERS[config.sampler](config, tokenizer, on_wait)
+
+
+def _hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    return LoadedSampler(HFSampler(model, tokenizer), model)
+
+
+def _vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    if find_spec("vllm") is None:
+        raise UserError(
+            "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
+            "`vllm serve` that has an environment of its own: docs/vllm.md"
+        )
+    from policy_trainer.sampling.vllm import VllmSampler  # a large library, which others do not need
+
+    model = load_outline(config.model, revision=config.revision)
+    longest = _longest(config, model)
+    own = config.vllm.max_model_len
+    if own is not None and own < longest:
+        raise UserError(
+            f"vllm.max_model_len: prompt and completion may have {longest} tokens, got {own}: raise it, or lower "
+            "data.max_prompt_length or sampling.max_completion_length"
+        )
+    return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer)), model)
+
+
+def _vllm_server(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    assert config.vllm_url is not None
+    model, url = load_outline(config.model, revision=config.revision), config.vllm_url.rstrip("/")
+    name = greet(url, config.model, _longest(config, model))
+    return LoadedSampler(VllmServerSampler(url, name, eos_token_ids(model, tokenizer), on_wait), model)
+
+
+def _longest(config: CommonConfig, model: PreTrainedModel) -> int:
+    """The most tokens that prompt and completion may have together, and one that vLLM samples behind what it scores."""
+    longest = prompt_limit(model, config) + config.sampling.max_completion_length
+    return min(longest + 1, context_length(model) or longest + 1)
+
+
+SAMPLERS: Mapping[SamplerName, Callable[[CommonConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]] = {
+    "hf": _hf,
+    "vllm": _vllm,
+    "vllm-server": _vllm_server,
+}

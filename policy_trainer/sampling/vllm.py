@@ -1,0 +1,109 @@
+"""Samples with vLLM in this process. The only file that imports vllm."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.vllm_requests import (
+    completion_logps,
+    make_completion,
+    make_group,
+    sampling_options,
+    scoring_options,
+    sequences,
+    weights_mark,
+)
+from policy_trainer.sampling.vllm_worker import PackedHead
+from shared.batch import TokenGroup
+from shared.errors import UserError
+
+# Types are checked where it is not installed, and this file has its name.
+vllm: Any = import_module("vllm")
+
+
+class VllmSampler:
+    """The engine has the weights of config.model until `load` replaces them."""
+
+    def __init__(self, config: CommonConfig, outline: PreTrainedModel, longest: int, eos: Sequence[int]) -> None:
+        """outline: the model without its weights. longest: tokens of the longest sequence. eos: the ids that end a
+        completion.
+
+        Raises UserError for a model or settings that the engine refuses.
+        """
+        # The engine in this process rather than in a child, which a worker that is killed would leave behind.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        with _explained(config):
+            self._engine: Any = vllm.LLM(
+                model=config.model,
+                revision=config.revision,
+                tokenizer_revision=config.revision,
+                dtype=_dtype(config, outline),
+                seed=config.seed,
+                generation_config="vllm",
+                logprobs_mode="processed_logprobs",
+                worker_extension_cls=f"{PackedHead.__module__}.{PackedHead.__qualname__}",
+                gpu_memory_utilization=config.vllm.gpu_memory_utilization,
+                max_model_len=config.vllm.max_model_len or longest,
+                enforce_eager=config.vllm.enforce_eager,
+                tensor_parallel_size=config.vllm.tensor_parallel_size,
+                # A prompt with a seed that is read in parts ends vLLM 0.32's engine on a CPU.
+                enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
+            )
+        self._eos = eos
+        self._salt: dict[str, str] = {}
+
+    def load(self, model: Path) -> None:
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
+        self._engine.collective_rpc("pack_head")
+        # What a prompt's keys and values were computed with is not to be read by another version.
+        self._salt = {"cache_salt": weights_mark(model)}
+        self._engine.reset_prefix_cache()  # frees memory
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        asked = [{"prompt_token_ids": list(prompt), **self._salt} for prompt in prompts]
+        options = [
+            vllm.SamplingParams(**sampling_options(params, self._eos, seed, number), detokenize=bool(params.stop))
+            for number in range(len(prompts))
+        ]
+        answers = self._engine.generate(asked, options, use_tqdm=False)
+        return [make_group([self._completion(one) for one in answer.outputs], params) for answer in answers]
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        rows = sequences(group)
+        asked = [{"prompt_token_ids": row, **self._salt} for row in rows]
+        answers = self._engine.generate(asked, vllm.SamplingParams(**scoring_options()), use_tqdm=False)
+        scored = (_own_logps(row[1:], answer.prompt_logprobs[1:]) for row, answer in zip(rows, answers, strict=True))
+        return completion_logps(group, scored)
+
+    def _completion(self, output: Any) -> Completion:
+        logps = _own_logps(output.token_ids, output.logprobs)
+        return make_completion(output.token_ids, logps, output.finish_reason, self._eos)
+
+
+def _own_logps(ids: Sequence[int], steps: Sequence[Any]) -> list[float]:
+    """The log-prob of each token, from vLLM's table of its alternatives."""
+    return [alternatives[token].logprob for token, alternatives in zip(ids, steps, strict=True)]
+
+
+def _dtype(config: CommonConfig, outline: PreTrainedModel) -> str:
+    """vLLM's own `auto` makes bfloat16 of float32."""
+    return str(outline.config.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
+
+
+@contextmanager
+def _explained(config: CommonConfig) -> Iterator[None]:
+    """What vLLM says of a model or of settings that it cannot use is for the user."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        words = " ".join(str(error).split())[:500]
+        raise UserError(f"sampler: vLLM cannot start with {config.model}: {words}") from error

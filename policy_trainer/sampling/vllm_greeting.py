@@ -1,0 +1,64 @@
+"""The first words with a vLLM server: whether it has the model, room for the run's sequences, and the log-probs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask
+from shared.errors import UserError
+
+# Of float32; the raw log-prob of a token that is not sampled from is far below.
+_TOLERANCE = 1e-3
+
+
+def greet(url: str, model: str, longest: int) -> str:
+    """The name by which the server has the model. longest: tokens of the longest sequence of the run.
+
+    Raises UserError, with the command that starts a server that would do.
+    """
+    command = f"VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs --max-model-len {longest}"
+
+    async def words(client: VllmClient) -> tuple[Sequence[Mapping[str, Any]], float]:
+        cards = (await client.get("/v1/models"))["data"]
+        named = [card for card in cards if _is(card, model)]
+        return cards, await _logp_of_the_only_token(client, named[0]["id"]) if named else 0.0
+
+    try:
+        cards, logp = ask(url, words)
+    except Unavailable as error:
+        raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
+    except (Refused, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
+    card = next((card for card in cards if _is(card, model)), None)
+    if card is None:
+        served = ", ".join(str(card["id"]) for card in cards)
+        raise UserError(
+            f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
+            f"same model by another path, with --served-model-name {model}"
+        )
+    if card["max_model_len"] < longest:
+        raise UserError(
+            f"vllm_url: the server at {url} takes {card['max_model_len']} tokens of prompt and completion, and this "
+            f"run may have {longest}; start it with: {command}, or lower data.max_prompt_length"
+        )
+    if abs(logp) > _TOLERANCE:
+        raise UserError(
+            f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
+            f"start it with: {command}"
+        )
+    return str(card["id"])
+
+
+def _is(card: Mapping[str, Any], model: str) -> bool:
+    names = {str(card["id"]), str(card.get("root"))}
+    return model in names or (Path(model).is_dir() and str(Path(model).resolve()) in names)
+
+
+async def _logp_of_the_only_token(client: VllmClient, name: str) -> float:
+    """The log-prob of a token when it is the only one allowed: 0 in the distribution that is sampled from."""
+    body = {
+        "model": name, "prompt": [0], "max_tokens": 1, "temperature": 1.0, "logprobs": 0, "allowed_token_ids": [0],
+        "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    answer = await client.post("/v1/completions", body)
+    return float(answer["choices"][0]["logprobs"]["token_logprobs"][0])

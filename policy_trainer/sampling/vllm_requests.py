@@ -1,0 +1,82 @@
+"""What vLLM is asked for one prompt, and what its answer becomes: the same in process and over HTTP."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.sampler import SamplingParams
+from shared.batch import TokenGroup
+
+# The finish_reasons of whole completions: by an EOS or a stop text, and at the length limit.
+ENDS = ("stop", "length")
+
+
+def sampling_options(params: SamplingParams, eos: Sequence[int], seed: int, number: int) -> dict[str, Any]:
+    """The options for prompt `number` of a call, by the names of vLLM's SamplingParams and of its HTTP API.
+
+    All that a model's generation_config.json could change is given. eos: the ids that end a completion; vLLM would
+    also end at others of its own choice. vLLM adds the completion's number to the seed.
+    """
+    return {
+        "n": params.num_generations if params.temperature else 1,  # greedy completions are all the same
+        "max_tokens": params.max_completion_length,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": int(np.random.SeedSequence((seed, number)).generate_state(1)[0]),
+        "stop": list(params.stop),
+        "stop_token_ids": list(eos),
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": 0,  # those of the sampled tokens alone
+    }
+
+
+def scoring_options() -> dict[str, Any]:
+    """The options that ask for the log-probs of a prompt's tokens: of all tokens, at temperature 1."""
+    return {"prompt_logprobs": 0, "max_tokens": 1, "temperature": 0.0}
+
+
+def sequences(group: TokenGroup) -> list[list[int]]:
+    """The group's prompt with each of its completions, which vLLM scores as prompts."""
+    prompt = group.prompt_ids.tolist()
+    return [prompt + completion.tolist() for completion in group.completions()]
+
+
+def completion_logps(group: TokenGroup, scored: Iterable[Sequence[float]]) -> np.ndarray:
+    """(C,) float32. scored: the log-probs of the tokens of each of `sequences`, but for the first token."""
+    lengths = group.completion_lengths
+    return np.concatenate([np.array(row[-n:], np.float32) for row, n in zip(scored, lengths, strict=True)])
+
+
+def make_group(completions: Sequence[Completion], params: SamplingParams) -> list[Completion]:
+    """num_generations completions of a prompt, in vLLM's answer to sampling_options."""
+    return list(completions) if params.temperature else list(completions) * params.num_generations
+
+
+def make_completion(ids: Sequence[int], logps: Sequence[float], reason: str, eos: Sequence[int]) -> Completion:
+    """reason: vLLM's finish_reason, one of ENDS."""
+    assert reason in ENDS, f"vLLM ended a completion by {reason!r}"
+    return Completion(
+        np.array(ids, np.int64), np.array(logps, np.float32), finished=reason == "stop", eos=ids[-1] in eos
+    )
+
+
+def weights_mark(model: Path) -> str:
+    """Tells published weights from others, by whatever name they are read: from the files' inodes and times.
+
+    Raises FileNotFoundError where there are none.
+    """
+    files = sorted(model.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"there are no weights in {model}")
+    stats = [file.stat() for file in files]
+    return sha256(repr([(stat.st_ino, stat.st_mtime_ns) for stat in stats]).encode()).hexdigest()[:16]

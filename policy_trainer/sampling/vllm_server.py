@@ -1,0 +1,169 @@
+"""Samples with a running `vllm serve`, over HTTP: token ids go there, and token ids with log-probs come back."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, persist
+from policy_trainer.sampling.vllm_requests import (
+    ENDS,
+    completion_logps,
+    make_completion,
+    make_group,
+    sampling_options,
+    scoring_options,
+    sequences,
+    weights_mark,
+)
+from policy_trainer.sampling.vllm_worker import PackedHead
+from shared.batch import TokenGroup
+from shared.client.connection import OnWait
+from shared.errors import UserError
+
+# What vLLM calls the weights that a server begins with.
+_FIRST = "default"
+_PACK_HEAD = "pack_head"
+
+
+class VllmServerSampler:
+    """Several may share a server: completions under way when another one loads weights go on with those."""
+
+    def __init__(self, url: str, name: str, eos: Sequence[int], on_wait: OnWait) -> None:
+        """name: of the served model. eos: the ids that end a completion."""
+        self._url = url
+        self._name = name
+        self._eos = eos
+        self._on_wait = on_wait
+        self._mark: str | None = None
+
+    def load(self, model: Path) -> None:
+        """Raises UserError if the server refuses the weights, FileNotFoundError if they are gone meanwhile."""
+        mark = weights_mark(model)
+        try:
+            persist(self._url, lambda client: _load(client, model, mark), self._on_wait)
+        except Refused as error:
+            if not model.exists():
+                raise FileNotFoundError(str(model)) from None
+            raise UserError(_refusal(self._url, error)) from None
+        self._mark = mark
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        """Raises WeightsLost if the server does not have the weights that were loaded last."""
+        options = [sampling_options(params, self._eos, seed, number) for number in range(len(prompts))]
+
+        answers = self._ask(prompts, options)
+        return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        """As `sample`."""
+        rows = sequences(group)
+        answers = self._ask(rows, [scoring_options()] * len(rows))
+        return completion_logps(
+            group, (_own_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True))
+        )
+
+    def _ask(
+        self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]
+    ) -> list[list[Mapping[str, Any]]]:
+        """The choices that the server answers to each prompt, in their order. All are asked for again if one fails."""
+
+        async def work(client: VllmClient) -> list[list[Mapping[str, Any]]]:
+            await self._check_weights(client)
+            return await all_of(
+                self._choices(client, list(ids), own) for ids, own in zip(prompts, options, strict=True)
+            )
+
+        try:
+            return persist(self._url, work, self._on_wait)
+        except Refused as error:
+            raise UserError(f"vllm_url: the vLLM server at {self._url} refused a prompt: {error}") from None
+
+    async def _check_weights(self, client: VllmClient) -> None:
+        """A server that was restarted has the weights that it began with, and would sample as if nothing had been."""
+        try:
+            version = await _version(client)
+        except Refused as error:
+            if self._mark is None and error.status == 404:
+                return  # without its development mode nobody can have replaced them
+            raise
+        if version != (self._mark or _FIRST):
+            raise WeightsLost(
+                f"vllm_url: the vLLM server at {self._url} has other weights than those that were loaded: "
+                "it was restarted, or another run uses it; give each run a server of its own"
+            )
+
+    async def _choices(
+        self, client: VllmClient, prompt: list[int], options: Mapping[str, Any]
+    ) -> list[Mapping[str, Any]]:
+        # What the prompt's keys and values were computed with is not to be read by another version.
+        salt = {} if self._mark is None else {"cache_salt": self._mark}
+        body = {"model": self._name, "prompt": prompt, "return_token_ids": True, **salt, **options}
+        try:
+            choices = (await client.post("/v1/completions", body))["choices"]
+        except Refused as error:
+            if error.status < 500:
+                raise
+            raise Unavailable(str(error)) from None  # its engine has died, and the server ends, too
+        if stopped := [choice["finish_reason"] for choice in choices if choice["finish_reason"] not in ENDS]:
+            raise Unavailable(f"it ended a completion by {stopped[0]!r}")
+        return sorted(choices, key=lambda choice: choice["index"])
+
+    def _completion(self, choice: Mapping[str, Any]) -> Completion:
+        logps = choice["logprobs"]["token_logprobs"]
+        return make_completion(choice["token_ids"], logps, choice["finish_reason"], self._eos)
+
+
+def _own_logps(ids: Sequence[int], choice: Mapping[str, Any]) -> list[float]:
+    """The log-probs of a prompt's tokens but for the first, from vLLM's table of each token's alternatives."""
+    return [
+        alternatives[str(token)]["logprob"]
+        for token, alternatives in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
+    ]
+
+
+async def _load(client: VllmClient, model: Path, mark: str) -> None:
+    """Loads the weights, unless another worker of the same run has done so. Completions under way wait meanwhile."""
+    if await _version(client) == mark:
+        await client.post("/resume")  # a worker that was killed may have left the server paused
+        return
+    await client.post("/pause", mode="keep")
+    try:
+        await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
+        await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
+        if await _device(client) == "cpu":
+            await _rpc(client, _PACK_HEAD)
+        await client.post("/update_weight_version", {"new_version": mark})
+        await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
+    finally:
+        await client.post("/resume")
+
+
+async def _version(client: VllmClient) -> str | None:
+    return (await client.get("/weight_info"))["weight_version"]
+
+
+async def _device(client: VllmClient) -> str:
+    return (await client.get("/server_info?config_format=json"))["vllm_config"]["device_config"]["device"]
+
+
+async def _rpc(client: VllmClient, method: str, **arguments: str) -> None:
+    """Calls a method of all of vLLM's workers."""
+    await client.post("/collective_rpc", {"method": method, "kwargs": arguments})
+
+
+def _refusal(url: str, error: Refused) -> str:
+    if error.status == 404:
+        return (
+            f"vllm_url: the vLLM server at {url} takes no new weights: start it with VLLM_SERVER_DEV_MODE=1 in its "
+            "environment, as docs/vllm.md shows; vLLM 0.32 or newer"
+        )
+    if _PACK_HEAD in str(error):
+        return (
+            f"vllm_url: the vLLM server at {url} is on a CPU, where it would go on with the old LM head: start it with "
+            f"--worker-extension-cls {PackedHead.__module__}.{PackedHead.__qualname__}, as docs/vllm.md shows"
+        )
+    return f"vllm_url: the vLLM server at {url} cannot take up the weights: {error}"

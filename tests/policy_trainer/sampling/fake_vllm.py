@@ -1,0 +1,142 @@
+"""A `vllm serve` over real sockets that samples with transformers, and can be told what to do wrong."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.sampling.hf import HFSampler, load_weights
+from policy_trainer.sampling.sampler import SamplingParams
+from shared.batch import TokenGroup
+from tests.site import Answer, Request, Site
+
+
+class FakeVllm:
+    """Answers the routes that the sampler uses as vLLM 0.32 does.
+
+    calls: the paths of all requests. bodies: those for completions. dev: VLLM_SERVER_DEV_MODE. processed:
+    --logprobs-mode. extended: --worker-extension-cls. break_next: so many requests for completions get
+    the answer `broken`, or none.
+    packed: how often the head was packed.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "base",
+        *,
+        max_model_len: int = 128,
+        dev: bool = True,
+        processed: bool = True,
+        device: str = "cuda",
+        extended: bool = False,
+    ) -> None:
+        self.name, self.max_model_len, self.dev, self.processed = name, max_model_len, dev, processed
+        self.device, self.extended = device, extended
+        self.calls: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.version = "default"
+        self.paused = False
+        self.break_next = 0
+        self.broken: Answer | None = None
+        self.packed = 0
+        self._model = model
+        self._sampler = HFSampler(model, tokenizer)
+        self._lock = threading.Lock()
+        self.site = Site(self._respond)
+        self.url = self.site.url
+
+    def restart(self, model: PreTrainedModel) -> None:
+        """What vLLM is after a restart: the weights that it begins with."""
+        self._model.load_state_dict(model.state_dict())
+        self.version, self.paused = "default", False
+
+    def close(self) -> None:
+        self.site.close()
+
+    def _respond(self, request: Request) -> Answer | None:
+        path = request.path.partition("?")[0]
+        with self._lock:
+            self.calls.append(request.path)
+            routes = {"/v1/models": self._models, "/v1/completions": self._completions}
+            if self.dev:
+                routes |= {
+                    "/pause": self._pause, "/resume": self._resume, "/reset_prefix_cache": lambda _: {},
+                    "/server_info": lambda _: {"vllm_config": {"device_config": {"device": self.device}}},
+                    "/weight_info": lambda _: {"weight_version": self.version},
+                    "/update_weight_version": self._update_version, "/collective_rpc": self._rpc,
+                }  # fmt: skip
+            if path not in routes:
+                return Answer(404, b'{"detail": "Not Found"}')
+            if path == "/v1/completions" and self.break_next and "allowed_token_ids" not in json.loads(request.body):
+                self.break_next -= 1
+                return self.broken
+            try:
+                answer = routes[path](json.loads(request.body or b"{}"))
+            except (OSError, RuntimeError) as error:
+                return Answer(500, json.dumps({"error": {"message": str(error)}}).encode())
+            return Answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _models(self, body: dict[str, Any]) -> Any:
+        return {"data": [{"id": self.name, "root": self.name, "max_model_len": self.max_model_len}]}
+
+    def _completions(self, body: dict[str, Any]) -> Any:
+        assert not self.paused, "completions are asked for while the server is paused"
+        if "allowed_token_ids" in body:
+            logps = [0.0 if self.processed else -3.0]
+            return {"choices": [_choice(0, body["allowed_token_ids"], logps, "length")]}
+        if "prompt_logprobs" in body:
+            return {"choices": [{**_choice(0, [0], [0.0], "length"), "prompt_logprobs": self._scored(body["prompt"])}]}
+        self.bodies.append(body)
+        assert self._model.generation_config is not None
+        params = SamplingParams(
+            body["n"], body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], body["min_p"],
+            body["repetition_penalty"], tuple(body["stop"]),
+        )  # fmt: skip
+        (group,) = self._sampler.sample([body["prompt"]], params, body["seed"])
+        choices = [
+            _choice(i, own.ids.tolist(), own.logps.tolist(), "stop" if own.finished else "length")
+            for i, own in enumerate(group)
+        ]
+        return {"choices": choices[::-1]}  # in no order
+
+    def _scored(self, ids: list[int]) -> list[dict[str, Any] | None]:
+        """As vLLM writes them: beside the token's own log-prob that of the likeliest one."""
+        logps = self._sampler.logps(TokenGroup(np.array(ids[:1]), np.array(ids[1:]), np.array([len(ids) - 1])))
+        return [
+            None,
+            *(
+                {"99": {"logprob": 0.0}, str(id): {"logprob": float(logp)}}
+                for id, logp in zip(ids[1:], logps, strict=True)
+            ),
+        ]
+
+    def _pause(self, body: dict[str, Any]) -> Any:
+        self.paused = True
+        return {"status": "paused"}
+
+    def _resume(self, body: dict[str, Any]) -> Any:
+        self.paused = False
+        return {"status": "resumed"}
+
+    def _update_version(self, body: dict[str, Any]) -> Any:
+        self.version = body["new_version"]
+        return {"success": True}
+
+    def _rpc(self, body: dict[str, Any]) -> Any:
+        if body["method"] == "reload_weights":
+            assert self.paused, "weights change under completions"
+            load_weights(self._model, Path(body["kwargs"]["weights_path"]))
+        elif not self.extended:
+            raise RuntimeError(f"'CPUWorker' object has no attribute '{body['method']}'")
+        else:
+            self.packed += 1
+        return {"results": [None]}
+
+
+def _choice(index: int, ids: list[int], logps: list[float], reason: str) -> dict[str, Any]:
+    return {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": logps}, "finish_reason": reason}

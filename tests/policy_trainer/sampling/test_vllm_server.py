@@ -1,0 +1,288 @@
+"""Sampling over HTTP: what is asked of the server, what comes back, and what happens when the server does not answer.
+
+The server is a fake one over real sockets; tests/vllm has the real one.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.vllm_greeting import greet
+from policy_trainer.sampling.vllm_server import VllmServerSampler
+from shared.batch import TokenGroup
+from shared.errors import UserError
+from shared.models import save_model
+from tests.policy_trainer.sampling.fake_vllm import FakeVllm
+from tests.ports import free_port
+from tests.site import Answer
+
+EOS = 1
+PROMPTS = [[3, 4, 5], [6, 7], [3, 4, 5]]
+PARAMS = SamplingParams(4, 12, temperature=0.7)
+UPDATE = ["/pause?mode=keep", "/update_weight_version", "/collective_rpc", "/update_weight_version",
+          "/reset_prefix_cache", "/resume"]  # fmt: skip
+
+
+@pytest.fixture
+def make_fake(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
+) -> Iterator[Callable[..., FakeVllm]]:
+    made: list[FakeVllm] = []
+
+    def make(**options: Any) -> FakeVllm:
+        made.append(FakeVllm(make_tiny(), tokenizer, **options))
+        return made[-1]
+
+    yield make
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture
+def fake(make_fake: Callable[..., FakeVllm]) -> FakeVllm:
+    return make_fake()
+
+
+@pytest.fixture
+def published(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Callable[[int], Path]:
+    def publish(seed: int) -> Path:
+        save_model(make_tiny(seed=seed), tokenizer, tmp_path / str(seed))
+        return tmp_path / str(seed)
+
+    return publish
+
+
+def never(reason: str, seconds: float) -> None:
+    raise AssertionError(reason)
+
+
+def sampler_of(fake: FakeVllm, on_wait: Callable[[str, float], None] = never) -> VllmServerSampler:
+    return VllmServerSampler(fake.url, fake.name, [EOS], on_wait)
+
+
+def said(groups: list[list[Completion]]) -> list[Any]:
+    return [[(own.ids.tolist(), own.logps.tolist(), own.finished, own.eos) for own in group] for group in groups]
+
+
+class TestSampling:
+    def test_completions_are_the_servers(
+        self, fake: FakeVllm, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        groups = sampler_of(fake).sample(PROMPTS, PARAMS, seed=5)
+        seeds = {tuple(body["prompt"]): body["seed"] for body in fake.bodies}
+        own = HFSampler(make_tiny(), tokenizer)
+        (expected,) = own.sample([PROMPTS[1]], PARAMS, seeds[6, 7])
+        assert said([groups[1]]) == said([expected])
+        ends = [completion for group in groups for completion in group]
+        assert {completion.finished for completion in ends} == {True, False}
+        assert all(completion.eos == (completion.ids[-1] == EOS) for completion in ends)
+        assert all((one.ids.dtype, one.logps.dtype) == (np.int64, np.float32) for one in ends)
+
+    def test_a_seed_gives_the_same_again_and_each_prompt_its_own(self, fake: FakeVllm) -> None:
+        sampler = sampler_of(fake)
+        first, again, other = (sampler.sample(PROMPTS, PARAMS, seed) for seed in (5, 5, 6))
+        assert said(first) == said(again) != said(other)
+        assert said([first[0]]) != said([first[2]])
+
+    def test_greedy_completions_of_a_prompt_are_computed_once(self, fake: FakeVllm) -> None:
+        (group,) = sampler_of(fake).sample([[3, 4]], SamplingParams(3, 12, temperature=0), seed=0)
+        assert [body["n"] for body in fake.bodies] == [1]
+        assert len(group) == 3 and said([group[:1] * 3]) == said([group])
+
+    def test_log_probs_of_given_tokens_are_the_servers(
+        self, fake: FakeVllm, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        group = TokenGroup(np.array([3, 4]), np.array([5, 6, 7, 8, 5]), np.array([3, 2]))
+        found = sampler_of(fake).logps(group)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, HFSampler(make_tiny(), tokenizer).logps(group), atol=1e-5)
+
+    def test_all_that_the_models_files_could_change_is_sent(self, fake: FakeVllm) -> None:
+        params = SamplingParams(2, 9, 0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, stop=("a", "b"))
+        sampler_of(fake).sample([[3]], params, seed=0)
+        (body,) = fake.bodies
+        expected = {
+            "n": 2, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
+            "repetition_penalty": 1.2, "presence_penalty": 0, "frequency_penalty": 0, "stop": ["a", "b"],
+            "stop_token_ids": [EOS], "ignore_eos": True, "skip_special_tokens": False, "logprobs": 0,
+            "return_token_ids": True, "prompt": [3], "model": "base",
+        }  # fmt: skip
+        assert {name: body[name] for name in expected} == expected
+
+    @pytest.mark.parametrize("broken", [None, Answer(500, b'{"error": {"message": "EngineCore died"}}'), Answer(503)])
+    def test_a_server_that_breaks_is_waited_for_and_changes_nothing(
+        self, fake: FakeVllm, broken: Answer | None
+    ) -> None:
+        fake.broken = broken
+        waits: list[str] = []
+        sampler = sampler_of(fake, lambda reason, seconds: waits.append(reason))
+        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+        fake.break_next = 1
+        assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+        assert len(waits) == 1 and re.match(f"the vLLM server at {fake.url} to answer", waits[0])
+
+    def test_the_one_who_waits_may_give_up(self, fake: FakeVllm) -> None:
+        fake.break_next = 99
+        with pytest.raises(AssertionError, match="to answer"):
+            sampler_of(fake).sample(PROMPTS, PARAMS, seed=5)
+
+
+class TestLoading:
+    def test_completions_wait_while_the_weights_change(
+        self, fake: FakeVllm, published: Callable[[int], Path], make_tiny: Callable[..., PreTrainedModel],
+        tokenizer: PreTrainedTokenizerFast,
+    ) -> None:  # fmt: skip
+        sampler = sampler_of(fake)
+        sampler.load(published(7))
+        assert [call for call in fake.calls if not call.startswith(("/v1", "/weight_", "/server_"))] == UPDATE
+        (group,) = sampler.sample([[6, 7]], PARAMS, seed=5)
+        (expected,) = HFSampler(make_tiny(seed=7), tokenizer).sample([[6, 7]], PARAMS, fake.bodies[-1]["seed"])
+        assert said([group]) == said([expected])
+
+    def test_versions_share_no_prefix(self, fake: FakeVllm, published: Callable[[int], Path]) -> None:
+        sampler = sampler_of(fake)
+        for seed in (7, 8):
+            sampler.load(published(seed))
+            sampler.sample([[3]], PARAMS, seed=0)
+        assert len({body["cache_salt"] for body in fake.bodies}) == 2
+
+    def test_workers_that_share_a_server_load_a_version_once(
+        self, fake: FakeVllm, published: Callable[[int], Path], tmp_path: Path
+    ) -> None:
+        weights = published(7)
+        sampler_of(fake).load(weights)
+        other_name = tmp_path / "read-by-another"
+        other_name.mkdir()
+        for file in weights.iterdir():
+            (other_name / file.name).hardlink_to(file)
+        second = sampler_of(fake)
+        second.load(other_name)
+        assert fake.calls.count("/collective_rpc") == 1 and not fake.paused
+        second.sample([[3]], PARAMS, seed=0)
+
+    def test_a_server_that_was_left_paused_goes_on(self, fake: FakeVllm, published: Callable[[int], Path]) -> None:
+        weights = published(7)
+        sampler_of(fake).load(weights)
+        fake.paused = True  # by a worker that was killed
+        sampler = sampler_of(fake)
+        sampler.load(weights)
+        sampler.sample([[3]], PARAMS, seed=0)
+
+    def test_a_restarted_server_is_found_out(
+        self, fake: FakeVllm, published: Callable[[int], Path], make_tiny: Callable[..., PreTrainedModel]
+    ) -> None:
+        sampler, weights = sampler_of(fake), published(7)
+        sampler.load(weights)
+        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+        fake.restart(make_tiny())
+        with pytest.raises(WeightsLost, match="restarted"):
+            sampler.sample(PROMPTS, PARAMS, seed=5)
+        sampler.load(weights)
+        assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+
+    def test_weights_that_do_not_fit_are_refused_and_the_server_goes_on(
+        self, fake: FakeVllm, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast,
+        tmp_path: Path, published: Callable[[int], Path],
+    ) -> None:  # fmt: skip
+        sampler = sampler_of(fake)
+        sampler.load(published(7))
+        save_model(make_tiny(vocabulary=65), tokenizer, tmp_path / "other")
+        with pytest.raises(UserError, match=r"vllm_url: .* cannot take up the weights"):
+            sampler.load(tmp_path / "other")
+        assert not fake.paused
+        with pytest.raises(WeightsLost):  # some of them may be the other ones
+            sampler.sample([[3]], PARAMS, seed=0)
+
+    def test_on_a_cpu_the_head_is_packed_again(
+        self, make_fake: Callable[..., FakeVllm], published: Callable[[int], Path]
+    ) -> None:
+        weights = published(7)
+        fake = make_fake(device="cpu", extended=True)
+        sampler_of(fake).load(weights)
+        assert fake.packed == 1
+        with pytest.raises(UserError, match=r"--worker-extension-cls .*PackedHead"):
+            sampler_of(make_fake(device="cpu")).load(weights)
+
+    def test_weights_of_others_are_not_evaluated(
+        self, make_fake: Callable[..., FakeVllm], published: Callable[[int], Path]
+    ) -> None:
+        """Who loads none wants those that the server began with."""
+        fake = make_fake()
+        sampler_of(fake).load(published(7))
+        with pytest.raises(WeightsLost, match="another run"):
+            sampler_of(fake).sample([[3]], PARAMS, seed=0)
+        sampler_of(make_fake(dev=False)).sample([[3]], PARAMS, seed=0)
+
+    def test_weights_that_are_gone_are_not_there(self, fake: FakeVllm, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            sampler_of(fake).load(tmp_path / "gone")
+
+    def test_a_server_without_development_mode_is_refused(
+        self, make_fake: Callable[..., FakeVllm], published: Callable[[int], Path]
+    ) -> None:
+        with pytest.raises(UserError, match="VLLM_SERVER_DEV_MODE=1"):
+            sampler_of(make_fake(dev=False)).load(published(7))
+
+
+class TestGreeting:
+    def test_gives_the_name_of_the_model(self, make_fake: Callable[..., FakeVllm], tmp_path: Path) -> None:
+        assert greet(make_fake(name="some/model").url, "some/model", 128) == "some/model"
+        directory = tmp_path / "model"
+        directory.mkdir()
+        relative = str(directory.relative_to(directory.parents[1]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(directory.parents[1])
+            assert greet(make_fake(name=str(directory)).url, relative, 128) == str(directory)
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"name": "other"}, "has other, not base; .*--served-model-name base"),
+            ({"max_model_len": 99}, "takes 99 tokens .* may have 128; .*--max-model-len 128"),
+            ({"processed": False}, "log-probs of the raw logits.*--logprobs-mode processed_logprobs"),
+        ],
+    )
+    def test_refuses_a_server_that_would_not_do(
+        self, make_fake: Callable[..., FakeVllm], options: dict[str, Any], told: str
+    ) -> None:
+        with pytest.raises(UserError, match=f"vllm_url: .*{told}"):
+            greet(make_fake(**options).url, "base", 128)
+
+    def test_refuses_what_is_not_there_or_is_not_vllm(self, open_site: Callable[..., Any]) -> None:
+        with pytest.raises(UserError, match=r"no vLLM server answers .*vllm serve base"):
+            greet(f"http://127.0.0.1:{free_port()}", "base", 128)
+        for answer in (Answer(404), Answer(200, b"<html>"), Answer(200, b"[]"), Answer(200, b'{"data": 3}')):
+            with pytest.raises(UserError, match=r"is not vLLM .*vllm serve base"):
+                greet(open_site(lambda request, answer=answer: answer).url, "base", 128)
+
+
+def test_weights_on_the_meta_device_are_not_sampled_from(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, fake: FakeVllm, tmp_path: Path
+) -> None:
+    """A worker whose engine is a server loads no weights of its own."""
+    from policy_trainer.config import EvalConfig
+    from policy_trainer.sampling.choice import load_sampler
+    from shared.settings import from_values
+
+    model = make_tiny()
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [1, 9]
+    save_model(model, tokenizer, tmp_path / "base")
+    fake.name = str(tmp_path / "base")
+    short = {"max_completion_length": 12}
+    config = from_values(EvalConfig, model=fake.name, sampler="vllm-server", vllm_url=f"{fake.url}/", sampling=short)
+    loaded = load_sampler(config, tokenizer, never)
+    assert {parameter.device for parameter in loaded.model.parameters()} == {torch.device("meta")}
+    loaded.sampler.sample([[3]], PARAMS, seed=0)
+    assert fake.bodies[-1]["stop_token_ids"] == [1, 9]
