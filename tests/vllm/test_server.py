@@ -1,0 +1,91 @@
+"""--sampler vllm-server: everything that the fake server of tests/policy_trainer/sampling says, vLLM says, too."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.data.completion import Completion
+from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.vllm_greeting import greet
+from policy_trainer.sampling.vllm_server import VllmServerSampler
+from shared.errors import UserError
+from tests.vllm.checks import PARAMS, TOLERANCE, check_sampling, said, update_distances
+from tests.vllm.models import CONTEXT, EOS, PROMPTS, save_tiny
+from tests.vllm.serving import VllmServe
+
+
+def sampler_of(server: VllmServe, waits: list[str] | None = None) -> VllmServerSampler:
+    def on_wait(reason: str, seconds: float) -> None:
+        assert waits is not None and seconds < 120, reason
+        waits.append(reason)
+
+    return VllmServerSampler(server.url, greet(server.url, str(server.model), CONTEXT), [EOS], on_wait)
+
+
+def test_a_server_samples_and_takes_up_every_update(
+    serve: Callable[..., VllmServe], tiny: Path, tmp_path: Path, tied: bool
+) -> None:
+    server = serve(tiny)
+    check_sampling(sampler_of(server), tiny)
+    assert max(update_distances(sampler_of(server), tmp_path, tied=tied)) < TOLERANCE
+
+
+def test_a_server_that_was_killed_is_waited_for_and_has_lost_its_weights(
+    serve: Callable[..., VllmServe], start: Callable[..., VllmServe], tmp_path: Path
+) -> None:
+    first, second = (save_tiny(tmp_path / str(seed), tied=True, seed=seed) for seed in (0, 1))
+    server = serve(first)
+    waits: list[str] = []
+    sampler = sampler_of(server, waits)
+    sampler.load(second)
+    expected = sampler.sample(PROMPTS, PARAMS, 5)
+    long = SamplingParams(64, 60, temperature=0.7)
+    outcome: list[object] = []
+
+    def work() -> None:
+        try:
+            outcome.append(sampler.sample(PROMPTS, long, 5))
+        except WeightsLost as error:
+            outcome.append(error)
+
+    sampling = threading.Thread(target=work)
+    sampling.start()
+    time.sleep(0.3)
+    server.kill()
+    start(server.again()).until_ready()
+    sampling.join()
+    assert isinstance(outcome[0], WeightsLost) and waits
+    sampler.load(second)
+    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == said(expected)
+
+
+def test_completions_under_way_outlive_an_update(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
+    """Another worker of the same server loads while they are sampled."""
+    first, second = (save_tiny(tmp_path / str(seed), tied=False, seed=seed) for seed in (0, 1))
+    server = serve(first)
+    under_way, other = sampler_of(server), sampler_of(server)
+    under_way.load(first)
+    params = SamplingParams(32, 60, temperature=1.0)
+    groups: list[list[Completion]] = []
+    sampling = threading.Thread(target=lambda: groups.extend(under_way.sample(PROMPTS, params, 5)))
+    sampling.start()
+    time.sleep(0.3)
+    other.load(second)
+    sampling.join()
+    assert [len(group) for group in groups] == [32] * len(PROMPTS)
+    with pytest.raises(WeightsLost):
+        under_way.sample(PROMPTS, PARAMS, 5)
+
+
+def test_servers_that_would_not_do_are_refused(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", tied=True, seed=0)
+    server = serve(model, "--logprobs-mode", "raw_logprobs")
+    with pytest.raises(UserError, match="raw logits"):
+        greet(server.url, str(model), CONTEXT)
+    with pytest.raises(UserError, match=f"takes {CONTEXT} tokens"):
+        greet(server.url, str(model), CONTEXT + 1)
+    with pytest.raises(UserError, match="not another/model"):
+        greet(server.url, "another/model", CONTEXT)
