@@ -1,6 +1,5 @@
 """Leases scored batches ahead of training, keeps the leases alive, and acks batches that a checkpoint holds."""
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,11 @@ from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.ledger import Fate, Ledger
 from policy_trainer.queue_client.old_ids import drop_done
 from policy_trainer.queue_client.server import LeaseTerms
+from policy_trainer.queue_client.stock import Stock
 from policy_trainer.queue_client.takeover import Takeover
-from shared.api import Outcome
+from shared.api import MAX_LEASES, Outcome
 from shared.client import Leased, RefServerClient, RefServerError, UnusableBatch
+from shared.client.requests import Held
 
 log = structlog.get_logger()
 
@@ -23,10 +24,14 @@ log = structlog.get_logger()
 _MAX_REASON = 1000
 # Length of a long poll; `close` waits until it ends.
 _POLL_SECONDS = 2.0
+# How long to wait for room or for a batch before looking whether the run ends.
+_LOOK_SECONDS = 0.5
 
 
 class LeaseFeed:
-    """Leases up to `ahead` batches in advance on one thread, and sends heartbeats on another.
+    """Leases what a step needs and up to `ahead` batches in advance on one thread, and sends heartbeats on another.
+
+    One request leases all that is lacking and ready.
 
     allowance: batches that may be leased and not yet acked. intake: says which batches can be trained
     on; the others are released with an error, which counts as a delivery.
@@ -51,7 +56,7 @@ class LeaseFeed:
         self._ledger = ledger
         self._intake = intake
         self._allowance = allowance
-        self._waiting: queue.Queue[Leased] = queue.Queue(maxsize=ahead)
+        self._stock = Stock(ahead)
         self._version = version
         self._stop = threading.Event()
         self._nothing_to_lease = threading.Event()
@@ -97,7 +102,7 @@ class LeaseFeed:
         idle_since = time.monotonic()
         try:
             while len(taken) < count:
-                leased = self._next()
+                leased = self._next(count - len(taken))
                 if leased is None or not self._trainable(leased):
                     on_idle(time.monotonic() - idle_since)
                     continue
@@ -135,7 +140,7 @@ class LeaseFeed:
         more to lease, because it no longer has the others. check is called while waiting; it may raise to end the wait.
         """
         self._nothing_to_lease.clear()
-        while self._ledger.ids() and not self._waiting.full() and not self._nothing_to_lease.wait(0.05):
+        while self._ledger.ids() and not self._stock.full and not self._nothing_to_lease.wait(0.05):
             if self._failure:
                 raise self._failure
             check()
@@ -158,13 +163,10 @@ class LeaseFeed:
         refused = [id for id, outcome in outcomes.items() if outcome in (Outcome.STALE, Outcome.UNKNOWN)]
         drop_done(self._client, self._ledger, refused, self._stop.is_set)
 
-    def _next(self) -> Leased | None:
+    def _next(self, needed: int) -> Leased | None:
         if self._failure:
             raise self._failure
-        try:
-            return self._waiting.get(timeout=0.5)
-        except queue.Empty:
-            return None
+        return self._stock.take(needed, _LOOK_SECONDS)
 
     def _trainable(self, leased: Leased) -> bool:
         """Whether it can be trained on now. If not, it has been given back where it should be."""
@@ -204,44 +206,36 @@ class LeaseFeed:
 
     def _fetch(self) -> None:
         while not self._stop.is_set():
+            count = min(self._stock.lacking(_LOOK_SECONDS), MAX_LEASES)
+            if not count:
+                continue
             try:
-                leased = self._lease()
+                terms = self._terms.at(self._version, wait_seconds=self._poll_seconds, count=count)
+                held = self._client.lease_many(terms)
             except RefServerError as error:
                 self._stop.wait(self._takeover.refused(error))
                 continue
             self._takeover.admitted()
             self._entered.set()
-            if isinstance(leased, UnusableBatch):
-                self._refuse(leased, leased.reason)
-            elif leased is None:
+            if not held:
                 self._nothing_to_lease.set()
-            else:
-                self._receive(leased)
-
-    def _lease(self) -> Leased | UnusableBatch | None:
-        try:
-            return self._client.lease(self._terms.at(self._version, wait_seconds=self._poll_seconds))
-        except UnusableBatch as error:
-            return error
+            self._receive(held)
 
     @property
     def _poll_seconds(self) -> float:
         """The first request does not wait: its answer says whether the run may begin."""
         return _POLL_SECONDS if self._entered.is_set() else 0.0
 
-    def _receive(self, leased: Leased) -> None:
-        fate = self._ledger.add(leased)
-        if fate is Fate.TRAIN:
-            self._offer(leased)
-        elif fate is Fate.ACK:
-            self._ack([leased], "an earlier checkpoint")
-
-    def _offer(self, leased: Leased) -> None:
-        while not self._stop.is_set():
-            try:
-                return self._waiting.put(leased, timeout=0.5)
-            except queue.Full:
-                continue
+    def _receive(self, held: Sequence[Held]) -> None:
+        """Sorts out what came. All leases are in the ledger first: from then on heartbeats keep them."""
+        leases = [lease for lease in held if isinstance(lease, Leased)]
+        fates = [self._ledger.add(lease) for lease in leases]
+        for unusable in held:
+            if isinstance(unusable, UnusableBatch):
+                self._refuse(unusable, unusable.reason)
+        self._stock.add(lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.TRAIN)
+        if done := [lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.ACK]:
+            self._ack(done, "an earlier checkpoint")
 
     def _send_heartbeats(self) -> None:
         while not self._stop.wait(self._terms.lease_seconds / 3):

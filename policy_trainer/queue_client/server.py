@@ -55,8 +55,8 @@ class LeaseTerms:
     lineage: str = ""
     incarnation: str = field(default_factory=lambda: uuid4().hex)
 
-    def at(self, policy_version: int, *, wait_seconds: float) -> LeaseBody:
-        """The body of a lease request, for a policy of that version."""
+    def at(self, policy_version: int, *, wait_seconds: float, count: int | None = None) -> LeaseBody:
+        """The body of a lease request for one batch or up to `count`, for a policy of that version."""
         return LeaseBody(
             consumer=self.consumer,
             incarnation=self.incarnation,
@@ -66,6 +66,7 @@ class LeaseTerms:
             policy_version=policy_version,
             max_lag=self.max_lag,
             order=self.order,
+            count=count,
             wait_seconds=wait_seconds,
             lease_seconds=self.lease_seconds,
         )

@@ -23,6 +23,7 @@ from shared.api.batches import (
 )
 from shared.api.errors import Error, ErrorDetail
 from shared.api.leases import (
+    MAX_LEASES,
     AckBody,
     ExtendBody,
     Key,
@@ -42,6 +43,7 @@ from shared.api.weights import PLAIN_NAME, CommitBody, PlainName, WeightsFile, W
 __all__ = [
     "CURSOR",
     "LEGACY_RUN",
+    "MAX_LEASES",
     "PLAIN_NAME",
     "AckBody",
     "Admitted",

@@ -7,6 +7,9 @@ from pydantic import Field, field_validator, model_validator
 from shared.api.base import Answer, Lineage, Name, Request, Seconds, Version, example
 from shared.api.states import LEGACY_RUN, Order, Outcome
 
+# The most batches that one request leases.
+MAX_LEASES = 512
+
 _ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
@@ -29,7 +32,7 @@ class LeaseBody(Request):
     max_lag: Version | None = None
     """Expires batches of the run that are more than this many versions older than policy_version."""
     order: Order = Order.FIFO
-    count: int | None = Field(default=None, ge=1, le=512, strict=True)
+    count: int | None = Field(default=None, ge=1, le=MAX_LEASES, strict=True)
     """Leases up to so many batches, and answers them in one body: it waits for the first, not for all. Absent: one."""
     wait_seconds: float = Field(default=20, ge=0, le=300, strict=True)
     lease_seconds: Seconds = 120

@@ -1,5 +1,6 @@
 """The feed of leases against a server on a socket that loses leases, repeats batches, and keeps an exact record."""
 
+import itertools
 import json
 import threading
 import time
@@ -17,7 +18,8 @@ from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
-from shared import wire
+from shared import bundle, wire
+from shared.api import LeasedHead
 from shared.batch import RolloutBatch, ScoredBatch, StepRewards, TokenGroup
 from shared.client import RefServerClient, RefServerError
 
@@ -42,6 +44,7 @@ class RefServer:
         self.forced: dict[str, str] = {}
         self.states: dict[str, str] = {}
         self.leases = 0
+        self.asked_for: list[int] = []  # counts of the requests that got batches
         self.max_in_flight = 100
         self.refuses = False
         self.taken_for: float | None = None
@@ -84,13 +87,18 @@ class RefServer:
                 error = {"error": {"code": "in_flight_full", "message": "all leased"}}
                 return self.site.answer(429, json.dumps(error).encode(), {"Retry-After": "0"})
             if self.ready:
-                id = self.ready.pop(0)
-                self.leases += 1
-                self.tokens[id] = f"token-{self.leases}"
-                headers = {"Batch-Id": id, "Lease-Token": self.tokens[id], "Deliveries": "1"}
-                return self.site.answer(200, self.bodies[id], headers)
+                given = [self.give() for _ in range(min(body["count"], len(self.ready)))]
+                self.asked_for.append(body["count"])
+                return self.site.answer(200, b"".join(bundle.encode(given)), {"Content-Type": bundle.CONTENT_TYPE})
         time.sleep(0.02)
         return self.site.answer(204)
+
+    def give(self) -> tuple[LeasedHead, bytes]:
+        id = self.ready.pop(0)
+        self.leases += 1
+        self.tokens[id] = f"token-{self.leases}"
+        body = self.bodies[id]
+        return LeasedHead(id=id, token=self.tokens[id], lease_seconds=60, deliveries=1, bytes=len(body)), body
 
     def describe(self, id: str) -> Any:
         with self.lock:
@@ -297,12 +305,42 @@ class TestTake:
         assert len(waited) == 2 and 0.4 < waited[0] < waited[1]
 
     def test_leases_no_more_than_a_few_ahead(self, server: RefServer, open_feed: Any, batches: Any) -> None:
-        """Two that wait, and one in hand."""
         server.put(*batches(9))
-        open_feed(ahead=2)
-        eventually(lambda: server.leases == 3)
+        feed = open_feed(ahead=2)
+        eventually(lambda: server.leases == 2)
         time.sleep(0.2)
-        assert server.leases == 3
+        assert server.leases == 2
+        taken(feed, 3)
+        eventually(lambda: server.leases == 5)
+        time.sleep(0.2)
+        assert server.leases == 5
+
+    def test_one_request_leases_all_that_a_step_lacks(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        feed = open_feed(ahead=2)
+        feed.enter(on_wait=lambda reason, seconds: patience(seconds), note=lambda text: None)
+        idle = itertools.count()
+
+        def on_idle(seconds: float) -> None:
+            patience(seconds)
+            if next(idle) == 4:  # by now it asks for what the step needs
+                known.extend(server.put(*batches(9)))
+
+        known: list[str] = []
+        assert ids(feed.take(7, version=0, on_idle=on_idle)) == known[:7]
+        eventually(lambda: server.leases == 9)
+        assert server.asked_for == [9]
+
+    def test_what_cannot_be_used_is_asked_for_again(self, server: RefServer, open_feed: Any, batches: Any) -> None:
+        """Bad ones are no part of the step, nor of what is leased ahead."""
+        bad, *good = batches(8)
+        spoiled(bad, temperature=1e-300)
+        known = server.put(*good[:2], bad, *good[2:])
+        known.remove(bad.rollout.id)
+        feed = open_feed(ahead=3)
+        assert ids(taken(feed, 4)) == known[:4]
+        eventually(lambda: server.leases == 8)
+        assert server.asked("release") == [bad.rollout.id]
+        assert ids(taken(feed, 3)) == known[4:]
 
     def test_what_on_idle_raises_ends_the_wait_and_gives_back(
         self, server: RefServer, open_feed: Any, batches: Any
@@ -627,11 +665,11 @@ class TestLedger:
 class TestClose:
     def test_gives_back_what_was_not_trained(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         """One trained, one taken and not trained, the rest waiting: the trained one stays leased."""
-        known = server.put(*batches(5))
+        known = server.put(*batches(4))
         feed = open_feed(ahead=2)
         leased = taken(feed, 2)
         feed.trained(leased[:1])
-        eventually(lambda: server.leases == 5)
+        eventually(lambda: server.leases == 4)
         feed.close()
         assert sorted(server.asked("release")) == sorted(known[1:])
         assert list(server.tokens) == known[:1]
