@@ -25,26 +25,35 @@ class LoadedSampler:
     model: PreTrainedModel
 
 
+@dataclass(frozen=True)
+class Choice:
+    """load: see `load_sampler`. check: see `check_engine`."""
+
+    load: Callable[[CommonConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]
+    check: Callable[[CommonConfig], object]
+
+
 def load_sampler(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
     """The configured sampler, with the weights of config.model.
 
     on_wait: called while a server does not answer; it may raise to give up. Raises UserError for a model or an engine
     that cannot be used.
     """
-    return SAMPLERS[config.sampler](config, tokenizer, on_wait)
+    return SAMPLERS[config.sampler].load(config, tokenizer, on_wait)
 
 
-def _hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+def check_engine(config: CommonConfig) -> None:
+    """Raises UserError where this machine lacks the engine or its server would not do. Loads no weights."""
+    SAMPLERS[config.sampler].check(config)
+
+
+def _load_hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     return LoadedSampler(HFSampler(model, tokenizer), model)
 
 
-def _vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
-    if find_spec("vllm") is None:
-        raise UserError(
-            "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
-            "`vllm serve` that has an environment of its own: docs/vllm.md"
-        )
+def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    _check_vllm(config)
     from policy_trainer.sampling.vllm import VllmSampler  # a large library, which others do not need
 
     model = load_outline(config.model, revision=config.revision)
@@ -58,11 +67,31 @@ def _vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnW
     return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer)), model)
 
 
-def _vllm_server(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+def _check_vllm(config: CommonConfig) -> None:
+    if find_spec("vllm") is None:
+        raise UserError(
+            "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
+            "`vllm serve` that has an environment of its own: docs/vllm.md"
+        )
+
+
+def _load_vllm_server(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    model = load_outline(config.model, revision=config.revision)
+    name = _greet(config, model)
+    return LoadedSampler(VllmServerSampler(_url(config), name, eos_token_ids(model, tokenizer), on_wait), model)
+
+
+def _check_vllm_server(config: CommonConfig) -> None:
+    _greet(config, load_outline(config.model, revision=config.revision))
+
+
+def _greet(config: CommonConfig, model: PreTrainedModel) -> str:
+    return greet(_url(config), config.model, _longest(config, model))
+
+
+def _url(config: CommonConfig) -> str:
     assert config.vllm_url is not None
-    model, url = load_outline(config.model, revision=config.revision), config.vllm_url.rstrip("/")
-    name = greet(url, config.model, _longest(config, model))
-    return LoadedSampler(VllmServerSampler(url, name, eos_token_ids(model, tokenizer), on_wait), model)
+    return config.vllm_url.rstrip("/")
 
 
 def _longest(config: CommonConfig, model: PreTrainedModel) -> int:
@@ -71,8 +100,8 @@ def _longest(config: CommonConfig, model: PreTrainedModel) -> int:
     return min(longest + 1, context_length(model) or longest + 1)
 
 
-SAMPLERS: Mapping[SamplerName, Callable[[CommonConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]] = {
-    "hf": _hf,
-    "vllm": _vllm,
-    "vllm-server": _vllm_server,
+SAMPLERS: Mapping[SamplerName, Choice] = {
+    "hf": Choice(_load_hf, lambda config: None),
+    "vllm": Choice(_load_vllm, _check_vllm),
+    "vllm-server": Choice(_load_vllm_server, _check_vllm_server),
 }

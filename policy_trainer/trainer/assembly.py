@@ -26,6 +26,7 @@ from policy_trainer.reporting.metrics import MetricsFile, read_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples
 from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.tracking import Trackers, start_trackers
+from policy_trainer.sampling.choice import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
@@ -66,6 +67,8 @@ def build_trainer(
     display.note(_headline(config))
     # Mistakes in data and rewards show before anything starts.
     judging = load_judging(config, task(), files.resumed_from)
+    if config.rollout == "inline":
+        check_engine(config)
     server.start(wait)  # before the policy, so that both load at the same time
     with stopwatch("load model"):
         policy = load_policy(config, files.resumed_from, judging, display)

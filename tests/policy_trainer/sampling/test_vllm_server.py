@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion
@@ -265,24 +264,3 @@ class TestGreeting:
         for answer in (Answer(404), Answer(200, b"<html>"), Answer(200, b"[]"), Answer(200, b'{"data": 3}')):
             with pytest.raises(UserError, match=r"is not vLLM .*vllm serve base"):
                 greet(open_site(lambda request, answer=answer: answer).url, "base", 128)
-
-
-def test_weights_on_the_meta_device_are_not_sampled_from(
-    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, fake: FakeVllm, tmp_path: Path
-) -> None:
-    """A worker whose engine is a server loads no weights of its own."""
-    from policy_trainer.config import EvalConfig
-    from policy_trainer.sampling.choice import load_sampler
-    from shared.settings import from_values
-
-    model = make_tiny()
-    assert model.generation_config is not None
-    model.generation_config.eos_token_id = [1, 9]
-    save_model(model, tokenizer, tmp_path / "base")
-    fake.name = str(tmp_path / "base")
-    short = {"max_completion_length": 12}
-    config = from_values(EvalConfig, model=fake.name, sampler="vllm-server", vllm_url=f"{fake.url}/", sampling=short)
-    loaded = load_sampler(config, tokenizer, never)
-    assert {parameter.device for parameter in loaded.model.parameters()} == {torch.device("meta")}
-    loaded.sampler.sample([[3]], PARAMS, seed=0)
-    assert fake.bodies[-1]["stop_token_ids"] == [1, 9]

@@ -1,0 +1,88 @@
+"""The setting `sampler`: what is loaded, and what is refused before anything is."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.config import EvalConfig, SamplerName
+from policy_trainer.evaluation.standalone import evaluate_model
+from policy_trainer.sampling.choice import SAMPLERS, check_engine, load_sampler
+from policy_trainer.sampling.sampler import SamplingParams
+from shared.errors import UserError
+from shared.models import load_model, save_model
+from shared.settings import from_values
+from tests.policy_trainer.sampling.fake_vllm import FakeVllm
+from tests.ports import free_port
+
+SAMPLING = SamplingParams(2, 4, temperature=1.0)
+
+
+@pytest.fixture
+def base(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    model = make_tiny(vocabulary=len(tokenizer))
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [1, 9]
+    save_model(model, tokenizer, tmp_path / "base")
+    return tmp_path / "base"
+
+
+def configured(base: Path, **settings: Any) -> EvalConfig:
+    return from_values(EvalConfig, model=str(base), sampling={"max_completion_length": 12}, **settings)
+
+
+def show_nothing(decoding: str, done: int, total: int) -> None:
+    pass
+
+
+def never(reason: str, seconds: float) -> None:
+    raise AssertionError(reason)
+
+
+def test_every_name_has_a_sampler() -> None:
+    assert set(SAMPLERS) == set(get_args(SamplerName))
+
+
+def test_a_worker_whose_engine_is_a_server_loads_no_weights(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, base: Path
+) -> None:
+    with closing(FakeVllm(make_tiny(), tokenizer, str(base))) as fake:
+        config = configured(base, sampler="vllm-server", vllm_url=f"{fake.url}/")
+        loaded = load_sampler(config, tokenizer, never)
+        assert {parameter.device for parameter in loaded.model.parameters()} == {torch.device("meta")}
+        loaded.sampler.sample([[3]], SAMPLING, seed=0)
+        assert fake.bodies[-1]["stop_token_ids"] == [1, 9]
+
+
+def test_an_evaluation_is_the_same_with_a_server(tokenizer: PreTrainedTokenizerFast, base: Path) -> None:
+    """Greedily; sampled answers have other seeds."""
+    model = load_model(str(base), revision=None, device="cpu", dtype="float32")
+    few = {"evaluation": {"problems": 4}, "data": {"max_prompt_length": 100}}
+    with closing(FakeVllm(model, tokenizer, str(base))) as fake:
+        theirs = evaluate_model(configured(base, sampler="vllm-server", vllm_url=fake.url, **few), show_nothing)
+    ours = evaluate_model(configured(base, **few), show_nothing)
+    assert theirs[0].transcripts == ours[0].transcripts
+    assert [found.decoding for found in theirs] == ["greedy", "sampled at 1"]
+
+
+def test_an_evaluation_does_not_wait_for_a_server(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, base: Path
+) -> None:
+    with closing(FakeVllm(make_tiny(vocabulary=len(tokenizer)), tokenizer, str(base))) as fake:
+        fake.break_next = 99
+        with pytest.raises(UserError, match="would wait for the vLLM server"):
+            evaluate_model(configured(base, sampler="vllm-server", vllm_url=fake.url), show_nothing)
+
+
+def test_what_would_not_do_is_refused_before_anything_is_loaded(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.sampling.choice.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="sampler: vllm is not installed"):
+        check_engine(configured(base, sampler="vllm"))
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=f"vllm_url: no vLLM server answers at {url}"):
+        check_engine(configured(base, sampler="vllm-server", vllm_url=url))
+    check_engine(configured(base))
