@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from tests.bench.processes import resident_mib, serving
 from tests.load import attackers, honest
@@ -16,7 +17,7 @@ TOKENS = 100
 # Of the honest clients' undisturbed rate.
 LEFT_SHARE = 0.8
 MEMORY_MIB = 1536
-_ALONE_SHARE = 0.5  # duration without the attack, as a share of that with it
+_ALONE_SHARE = 0.5  # duration without the attack, before and after, as a share of that with it
 _REST_SECONDS = 15.0  # after the attack, before the memory is measured again
 
 
@@ -51,16 +52,17 @@ def _measure(name: str, attack: Attack, seconds: float, directory: Path) -> bool
     log = directory / "log"
     with serving(*_OPTIONS, "--data-dir", str(directory / "data"), before=attack.before, log=log) as (pid, http):
         port = http.base_url.port or 0
-        alone = _load(port, seconds * _ALONE_SHARE, None)
+        before = _load(port, seconds * _ALONE_SHARE, None)
         quiet, lines = resident_mib(pid), _lines(log)
-        with watched(pid) as resident:
-            try:
-                figures = _figures(alone, _load(port, seconds, attack))
-            except RuntimeError as error:  # the server hangs, and with it those who wait for it
-                figures = [Figure("honest clients", str(error), "are answered", False)]
-        time.sleep(_REST_SECONDS)
-        after = resident_mib(pid)
-    lines = _lines(log) - lines
+        try:
+            with watched(pid) as resident:
+                together = _load(port, seconds, attack)
+            lines = _lines(log) - lines
+            time.sleep(_REST_SECONDS)
+            after = resident_mib(pid)
+            figures = _figures([before, _load(port, seconds * _ALONE_SHARE, None)], together)
+        except RuntimeError as error:  # the server hangs, and with it those who wait for it
+            return show(name, [Figure("honest clients", str(error), "are answered", False)])
     memory = [
         Figure("memory before / at most / after a rest, MiB", f"{quiet:.0f} / {max(resident):.0f} / {after:.0f}",
                f"most < {MEMORY_MIB}", max(resident) < MEMORY_MIB),
@@ -80,15 +82,18 @@ def _load(port: int, seconds: float, attack: Attack | None) -> dict[str, Played]
         return crew.end()
 
 
-def _figures(alone: dict[str, Played], together: dict[str, Played]) -> list[Figure]:
+def _figures(alone: Sequence[dict[str, Played]], together: dict[str, Played]) -> list[Figure]:
+    """alone: before the attack and after it, since the machine is not equally fast all the time."""
+
     def rate(played: dict[str, Played], what: str, status: int) -> float:
         return played["honest"].seen.count(what, status) / played["honest"].seconds
 
+    undisturbed = [f"{rate(played, 'upload', 201):.0f}" for played in alone]
     ready = together["probe"].seen
     unready = ready.answers.total() - ready.count("readyz", 200)
     left = {}
     for what, status in (("upload", 201), ("lease", 200), ("ack", 200)):
-        left[what] = rate(together, what, status) / rate(alone, what, status)
+        left[what] = rate(together, what, status) / mean(rate(played, what, status) for played in alone)
     tally = together["honest"].seen
     return [
         Figure(
@@ -97,7 +102,10 @@ def _figures(alone: dict[str, Played], together: dict[str, Played]) -> list[Figu
             f"> {LEFT_SHARE:.0%}",
             min(left.values()) > LEFT_SHARE,
         ),
-        Figure("honest uploads a second, undisturbed", f"{rate(alone, 'upload', 201):.0f}"),
+        Figure(
+            "honest uploads a second, before / after",
+            " / ".join(undisturbed),
+        ),
         Figure("answers to honest clients", str(dict(sorted(tally.answers.items())))),
         Figure("readiness p50 / p99 / max", milliseconds(ready.seconds.get("readyz", ()))),
         Figure("readiness refused or unanswered", f"{unready} of {ready.answers.total()}", "0", unready == 0),
