@@ -17,6 +17,7 @@ from ref_server.legacy.frame import join_frame
 from ref_server.legacy.tensors import write_tensor
 from ref_server.legacy.upload import LegacyUpload
 from ref_server.scoring import payloads
+from shared.api import LEGACY_RUN
 from shared.batch import BatchError, TokenGroup
 
 FORMAT = "legacy-batch/1"
@@ -41,7 +42,7 @@ class LegacyPayload:
 
 def register_reader() -> None:
     """Lets the scoring loop read these bodies, which may wait in the store whether or not the protocol is served."""
-    payloads.register_reader(FORMAT, read_payload)
+    payloads.register_reader(LEGACY_RUN, read_payload)
 
 
 def write_payload(upload: LegacyUpload) -> bytes:

@@ -49,7 +49,7 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
     for seq in chosen:
         tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
     payloads = """
-        SELECT id, body, scoring_attempts, interruptions FROM batches JOIN payloads USING (seq) WHERE seq = ?
+        SELECT id, run, body, scoring_attempts, interruptions FROM batches JOIN payloads USING (seq) WHERE seq = ?
     """
     return [Claim(*tx.one(payloads, seq)) for seq in chosen]
 

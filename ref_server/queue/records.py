@@ -35,6 +35,7 @@ class Claim:
     """A batch handed to the scorer. attempts: failed scorings so far. interruptions: servers that ended scoring it."""
 
     id: str
+    run: str
     body: bytes
     attempts: int
     interruptions: int

@@ -111,7 +111,7 @@ class Claims:
 
     def _read(self, claim: Claim, claimed_at: float) -> Queued | None:
         try:
-            return Queued(claim, read_payload(claim.body), claimed_at, self)
+            return Queued(claim, read_payload(claim.run, claim.body), claimed_at, self)
         except Exception as error:  # a damaged body can raise anything
             self.set_aside(claim, error)
             return None

@@ -1,9 +1,9 @@
 """A stored body as the scoring loop sees it: token groups to score, and the body with their scores.
 
-The queue holds bodies of several formats. Each has a `Payload` of its own, so the loop knows none of the formats.
+The queue holds bodies of several formats: a run has one. Each has a `Payload` of its own, so the loop knows none of the
+formats.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -51,32 +51,21 @@ class RolloutPayload:
         return wire.encode(ScoredBatch(self.batch, ref_logps, reference_version))
 
 
-def register_reader(format: str, read: Callable[[bytes], Payload]) -> None:
-    """Makes `read_payload` read another format."""
-    _READERS[format] = read
+def register_reader(run: str, read: Callable[[bytes], Payload]) -> None:
+    """Makes `read_payload` read the batches of a run that has a format of its own."""
+    _READERS[run] = read
 
 
-def read_payload(body: bytes) -> Payload:
-    """A body as the queue stores it. Raises BatchError when it is of no known format, or damaged."""
-    format = _format(body)
-    if format not in _READERS:
-        raise BatchError("format", f"must be {' or '.join(map(repr, _READERS))}, got {format[:40]!r}")
-    return _READERS[format](body)
+def read_payload(run: str, body: bytes) -> Payload:
+    """A body as the queue stores it for a run. Raises BatchError when it is of another format, or damaged."""
+    return _READERS.get(run, _read_rollout)(body)
 
 
 def _read_rollout(body: bytes) -> Payload:
     batch = wire.decode(body)
-    assert isinstance(batch, RolloutBatch), "its format says so"
+    if not isinstance(batch, RolloutBatch):
+        raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: it is scored already")
     return RolloutPayload(batch)
 
 
-_READERS: dict[str, Callable[[bytes], Payload]] = {wire.ROLLOUT_FORMAT: _read_rollout}
-
-
-def _format(body: bytes) -> str:
-    """The format that the safetensors metadata names. The format's own reader checks the rest."""
-    size = int.from_bytes(body[:8], "little")
-    try:
-        return str(json.loads(body[8 : 8 + size])["__metadata__"]["format"])
-    except (ValueError, KeyError, TypeError):
-        raise BatchError("body", "must be a safetensors file whose metadata names its format") from None
+_READERS: dict[str, Callable[[bytes], Payload]] = {}

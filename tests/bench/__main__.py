@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Callable
 
-from tests.bench import queue, sampling, scoring, service, watching
+from tests.bench import leases, queue, sampling, scoring, service, watching
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
     "sampling": sampling.run,
     "service": service.run,
     "queue": queue.run,
+    "leases": leases.run,
     "watching": watching.run,
 }
 

@@ -11,6 +11,7 @@ import torch
 from ref_server.legacy.payload import LegacyPayload, read_payload, register_reader, scored_frame, write_payload
 from ref_server.legacy.upload import LegacyUpload
 from ref_server.scoring.payloads import read_payload as read_any_payload
+from shared.api import LEGACY_RUN
 from shared.batch import BatchError
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor
@@ -25,7 +26,7 @@ def stored(**tensors: torch.Tensor) -> bytes:
 
 def test_the_scoring_loop_knows_the_form() -> None:
     register_reader()
-    payload = read_any_payload(stored())
+    payload = read_any_payload(LEGACY_RUN, stored())
     assert isinstance(payload, LegacyPayload)
     assert [group.completion_ids.tolist() for group in payload.groups] == [[3, 4], [8, 9]]
     assert list(payload.temperatures) == [1.0, 1.0]

@@ -168,7 +168,7 @@ class ModelQueue:
         self.entries.append(entry)
         return entry.state, True
 
-    def claim(self, max_tokens: int) -> list[tuple[str, bytes | None, int, int]]:
+    def claim(self, max_tokens: int) -> list[tuple[str, str, bytes | None, int, int]]:
         chosen: list[Entry] = []
         for entry in [e for e in self.entries if e.state is State.QUEUED]:
             tokens = sum(e.upload.prompt_tokens + e.upload.completion_tokens for e in [*chosen, entry])
@@ -180,7 +180,9 @@ class ModelQueue:
         for entry in chosen:
             expires = None if self.claim_seconds is None else self.clock.now + self.claim_seconds
             entry.state, entry.hold = State.SCORING, Hold(expires, scorer=self.scorer)
-        return [(entry.upload.id, entry.body, entry.attempts, entry.interruptions) for entry in chosen]
+        return [
+            (entry.upload.id, entry.upload.run, entry.body, entry.attempts, entry.interruptions) for entry in chosen
+        ]
 
     def complete(self, id: str, body: bytes) -> None:
         entry = self._claimed(id)
