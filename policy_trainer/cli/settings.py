@@ -7,11 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from policy_trainer.cli.published_settings import published_settings
 from policy_trainer.cli.spellings import ABSENT, RENAMED
 from policy_trainer.config import DemoConfig, DemoSetupConfig, EvalConfig, RolloutConfig, SftConfig, TrainConfig
 from policy_trainer.presets import SETTINGS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import Hints, Settings, load_settings
+from shared.settings.files import EarlierLife
 
 COMMANDS: Mapping[str, type[BaseModel]] = {
     "train": TrainConfig,
@@ -29,7 +31,7 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
         "sampling.num_generations",
         "sampling.max_completion_length", "optimizer.learning_rate", "loss.beta", "server", "device", "config",
     ),
-    "rollout": ("config", "run_dir", "server", "device", "dtype", "worker", "workers"),
+    "rollout": ("config", "run_dir", "server", "run", "weights", "device", "dtype", "worker", "workers"),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",
         "samples", "sampling.temperature", "sampling.max_completion_length", "device", "dtype", "config",
@@ -68,7 +70,7 @@ def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Se
         schema=FileSchema,
         file_schema=FILES[command],
         presets=SETTINGS,
-        earlier_life=partial(_earlier_life, cls) if cls in (TrainConfig, SftConfig) else _none,
+        earlier_life=EARLIER.get(command, _none),
         essential=ESSENTIAL.get(command, ()),
         hints=HINTS,
     )
@@ -81,6 +83,13 @@ def _earlier_life(cls: type[BaseModel], said: Mapping[str, Any]) -> Path | None:
         return None
     config = RunDirectory(Path(run_dir)).config
     return config if config.exists() else None
+
+
+EARLIER: Mapping[str, EarlierLife] = {
+    "train": partial(_earlier_life, TrainConfig),
+    "sft": partial(_earlier_life, SftConfig),
+    "rollout": published_settings,
+}
 
 
 def _none(said: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from policy_trainer.config.commands import (
     EvalConfig,
     RolloutConfig,
     RunConfig,
+    WeightsPlace,
 )
 from policy_trainer.config.data import (
     ColumnsConfig,
@@ -65,4 +66,5 @@ __all__ = [
     "SourceConfig",
     "TrainConfig",
     "VllmConfig",
+    "WeightsPlace",
 ]

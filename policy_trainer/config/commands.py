@@ -3,6 +3,7 @@
 One TOML file serves every command: each command reads its own fields from it.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +15,11 @@ from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sections import EvalEvaluationConfig
 from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler
+from shared.api import PLAIN_NAME
 from shared.settings import Dtype, settings_config
 
+# Where published weights meet.
+WeightsPlace = Literal["directory", "server"]
 ENV_PREFIX = "POLICY_TRAINER_"
 # The value of `server` for which the trainer starts one.
 INLINE = "inline"
@@ -101,6 +105,9 @@ class RunConfig(CommonConfig):
     server: str = INLINE
     """URL of the reference server. inline: the trainer starts one on this machine, with a queue in run_dir, and stops
     it at the end."""
+    weights: WeightsPlace = "directory"
+    """Where workers get the published weights. directory: RUN_DIR/weights, which they share with the trainer. server:
+    the reference server, for workers elsewhere."""
     token_file: Path | None = None
     """File whose first token is sent to the server. Lines are TOKEN or ROLE TOKEN; `#` begins a comment."""
     token: CliSuppress[SecretStr | None] = Field(default=None, exclude=True)
@@ -125,6 +132,11 @@ class RunConfig(CommonConfig):
     def _name_the_run(self) -> "RunConfig":
         if not self.run:
             self.run = self.run_dir.resolve().name
+        if self.weights == "server" and not re.fullmatch(PLAIN_NAME, self.run, re.ASCII):
+            raise ValueError(
+                "run: it names the weights on the server, so it has letters, digits and '.', '_', '-' alone, and does "
+                f"not begin with a dot: choose another --run; got {self.run!r}"
+            )
         return self
 
 

@@ -2,13 +2,14 @@
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 
 import structlog
 from uuid6 import uuid7
 
-from policy_trainer.config import RolloutConfig
+from policy_trainer.config import RolloutConfig, WeightsPlace
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
@@ -20,12 +21,14 @@ from policy_trainer.rollout.comparison import compare
 from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
+from policy_trainer.rollout.own_directory import own_directory
 from policy_trainer.rollout.rounds import Rounds, SampledGroup
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.choice import load_sampler
 from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.publication import Publication, PublishedWeights
 from shared import wire
 from shared.api import State
@@ -52,19 +55,29 @@ class AnotherTraining(Exception):
     """The run's directory holds another training than before: it was deleted and begun again."""
 
 
-class Waiting:
-    """Called while a worker waits: logs long waits, and raises RunFinished once the run is finished."""
+class LoggedWait:
+    """Called while a worker waits: logs long waits."""
+
+    def __init__(self) -> None:
+        self._patience = Patience()
+
+    def __call__(self, reason: str, seconds: float) -> None:
+        if self._patience.is_over(seconds):
+            log.info("waiting", reason=reason, seconds=round(seconds, 1))
+
+
+class Waiting(LoggedWait):
+    """Also raises RunFinished once the run is finished."""
 
     def __init__(self, weights: PublishedWeights) -> None:
+        super().__init__()
         self._weights = weights
-        self._patience = Patience()
 
     def __call__(self, reason: str, seconds: float) -> None:
         publication = self._weights.newest()
         if publication and publication.finished:
             raise RunFinished
-        if self._patience.is_over(seconds):
-            log.info("waiting", reason=reason, seconds=round(seconds, 1))
+        super().__call__(reason, seconds)
 
 
 class RolloutWorker:
@@ -109,7 +122,7 @@ class RolloutWorker:
     def _serve(self, publication: Publication) -> None:
         """Samples for one training, until its directory holds another or none."""
         self._lineage = publication.lineage
-        directory = RunDirectory(self._config.run_dir).workers / f"{self._config.worker}-of-{self._config.workers}"
+        directory = own_directory(self._config)
         place = {"worker": self._config.worker, "workers": self._config.workers}
         with hold(directory, **place):
             outbox = Outbox(directory, **place, start=publication.next_index, lineage=publication.lineage)
@@ -224,11 +237,27 @@ def _goes(outbox: Outbox) -> bool:
     return not outbox.is_there
 
 
+def _in_directory(config: RolloutConfig) -> PublishedWeights:
+    return WeightsDirectory(RunDirectory(config.run_dir).weights)
+
+
+def _on_server(config: RolloutConfig) -> PublishedWeights:
+    wait = LoggedWait()
+    client = connect(config, find_server(config, wait), wait)
+    return DownloadedWeights(client, config.run, own_directory(config) / "weights")
+
+
+_WEIGHTS: Mapping[WeightsPlace, Callable[[RolloutConfig], PublishedWeights]] = {
+    "directory": _in_directory,
+    "server": _on_server,
+}
+
+
 def run_worker(config: RolloutConfig) -> None:
     """Loads the sampler, checks that the server's reference matches it, and works until the run is finished."""
     use_threads(config.threads)
     log.info("device", device=describe_device(config.device))
-    weights = WeightsDirectory(RunDirectory(config.run_dir).weights)
+    weights = _WEIGHTS[config.weights](config)
     wait = Waiting(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)

@@ -32,6 +32,8 @@ from policy_trainer.trainer.policy import Policy, load_judging, load_policy
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.workers import choose_workers
+from policy_trainer.weights.beside import PublishedBeside
+from policy_trainer.weights.places import choose_publisher
 from shared.api import ModelInfo, Order, QueueView
 from shared.client import ClientError, RefServerClient
 from shared.models import eos_token_ids
@@ -180,6 +182,9 @@ def _make_source(
     ahead = max(1, min(config.groups_per_step, allowance // 2 - config.groups_per_step))
     feed = LeaseFeed(client, terms, ledger, intake, ahead=ahead, allowance=allowance, version=files.state.step)
 
+    weights = PublishedBeside(choose_publisher(config, client))
+    stack.callback(weights.close)
+
     @stack.callback
     def close_feed() -> None:
         stop.set()  # ends waits for the server: leases that are not released expire
@@ -188,4 +193,4 @@ def _make_source(
 
     workers = choose_workers(config, server.url, files.directory, display.note)
     stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
-    return BatchSource(feed, ledger, QueueWatch(client, config.run), workers)
+    return BatchSource(feed, ledger, QueueWatch(client, config.run), workers, weights)

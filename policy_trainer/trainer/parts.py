@@ -34,7 +34,6 @@ class RunFiles:
     checkpoints: Checkpoints
     resumed_from: Path | None
     state: TrainState
-    weights: PublishedBeside
     lineage: str = ""
 
     def check_directory(self) -> None:
@@ -48,12 +47,16 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """The source of batches. ledger: leased batches, and trained ones that are not acked; the feed updates it."""
+    """The source of batches. ledger: leased batches, and trained ones that are not acked; the feed updates it.
+
+    weights: where the workers get theirs.
+    """
 
     feed: LeaseFeed
     ledger: Ledger
     watch: QueueWatch
     workers: Workers
+    weights: PublishedBeside
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from policy_trainer.tasks.epochs import steps_of_epochs
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.trainer.parts import RunFiles
-from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import use_threads
 
@@ -49,7 +48,6 @@ def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = N
     with RunDirectory(config.run_dir).hold():
         files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
-            stack.callback(files.weights.close)
             build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch()).run()
     state = files.state
     finished = state.step >= counted.max_steps
@@ -97,9 +95,7 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
         truncate_metrics(directory.samples, state.step)
-    return RunFiles(
-        directory, checkpoints, checkpoint, state, PublishedBeside(WeightsDirectory(directory.weights)), lineage
-    )
+    return RunFiles(directory, checkpoints, checkpoint, state, lineage)
 
 
 def _next_state(checkpoint: Path | None, directory: RunDirectory) -> TrainState:

@@ -132,7 +132,7 @@ class Trainer:
             lineage=self._files.lineage,
             probe=self._policy.learner.probe(self._trained) if self._trained and not finished else None,
         )
-        weights, policy = self._files.weights, self._policy
+        weights, policy = self._source.weights, self._policy
         with self._stopwatch("publish"), write_failures(weights.describe()):
             weights.publish(ModelCopy.of(policy.learner.model, policy.tokenizer), publication)
 
@@ -179,8 +179,8 @@ class Trainer:
                 self._checkpoint()
             self._save_model()
             self._publish(finished=True)  # the workers exit now, so the model is saved before
-            with self._stopwatch("publish"), write_failures(self._files.weights.describe()):
-                self._files.weights.wait()
+            with self._stopwatch("publish"), write_failures(self._source.weights.describe()):
+                self._source.weights.wait()
             # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
             self._source.feed.finish()

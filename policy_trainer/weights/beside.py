@@ -1,20 +1,18 @@
 """Publishes beside training."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import Publication, PublishedWeights
+from policy_trainer.weights.publication import Publication, Publisher
 
 
 class PublishedBeside:
-    """`PublishedWeights` that a thread publishes, one version after the other: the trainer waits for none.
+    """A `Publisher` whose versions a thread publishes, one version after the other: the trainer waits for none.
 
     Of those that wait only the newest is published.
     """
 
-    def __init__(self, weights: PublishedWeights) -> None:
+    def __init__(self, weights: Publisher) -> None:
         self._weights = weights
         self._thread = ThreadPoolExecutor(1, "publish")
         self._running: list[Future[None]] = []
@@ -26,12 +24,6 @@ class PublishedBeside:
             older.cancel()  # unless it has begun
         self._running = [future for future in self._running if not future.done()]
         self._running.append(self._thread.submit(self._weights.publish, copy, publication))
-
-    def newest(self) -> Publication | None:
-        return self._weights.newest()
-
-    def reading(self, publication: Publication, reader: str) -> AbstractContextManager[Path]:
-        return self._weights.reading(publication, reader)
 
     def describe(self) -> str:
         return self._weights.describe()

@@ -18,11 +18,11 @@ from shared.atomic_files import write_json
 
 # Two: a worker may still be reading the version before the newest.
 KEPT = 2
-_LATEST = "latest.json"
+LATEST = "latest.json"
 
 
 class WeightsDirectory:
-    """The `PublishedWeights` in a directory."""
+    """`Publisher` and `PublishedWeights` of one directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -36,13 +36,13 @@ class WeightsDirectory:
         if not version.exists():  # at the end of a run only latest.json changes
             copy.save(temporary)
             temporary.rename(version)
-        write_json(self._root / _LATEST, {"directory": publication.name, **asdict(publication)})
+        write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob("[0-9]*-[0-9]*"))[:-KEPT]:
             shutil.rmtree(old.rename(temporary))  # it is there whole or not at all
 
     def newest(self) -> Publication | None:
         try:
-            fields = json.loads(_read_newest(self._root / _LATEST))
+            fields = json.loads(_read_newest(self._root / LATEST))
         except FileNotFoundError:
             return None
         fields.pop("directory", None)  # for samplers of other makers

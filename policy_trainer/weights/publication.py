@@ -1,4 +1,4 @@
-"""What is published, and the protocol of the places where trainer and workers meet."""
+"""What is published, and the two sides of the places where trainer and workers meet."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -40,12 +40,20 @@ class Publication:
         return f"{self.epoch:04d}-{self.version:08d}"
 
 
-class PublishedWeights(Protocol):
-    """A place for published weights. Each version is a Hugging Face model directory, with its tokenizer."""
+class Publisher(Protocol):
+    """The trainer's side. Each version is a Hugging Face model directory, with its tokenizer."""
 
     def publish(self, copy: ModelCopy, publication: Publication) -> None:
         """Readers see all of it afterwards, and nothing of it before."""
         ...
+
+    def describe(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+
+class PublishedWeights(Protocol):
+    """The workers' side."""
 
     def newest(self) -> Publication | None:
         """None before the first."""

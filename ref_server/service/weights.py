@@ -68,13 +68,15 @@ class Weights:
         holder: str,
         is_gone: Callable[[], Awaitable[bool]],
     ) -> Published | None:
-        """The newest of a lineage, or of the one that committed last, once it is newer than `after` (epoch, version).
+        """The newest of a lineage, or of the one that committed last, once it is newer than `after` (epoch, version)
+        or committed again.
 
         None when there is none in time, or when the client has left. holder: the client, which may wait in as many
         places as are free. Raises Busy, NotReady.
         """
         self._loop = asyncio.get_running_loop()
         deadline = time.monotonic() + wait_seconds
+        first: list[Published | None] = []
         with self._polls.hold(holder) as take:
             if not take(1):
                 raise Busy(f"too many requests of {holder} wait for weights already")
@@ -83,7 +85,8 @@ class Weights:
                 changed = self._changed
                 found = await to_thread.run_sync(self.store.newest, run, lineage)
                 left = deadline - time.monotonic()
-                if found is not None and found.name.order > after:
+                first = first or [found]
+                if found is not None and (found.name.order > after or found != first[0]):
                     return found
                 if left <= 0 or await is_gone():
                     return None

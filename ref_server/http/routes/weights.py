@@ -133,6 +133,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """The newest committed version of a run, by epoch, then version. Waits up to wait_seconds for a newer one.
 
+        It also waits no longer when the newest is committed again, with other words.
+
         ```
         curl 'localhost:8400/v1/weights/curl?lineage=first&after=0.0&wait_seconds=5'
         ```

@@ -187,6 +187,7 @@ RUN: dict[str, Any] = {
     "run_dir": Path("runs/x"),
     "run": "a-name",
     "server": "https://example.org:1",
+    "weights": "server",
     "token_file": Path("tokens"),
     "tls_ca": Path("ca.pem"),
 }

@@ -156,10 +156,15 @@ def make_trainer(
                 Checkpoints(directory.checkpoints, keep=2),
                 None,
                 TrainState(),
-                PublishedBeside(WeightsDirectory(directory.weights)),
             ),
             policy,
-            BatchSource(cast(Any, feed), ledger, cast(Any, Nothing()), cast(Any, Nothing())),
+            BatchSource(
+                cast(Any, feed),
+                ledger,
+                cast(Any, Nothing()),
+                cast(Any, Nothing()),
+                PublishedBeside(WeightsDirectory(directory.weights)),
+            ),
             FixedReference(),
             Reporters(
                 metrics,

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,6 @@ class SlowPlace:
         if self.failure:
             raise self.failure
         self.versions.append(publication.version)
-
-    def newest(self) -> Publication | None:
-        raise AssertionError
-
-    def reading(self, publication: Publication, reader: str) -> AbstractContextManager[Path]:
-        raise AssertionError
 
     def describe(self) -> str:
         raise AssertionError

@@ -179,6 +179,20 @@ def test_a_poll_ends_with_the_commit(http: httpx.Client, at: str) -> None:
     assert http.get(run, params={"after": "x"}).status_code == 422
 
 
+def test_a_poll_ends_when_the_newest_is_committed_again(http: httpx.Client, at: str) -> None:
+    publish(http, f"{at}/0/1", finished=False)
+    answers: list[httpx.Response] = []
+    asked = {"lineage": "first", "after": "0.1", "wait_seconds": 50}
+    poll = threading.Thread(target=lambda: answers.append(http.get(at.rpartition("/")[0], params=asked)))
+    poll.start()
+    said = 0
+    while poll.is_alive():  # the poll may begin at any moment
+        said += 1
+        http.post(f"{at}/0/1/commit", json=manifest(finished=True, said=said)).raise_for_status()
+        poll.join(0.01)
+    assert answers[0].json()["finished"] is True
+
+
 def test_a_poll_sees_what_another_server_commits(
     make_service: Callable[..., Service], serve: Serve, at: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,138 @@
+"""The workers' side of published weights on the reference server: versions come beside sampling, and lie here."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http import HTTPStatus
+from pathlib import Path
+
+from policy_trainer.run_files.write_failures import write_failures
+from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.upload import SETTINGS
+from shared.api import WeightsName, WeightsVersion
+from shared.atomic_files import whole_directory
+from shared.client import RefServerClient, RefServerError
+
+# Two: the sampler may still be reading the version before the newest.
+KEPT = 2
+# A poll lasts so long, and then looks whether another training has begun, or this one has ended.
+_POLL_SECONDS = 5.0
+
+
+class Gone(Exception):
+    """The server has removed the version: there is a newer one."""
+
+
+def place(directory: Path, name: WeightsName) -> Path:
+    """Where a version lies."""
+    return directory / name.lineage / f"{name.epoch:04d}-{name.version:08d}"
+
+
+def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Path:
+    """The directory of a version, downloaded unless it is there. It appears when it is whole and right.
+
+    Raises Gone, WrongContent, RunFailed for a full disk.
+    """
+    target = place(directory, found.name)
+    if target.is_dir():
+        return target
+    try:
+        with write_failures(target, "make room, and start this worker again"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_directory(target) as temporary:
+                for file, content in found.files.items():
+                    client.download_weights(found.name, file, content, temporary / file)
+    except RefServerError as error:
+        if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+            raise Gone from error
+        raise
+    return target
+
+
+class DownloadedWeights:
+    """The `PublishedWeights` of a worker that shares no directory with the trainer.
+
+    A thread looks for versions and downloads them while the sampler samples; it begins with the first question.
+    `newest` is the newest that has arrived. directory: the worker's own; it keeps two versions, and what is read.
+    """
+
+    def __init__(self, client: RefServerClient, run: str, directory: Path) -> None:
+        self._client = client
+        self._run = run
+        self._directory = directory
+        self._newest: Publication | None = None
+        self._failure: Exception | None = None
+        self._reading: set[Path] = set()
+        self._changing = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="weights", daemon=True)
+
+    def newest(self) -> Publication | None:
+        """Raises what keeps new versions from coming."""
+        with self._changing:
+            if self._thread.ident is None:
+                self._thread.start()
+        if self._failure is not None:
+            raise self._failure
+        return self._newest
+
+    @contextmanager
+    def reading(self, publication: Publication, reader: str) -> Iterator[Path]:
+        name = WeightsName(publication.run, publication.lineage, publication.epoch, publication.version)
+        version = place(self._directory, name)
+        with self._changing:
+            self._reading.add(version)
+        try:
+            if not version.is_dir():
+                raise FileNotFoundError(f"{version} was removed: newer weights have come")
+            yield version
+        finally:
+            with self._changing:
+                self._reading.discard(version)
+
+    def describe(self) -> str:
+        return f"the reference server at {self._client.url}"
+
+    def close(self) -> None:
+        """Ends the thread, after the request that it has begun."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._client.close()
+
+    def _watch(self) -> None:
+        seen: WeightsVersion | None = None
+        try:
+            while not self._closed.is_set():
+                found = self._look(seen)
+                if found is not None:
+                    seen = self._take(found)
+        except Exception as error:  # raised where the sampler asks
+            self._failure = error
+
+    def _look(self, seen: WeightsVersion | None) -> WeightsVersion | None:
+        """What there is beside `seen`, be it newer, another training's, or this one's end; waits a while for it."""
+        if seen is None:
+            return self._client.newest_weights(self._run, wait_seconds=_POLL_SECONDS)
+        newest = self._client.newest_weights(self._run)  # a poll tells of no change that came before it
+        if newest is not None and newest != seen:
+            return newest
+        after = seen.name.order
+        return self._client.newest_weights(self._run, seen.lineage, after=after, wait_seconds=_POLL_SECONDS)
+
+    def _take(self, found: WeightsVersion) -> WeightsVersion | None:
+        """Makes a version the newest; None when the server has removed it meanwhile."""
+        try:
+            target = fetch(self._client, found, self._directory)
+        except Gone:
+            return None
+        words = {name: value for name, value in found.words.items() if name != SETTINGS}
+        self._newest = Publication.parse({**words, **asdict(found.name)})
+        with self._changing:
+            versions = sorted(self._directory.glob("*/[0-9]*-[0-9]*"), key=lambda path: path.stat().st_mtime)
+            for old in versions[:-KEPT]:
+                if old != target and old not in self._reading:
+                    shutil.rmtree(old)
+        return found

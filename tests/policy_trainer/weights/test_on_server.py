@@ -1,0 +1,258 @@
+"""Weights that meet on a real reference server: a trainer uploads them, workers without its directory read them."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.cli.settings import read_settings
+from policy_trainer.config import RolloutConfig, TrainConfig
+from policy_trainer.config.worker_settings import worker_settings
+from policy_trainer.data.probe import Probe
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.run import open_run
+from policy_trainer.weights.download import DownloadedWeights
+from policy_trainer.weights.model_copy import ModelCopy
+from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.upload import UploadedWeights
+from ref_server.service.service import Service
+from shared.client import RefServerClient, RefServerError
+from shared.models import load_model, load_tokenizer
+from tests.ref_server.conftest import make_service, model, serve
+
+__all__ = ["make_service", "model", "serve"]
+
+RUNS = count()
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.weights.download._POLL_SECONDS", 0.2)
+
+
+@pytest.fixture(scope="module")
+def url(
+    make_service: Callable[..., Service], serve: Callable[[Service], AbstractContextManager[httpx.Client]]
+) -> Iterator[str]:
+    with serve(make_service()) as http:
+        yield str(http.base_url)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[RefServerClient]:
+    with RefServerClient(url) as made:
+        yield made
+
+
+@pytest.fixture
+def first() -> Publication:
+    """Of a run of the test's own."""
+    return Publication(f"run-{next(RUNS)}", 0, 1, next_index=3, max_waiting=12, lineage="first")
+
+
+@pytest.fixture
+def publisher(client: RefServerClient, tmp_path: Path) -> UploadedWeights:
+    return UploadedWeights(client, tmp_path / "run" / "weights", {"seed": 5})
+
+
+@pytest.fixture
+def copies(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
+) -> Callable[[float], ModelCopy]:
+    """A model whose weights are all one number."""
+    tiny = make_tiny()
+
+    def make(value: float) -> ModelCopy:
+        with torch.no_grad():
+            for parameter in tiny.parameters():
+                parameter.fill_(value)
+        return ModelCopy.of(tiny, tokenizer)
+
+    return make
+
+
+@pytest.fixture
+def reader(url: str, first: Publication, tmp_path: Path) -> Iterator[DownloadedWeights]:
+    with closing(DownloadedWeights(RefServerClient(url), first.run, tmp_path / "worker")) as made:
+        yield made
+
+
+def until(fulfilled: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not fulfilled():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def value_of(directory: Path) -> float:
+    """The number that all weights of a model directory are."""
+    load_tokenizer(str(directory))
+    loaded = load_model(str(directory), revision=None, device="cpu", dtype="float32")
+    (value,) = torch.cat([parameter.flatten() for parameter in loaded.parameters()]).unique().tolist()
+    return value
+
+
+def test_a_worker_gets_each_version_and_the_end(
+    publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication, tmp_path: Path
+) -> None:
+    assert reader.newest() is None
+    probe = Probe([1], [[2, 3]], [-0.5, -1.0])
+    for version in (1, 2, 3, 4):
+        published = replace(first, version=version, probe=probe)
+        publisher.publish(copies(float(version)), published)
+        until(lambda published=published: reader.newest() == published)
+        with reader.reading(published, "0-of-1") as directory:
+            assert value_of(directory) == version
+    assert sorted(path.name for path in (tmp_path / "worker/first").iterdir()) == ["0000-00000003", "0000-00000004"]
+    assert [path.name for path in (tmp_path / "run/weights").iterdir()] == ["latest.json"]  # nothing else is left
+    publisher.publish(copies(9.0), replace(published, finished=True))
+    until(lambda: (newest := reader.newest()) is not None and newest.finished)
+    with reader.reading(published, "0-of-1") as directory:
+        assert value_of(directory) == 4.0  # the end is no new version
+
+
+def test_what_is_read_stays(
+    publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication
+) -> None:
+    publisher.publish(copies(1.0), first)
+    until(lambda: reader.newest() == first)
+    with reader.reading(first, "0-of-1") as directory:
+        for version in (2, 3, 4):
+            newer = replace(first, version=version)
+            publisher.publish(copies(float(version)), newer)
+            until(lambda newer=newer: reader.newest() == newer)
+        assert value_of(directory) == 1.0
+    publisher.publish(copies(5.0), replace(first, version=5))
+    until(lambda: not directory.exists())
+    with pytest.raises(FileNotFoundError, match="newer"), reader.reading(first, "0-of-1"):
+        pass
+
+
+def test_another_training_of_the_name_is_found(
+    client: RefServerClient, publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    publisher.publish(copies(1.0), replace(first, version=8))
+    until(lambda: reader.newest() is not None)
+    other = replace(first, lineage="second", version=0)
+    UploadedWeights(client, tmp_path / "other", {}).publish(copies(2.0), other)
+    until(lambda: reader.newest() == other)
+
+
+def test_a_restarted_worker_downloads_nothing_again(
+    url: str, publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication, tmp_path: Path
+) -> None:
+    publisher.publish(copies(1.0), first)
+    until(lambda: reader.newest() == first)
+    (file,) = (tmp_path / "worker").rglob("model.safetensors")
+    before = file.stat().st_ino
+    with closing(DownloadedWeights(RefServerClient(url), first.run, tmp_path / "worker")) as again:
+        until(lambda: again.newest() == first)
+    assert file.stat().st_ino == before
+
+
+def test_what_keeps_weights_from_coming_is_raised(url: str, tmp_path: Path, open_site: Any) -> None:
+    error = {"error": {"code": "forbidden", "message": "no"}}
+    site = open_site(lambda _: site.answer(403, json.dumps(error).encode()))
+    with (
+        closing(DownloadedWeights(RefServerClient(site.url), "run", tmp_path)) as reader,
+        pytest.raises(RefServerError, match="403"),
+    ):
+        until(lambda: reader.newest() is not None)
+
+
+def test_a_resumed_run_begins_a_later_epoch(
+    publisher: UploadedWeights, copies: Any, first: Publication, tmp_path: Path
+) -> None:
+    """Its earlier life may have published versions after its last checkpoint."""
+    publisher.publish(copies(1.0), replace(first, epoch=6))
+    config = TrainConfig(model="m", run_dir=tmp_path / "run", max_steps=2, weights="server")
+    assert open_run(config, Console(quiet=True)).state.epoch == 7
+
+
+class TestSettings:
+    def trained(self, tmp_path: Path, **settings: Any) -> dict[str, Any]:
+        return worker_settings(
+            TrainConfig.model_validate(
+                {"model": "secret/path", "run_dir": tmp_path, "token": "token-0123456789abcdef", "seed": 7,
+                 "device": "cuda:3", "rewards": ["accuracy"], "sampling": {"num_generations": 5}, **settings}
+            )
+        )  # fmt: skip
+
+    def arguments(self, client: RefServerClient, first: Publication, tmp_path: Path) -> list[str]:
+        return ["--server", client.url, "--run", first.run, "--weights", "server", "--run-dir", str(tmp_path / "w")]
+
+    def test_neither_secrets_nor_places_travel(self, tmp_path: Path) -> None:
+        travelling = json.dumps(self.trained(tmp_path))
+        for word in ("token-0123", "secret", str(tmp_path), "cuda", "server", "threads"):
+            assert word not in travelling
+
+    def test_a_worker_needs_the_url_and_the_run_alone(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
+    ) -> None:
+        publisher = UploadedWeights(client, tmp_path / "weights", self.trained(tmp_path))
+        publisher.publish(copies(3.0), first)
+        arguments = self.arguments(client, first, tmp_path)
+        config = read_settings(RolloutConfig, [*arguments, "--sampling.temperature", "0.5"], "rollout")
+        assert (config.seed, config.rewards, config.sampling.num_generations) == (7, ["accuracy"], 5)
+        assert config.sampling.temperature == 0.5  # the command line wins
+        assert config.device == "auto"
+        assert value_of(Path(config.model)) == 3.0
+        assert RunDirectory(tmp_path / "w").workers in Path(config.model).parents
+
+    @pytest.mark.parametrize("settings", [{"seed": -1}, {"sampling": {"temperature": "hot"}}, {"task": 3}])
+    def test_settings_are_checked_as_ever(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, settings: dict[str, Any],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
+        arguments = self.arguments(client, first, tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            read_settings(RolloutConfig, arguments, "rollout")
+        assert ended.value.code == 2
+        assert next(iter(settings)) in capsys.readouterr().err
+
+    def test_a_worker_takes_no_others(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
+    ) -> None:
+        settings = {"token_file": "/etc/passwd", "run_dir": "/elsewhere", "server": "http://evil", "model": "evil"}
+        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
+        arguments = self.arguments(client, first, tmp_path)
+        config = read_settings(RolloutConfig, arguments, "rollout")
+        assert (config.token_file, config.run_dir, config.server) == (None, tmp_path / "w", client.url)
+        assert value_of(Path(config.model)) == 3.0
+
+    def test_it_waits_for_the_trainer(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
+    ) -> None:
+        publisher = UploadedWeights(client, tmp_path / "weights", {"seed": 5})
+        publish = threading.Timer(0.3, publisher.publish, (copies(3.0), first))
+        publish.start()
+        arguments = self.arguments(client, first, tmp_path)
+        assert read_settings(RolloutConfig, arguments, "rollout").seed == 5
+        publish.join()
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--run", "r"], "give the URL"),
+            (["--run", "a b", "--server", "http://127.0.0.1:1"], "run: it names the weights"),
+        ],
+    )
+    def test_what_is_missing_is_said(
+        self, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            read_settings(RolloutConfig, [*arguments, "--weights", "server", "--run-dir", str(tmp_path)], "rollout")
+        assert said in capsys.readouterr().err
