@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from policy_trainer.sampling.vllm_worker import PackedHead
 from tests.integration.conftest import base_model, start
 from tests.integration.processes import Process
 from tests.vllm.models import save_tiny
@@ -44,8 +45,8 @@ def tiny(tied: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serve(start: Callable[[Process], Process], tmp_path: Path) -> Callable[..., VllmServe]:
-    def make(model: Path, *options: str, **others: type) -> VllmServe:
-        server = VllmServe(model, tmp_path / "vllm.log", *options, **others)
+    def make(model: Path, *options: str, extension: type = PackedHead) -> VllmServe:
+        server = VllmServe(model, tmp_path / "vllm.log", *options, extension=extension)
         start(server)
         return server.until_ready()
 
