@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.chaos import clock, database, disk, frozen, kill, linear, network, resume
+from tests.chaos import clock, database, disk, frozen, kill, linear, network, resume, weights
 from tests.chaos.proof import BACKENDS, Proof
 
 _REPORT = Path("runs/chaos/report.json")
@@ -46,6 +46,7 @@ CHAOS: Mapping[str, Chaos] = {
     "read-only": Chaos(disk.run_read_only),
     "clock": Chaos(clock.run),
     "database": Chaos(database.run, ("postgresql",)),
+    "weights": Chaos(weights.run, ("sqlite",)),
 }
 
 

@@ -2,11 +2,38 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos import clock, database, disk, frozen, resume, trouble
+from tests.chaos import clock, database, disk, frozen, resume, trouble, weights
+
+
+class TestWeights:
+    def commit(self, root: Path, version: int) -> Path:
+        directory = root / "run" / "first" / "0" / str(version)
+        directory.mkdir(parents=True)
+        (directory / ".manifest.json").touch()
+        for file in ("config.json", "model.safetensors"):
+            (directory / file).write_bytes(weights.content(version, file))
+        return directory
+
+    def test_whole_versions_pass(self, tmp_path: Path) -> None:
+        for version in (1, 2):
+            self.commit(tmp_path, version)
+        assert weights.faults_on_disk(tmp_path) == []
+
+    @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"x" + data[1:], lambda data: b""])
+    def test_a_damaged_one_fails(self, tmp_path: Path, damage: Any) -> None:
+        file = self.commit(tmp_path, 1) / "model.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
+        assert len(weights.faults_on_disk(tmp_path)) == 1
+
+    def test_files_of_two_versions_fail(self, tmp_path: Path) -> None:
+        file = self.commit(tmp_path, 1) / "config.json"
+        file.write_bytes(weights.content(2, "config.json"))
+        assert len(weights.faults_on_disk(tmp_path)) == 1
 
 
 class TestResume:

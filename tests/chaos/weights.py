@@ -1,0 +1,163 @@
+"""Published weights: connections cut at random bytes, the server killed, its disk full; readers see whole versions."""
+
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+from policy_trainer.weights.download import Gone, fetch
+from shared.api import WeightsName
+from shared.client import RefServerClient
+from tests.chaos.cutting import CuttingProxy
+from tests.chaos.filesystem import SmallDisk, small_disk
+from tests.chaos.proof import Proof
+from tests.chaos.serving import serving, tiny_model
+from tests.integration.processes import Server, until
+
+BAR = "200 transfers cut, the server killed, its disk full: every version that is seen is whole, and the last one comes"
+
+_RUN, _LINEAGE = "weights", "first"
+_MIB = 2**20
+_DISK = 96 * _MIB
+_SIZES = {"config.json": 700, "model.safetensors": 3 * _MIB}
+_LONGEST = 6 * _MIB
+_READERS = 3
+
+
+class _Over(Exception):
+    """The test is over: whoever waits for the server ends."""
+
+
+def content(version: int, file: str) -> bytes:
+    """The bytes of a file of a version: no two versions have any in common."""
+    return random.Random(f"{version} {file}").randbytes(_SIZES[file])
+
+
+class Play:
+    """One publisher and some readers, through a proxy. faults: what was seen that must not be."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url = url
+        self._directory = directory
+        self._over = threading.Event()
+        self.published = 0
+        self.refused = 0
+        self.seen: list[list[int]] = [[] for _ in range(_READERS)]
+        self.faults: list[str] = []
+        works = [self._publish, *(lambda number=number: self._read(number) for number in range(_READERS))]
+        self._threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    def newest_seen(self) -> list[int]:
+        """By each reader."""
+        return [max(seen, default=0) for seen in self.seen]
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except _Over:
+            pass
+        except Exception as error:
+            self.faults.append(f"{type(error).__name__}: {error}")
+
+    def _waiting(self, reason: str, seconds: float) -> None:
+        self.refused += "disk is full" in reason
+        if self._over.is_set():
+            raise _Over
+
+    def _client(self) -> RefServerClient:
+        return RefServerClient(self._url, patience=None, on_wait=self._waiting)
+
+    def _publish(self) -> None:
+        with self._client() as client:
+            while not self._over.is_set():
+                name = WeightsName(_RUN, _LINEAGE, 0, self.published + 1)
+                directory = self._directory / "published"
+                directory.mkdir(parents=True, exist_ok=True)
+                for file in _SIZES:
+                    (directory / file).write_bytes(content(name.version, file))
+                files = {file: client.put_weights(name, directory / file) for file in _SIZES}
+                client.commit_weights(name, files, {"says": name.version})
+                self.published = name.version
+
+    def _read(self, number: int) -> None:
+        directory, after = self._directory / f"reader-{number}", (0, 0)
+        with self._client() as client:
+            while not self._over.is_set():
+                found = client.newest_weights(_RUN, _LINEAGE, after=after, wait_seconds=1)
+                if found is None:
+                    continue
+                try:
+                    place = fetch(client, found, directory)
+                except Gone:
+                    continue
+                self._judge(found.version, found.words == {"says": found.version}, place)
+                after = found.name.order
+                self.seen[number].append(found.version)
+                shutil.rmtree(place)
+
+    def _judge(self, version: int, words: bool, place: Path) -> None:
+        right = {file: sha256(content(version, file)).digest() for file in _SIZES}
+        got = {path.name: sha256(path.read_bytes()).digest() for path in place.iterdir()}
+        if got != right or not words:
+            self.faults.append(f"version {version} was not what was published")
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    """Cuts ten times as many transfers as there are cycles; kills, and fills the disk, a fifth as often."""
+    assert backend == "sqlite", "weights lie on the server's disk, whatever store its queue has"
+    model, cuts, troubles = tiny_model(directory), 10 * cycles, max(1, cycles // 5)
+    with small_disk(directory / "server", _DISK) as disk, serving(model, directory) as first:
+        server: Server = first
+        with CuttingProxy(server.port, _LONGEST, seed) as proxy:
+            play = Play(proxy.url, directory)
+            try:
+                for number in range(1, troubles + 1):
+                    until(lambda goal=cuts * number // troubles: proxy.cuts >= goal or play.faults, "cuts", server)
+                    _fill(disk, play)
+                    server.kill()
+                    server = server.again().until_ready()
+                proxy.cutting = False
+                last = play.published + 2
+                until(
+                    lambda: play.faults or all(last <= max(seen, default=0) for seen in play.seen), "the last", server
+                )
+            finally:
+                play.end()
+                server.kill()
+        faults = [*play.faults, *faults_on_disk(directory / "server" / "weights")]
+    faults += [f"reader {number} went back" for number, seen in enumerate(play.seen) if seen != sorted(set(seen))]
+    figures = {
+        "cuts": proxy.cuts, "kills": troubles, "refused (507)": play.refused, "published": play.published,
+        "read": sum(map(len, play.seen)), "faults": "; ".join(faults) or "none",
+    }  # fmt: skip
+    return Proof("weights", backend, BAR, not faults and play.refused > 0, figures)
+
+
+def _fill(disk: SmallDisk, play: Play) -> None:
+    """Fills the disk until an upload was refused."""
+    disk.fill()
+    before, deadline = play.refused, time.monotonic() + 60
+    while play.refused == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    disk.clear()
+
+
+def faults_on_disk(root: Path) -> list[str]:
+    """Of a server that was killed: what a reader could see there must be whole."""
+    faults = []
+    for manifest in root.glob("*/*/*/*/.manifest.json"):
+        version = int(manifest.parent.name)
+        for file in _SIZES:
+            if (manifest.parent / file).read_bytes() != content(version, file):
+                faults.append(f"version {version} is damaged on the disk: {file}")
+    return faults
