@@ -61,7 +61,7 @@ def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait
     own = config.vllm.max_model_len
     if own is not None and own < longest:
         raise UserError(
-            f"vllm.max_model_len: prompt and completion may have {longest} tokens, got {own}: raise it, or lower "
+            f"vllm.max_model_len: prompt and completion need {longest} tokens, got {own}: raise it, or lower "
             "data.max_prompt_length or sampling.max_completion_length"
         )
     return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer)), model)

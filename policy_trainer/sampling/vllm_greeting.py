@@ -39,7 +39,7 @@ def greet(url: str, model: str, longest: int) -> str:
     if card["max_model_len"] < longest:
         raise UserError(
             f"vllm_url: the server at {url} takes {card['max_model_len']} tokens of prompt and completion, and this "
-            f"run may have {longest}; start it with: {command}, or lower data.max_prompt_length"
+            f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
         )
     if abs(logp) > _TOLERANCE:
         raise UserError(

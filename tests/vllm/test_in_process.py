@@ -56,4 +56,4 @@ def test_without_our_help_a_tied_head_keeps_its_old_weights(tiny: Path, tmp_path
 
 
 def test_a_model_length_that_is_too_small_is_refused(tiny: Path) -> None:
-    assert in_child(refuse, tiny).startswith("vllm.max_model_len: prompt and completion may have 240 tokens, got 64")
+    assert in_child(refuse, tiny).startswith("vllm.max_model_len: prompt and completion need 241 tokens, got 64")

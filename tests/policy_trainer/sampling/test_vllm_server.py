@@ -248,7 +248,7 @@ class TestGreeting:
         ("options", "told"),
         [
             ({"name": "other"}, "has other, not base; .*--served-model-name base"),
-            ({"max_model_len": 99}, "takes 99 tokens .* may have 128; .*--max-model-len 128"),
+            ({"max_model_len": 99}, "takes 99 tokens .* needs 128; .*--max-model-len 128"),
             ({"processed": False}, "log-probs of the raw logits.*--logprobs-mode processed_logprobs"),
         ],
     )
