@@ -72,8 +72,10 @@ def _methods(request: Request) -> list[str]:
     """All methods of a path. Starlette names those of one route only, and a path may have several."""
     path = request.url.path
     routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
-    literal = [route for route in routes if route.path == path]  # prefer /v1/batches/lease to /v1/batches/{id}
-    return sorted({method for route in literal or routes for method in route.methods or ()})
+    # Prefer /v1/batches/lease to /v1/batches/{id}.
+    fewest = min((len(route.param_convertors) for route in routes), default=0)
+    fitting = [route for route in routes if len(route.param_convertors) == fewest]
+    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 def _invalid(errors: Any) -> Problem:

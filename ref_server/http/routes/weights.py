@@ -62,7 +62,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
 
     @app.put(
         _AT + "/{file}", status_code=201, response_model=WeightsFile,
-        openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
+        openapi_extra={"requestBody": {"content": _BYTES}},
         responses={200: {"model": WeightsFile, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
     @requires(Role.TRAIN, ANY, confines=True, reading=Reading.STREAMED)

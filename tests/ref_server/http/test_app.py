@@ -62,7 +62,15 @@ def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     missing = error(http.get("/v2"), 404)
     assert missing["code"] == "not_found"
     assert missing["message"] == "there is no route '/v2'; /openapi.json has them all"
-    for path, allowed in {"/livez": "GET", "/v1/batches": "GET, POST", "/v1/batches/lease": "POST"}.items():
+    allowing = {
+        "/livez": "GET",
+        "/v1/batches": "GET, POST",
+        "/v1/batches/lease": "POST",
+        "/v1/batches/3f": "DELETE, GET",
+    }
+    allowing |= {"/v1/weights/r/l/0/1/commit": "POST"}
+    allowing |= {"/v1/weights/r/l/0/1/f": "GET, PUT", "/openapi.json": ""}
+    for path, allowed in allowing.items():
         refused = http.patch(path)
         told = error(refused, 405)
         assert told["code"] == "method_not_allowed"
