@@ -1,0 +1,77 @@
+"""docker/kubernetes.yaml: Kubernetes' own schema accepts it, and our programs accept its arguments and variables."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from policy_trainer.cli.settings import read_settings
+from policy_trainer.config import RolloutConfig, TrainConfig
+from ref_server.config import ServeConfig
+from shared.settings import load_settings
+
+FILE = Path(__file__).parents[1] / "docker" / "kubernetes.yaml"
+OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all(FILE.read_text()))
+GIVEN = next(each["data"] for each in OBJECTS if each["kind"] == "ConfigMap")
+TOKEN = "a-token-of-at-least-sixteen-characters"
+
+
+@pytest.mark.parametrize("object", OBJECTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+def test_kubernetes_accepts_it(object: dict[str, Any]) -> None:
+    version = kubernetes_validate.latest_version()
+    kubernetes_validate.validate(object, version, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**object, "spek": {}}, version, strict=True)
+
+
+def value(entry: Mapping[str, Any]) -> str:
+    """What a variable of a pod holds, in the first pod."""
+    match entry.get("valueFrom"):
+        case None:
+            return entry["value"]
+        case {"configMapKeyRef": {"key": key}}:
+            return GIVEN[key]
+        case {"secretKeyRef": _}:
+            return TOKEN
+        case {"fieldRef": _}:
+            return "0"
+    raise AssertionError(entry)
+
+
+def containers() -> Iterator[dict[str, Any]]:
+    for each in OBJECTS:
+        yield from each.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+
+
+READ: dict[str, Callable[[list[str]], Any]] = {
+    "serve": lambda arguments: load_settings(ServeConfig, arguments, prog="ref-server", schema=ServeConfig),
+    "train": lambda arguments: read_settings(TrainConfig, arguments, "train"),
+    "rollout": lambda arguments: read_settings(RolloutConfig, arguments, "rollout"),
+}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The settings of each container, by its name."""
+    settings: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    for container in containers():
+        with monkeypatch.context() as patch:
+            for entry in container["env"]:
+                patch.setenv(entry["name"], value(entry))
+            settings[container["name"]] = READ[container["args"][1]](container["args"][2:])
+    return settings
+
+
+def test_all_three_understand_each_other(started: dict[str, Any]) -> None:
+    server, worker, trainer = started["ref-server"], started["worker"], started["trainer"]
+    assert worker.server == trainer.server == f"http://{server.allowed_hosts[0]}:{server.port}"
+    assert worker.run == trainer.run == GIVEN["RUN"]
+    assert (worker.worker, worker.workers) == (0, int(GIVEN["WORKERS"]))
+    assert worker.weights == trainer.weights == "server"
+    assert {each.token.get_secret_value() for each in started.values()} == {TOKEN}
+    replicas = {each["metadata"]["name"]: each["spec"].get("replicas") for each in OBJECTS if "spec" in each}
+    assert replicas["worker"] == worker.workers
