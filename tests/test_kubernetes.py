@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from policy_trainer.cli.settings import read_settings
+from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import RolloutConfig, TrainConfig
 from ref_server.config import ServeConfig
 from shared.settings import load_settings
@@ -46,10 +46,11 @@ def containers() -> Iterator[dict[str, Any]]:
         yield from each.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
 
 
+# Read without asking the server for the run's settings, since there is none.
 READ: dict[str, Callable[[list[str]], Any]] = {
     "serve": lambda arguments: load_settings(ServeConfig, arguments, prog="ref-server", schema=ServeConfig),
-    "train": lambda arguments: read_settings(TrainConfig, arguments, "train"),
-    "rollout": lambda arguments: read_settings(RolloutConfig, arguments, "rollout"),
+    "train": lambda arguments: load_settings(TrainConfig, arguments, prog="train", schema=FileSchema),
+    "rollout": lambda arguments: load_settings(RolloutConfig, arguments, prog="rollout", schema=FileSchema),
 }
 
 
