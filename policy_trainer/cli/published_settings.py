@@ -28,7 +28,7 @@ def published_settings(said: Mapping[str, Any]) -> Path | None:
     """
     if said.get("weights") != "server" or said.get("config") is not None:
         return None
-    asked = from_values(RolloutConfig, **{"model": "published", **said})
+    asked = from_values(RolloutConfig, **{"model": "MODEL", **said})
     if asked.server == INLINE:
         raise UserError("server: without --config give the URL of the reference server that has the run's weights")
     try:
