@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from policy_trainer.run_files.write_failures import write_failures
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.publication import Publication, version_directory
 from policy_trainer.weights.upload import SETTINGS
 from shared.api import WeightsName, WeightsVersion
 from shared.atomic_files import whole_directory
@@ -27,7 +27,7 @@ class Gone(Exception):
 
 def place(directory: Path, name: WeightsName) -> Path:
     """Where a version lies."""
-    return directory / name.lineage / f"{name.epoch:04d}-{name.version:08d}"
+    return directory / name.lineage / version_directory(name.epoch, name.version)
 
 
 def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Path:
@@ -80,8 +80,7 @@ class DownloadedWeights:
 
     @contextmanager
     def reading(self, publication: Publication, reader: str) -> Iterator[Path]:
-        name = WeightsName(publication.run, publication.lineage, publication.epoch, publication.version)
-        version = place(self._directory, name)
+        version = place(self._directory, publication.address)
         with self._changing:
             self._reading.add(version)
         try:

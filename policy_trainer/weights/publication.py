@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from policy_trainer.data.probe import Probe
 from policy_trainer.weights.model_copy import ModelCopy
+from shared.api import WeightsName
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,17 @@ class Publication:
 
     @property
     def name(self) -> str:
-        """Sorts by age."""
-        return f"{self.epoch:04d}-{self.version:08d}"
+        return version_directory(self.epoch, self.version)
+
+    @property
+    def address(self) -> WeightsName:
+        """What the version is called on the reference server."""
+        return WeightsName(self.run, self.lineage, self.epoch, self.version)
+
+
+def version_directory(epoch: int, version: int) -> str:
+    """A name that sorts by age."""
+    return f"{epoch:04d}-{version:08d}"
 
 
 class Publisher(Protocol):

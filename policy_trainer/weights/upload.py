@@ -33,7 +33,7 @@ class UploadedWeights:
         """Uploads the files and commits them. At the end of a run only the commit is new."""
         self._directory.mkdir(parents=True, exist_ok=True)
         write_json(self._directory / LATEST, asdict(publication))
-        name = WeightsName(publication.run, publication.lineage, publication.epoch, publication.version)
+        name = publication.address
         if self._uploaded is None or self._uploaded[0] != name:
             self._uploaded = name, self._upload(copy, name)
         words = {**asdict(publication), SETTINGS: self._settings}
