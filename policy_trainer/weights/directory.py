@@ -14,7 +14,7 @@ from pathlib import Path
 
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
-from shared.atomic_files import write_json
+from shared.atomic_files import whole_directory, write_json
 
 # Two: a worker may still be reading the version before the newest.
 KEPT = 2
@@ -30,15 +30,13 @@ class WeightsDirectory:
     def publish(self, copy: ModelCopy, publication: Publication) -> None:
         """Writes the version, then points latest.json at it, then removes old ones."""
         self._root.mkdir(parents=True, exist_ok=True)
-        for leftover in self._root.glob(".tmp-*"):  # left by a killed trainer
-            shutil.rmtree(leftover)
-        temporary, version = self._root / f".tmp-{publication.name}", self._root / publication.name
+        version = self._root / publication.name
         if not version.exists():  # at the end of a run only latest.json changes
-            copy.save(temporary)
-            temporary.rename(version)
+            with whole_directory(version) as temporary:
+                copy.save(temporary)
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob("[0-9]*-[0-9]*"))[:-KEPT]:
-            shutil.rmtree(old.rename(temporary))  # it is there whole or not at all
+            shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all
 
     def newest(self) -> Publication | None:
         try:
