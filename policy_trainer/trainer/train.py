@@ -30,6 +30,12 @@ from shared.models import save_model
 _WAITING_STEPS = 3
 
 
+def max_waiting(config: TrainConfig) -> int:
+    """How many groups may wait for training. Of more steps than max_lag allows, the last would expire untrained."""
+    steps = _WAITING_STEPS if config.max_lag is None else min(_WAITING_STEPS, config.max_lag + 1)
+    return config.max_waiting or steps * config.groups_per_step
+
+
 class Trainer:
     """Trains from the run's current state to its last step, or to a request to stop."""
 
@@ -127,7 +133,7 @@ class Trainer:
             epoch=state.epoch,
             version=state.step,
             next_index=state.next_index,
-            max_waiting=self._config.max_waiting or _WAITING_STEPS * self._config.groups_per_step,
+            max_waiting=max_waiting(self._config),
             finished=finished,
             lineage=self._files.lineage,
             probe=self._policy.learner.probe(self._trained) if self._trained and not finished else None,

@@ -27,7 +27,7 @@ from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_st
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
-from policy_trainer.trainer.train import Trainer
+from policy_trainer.trainer.train import Trainer, max_waiting
 from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.api import ModelInfo
@@ -283,3 +283,17 @@ def test_the_best_step_has_the_best_scores(
     trainer.run()
     newest = Checkpoints(directory.checkpoints, keep=2).newest()
     assert newest is not None and read_state(newest).best_step == best
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        ({}, 24),
+        ({"max_lag": 0}, 8),
+        ({"max_lag": 1}, 16),
+        ({"max_lag": 16}, 24),
+        ({"max_lag": 0, "max_waiting": 40}, 40),
+    ],
+)
+def test_workers_pause_before_they_sample_what_would_be_too_old_to_train(settings: dict[str, int], groups: int) -> None:
+    assert max_waiting(TrainConfig(model="m", task="arithmetic", groups_per_step=8, **settings)) == groups
