@@ -47,8 +47,8 @@ class TrainConfig(RunConfig):
     publish_every: int = Field(default=1, ge=1)
     """Steps between publications of the weights to the workers."""
     max_waiting: int | None = Field(default=None, ge=1)
-    """Maximum groups that wait in the server; at this number workers pause. Default: three steps' worth, or what max_lag
-    allows if that is less."""
+    """Maximum groups that wait in the server; at this number workers pause. Default: three steps' worth, or what
+    max_lag allows if that is less."""
     max_lag: int | None = Field(default=None, ge=0)
     """Maximum age, in steps, of the weights that sampled a batch; older batches expire untrained. Default: no limit."""
     order: Literal["fifo", "freshest"] = "fifo"
