@@ -286,14 +286,10 @@ def test_the_best_step_has_the_best_scores(
 
 
 @pytest.mark.parametrize(
-    ("settings", "groups"),
-    [
-        ({}, 24),
-        ({"max_lag": 0}, 8),
-        ({"max_lag": 1}, 16),
-        ({"max_lag": 16}, 24),
-        ({"max_lag": 0, "max_waiting": 40}, 40),
-    ],
+    ("max_lag", "own", "groups"), [(None, None, 24), (0, None, 8), (1, None, 16), (16, None, 24), (0, 40, 40)]
 )
-def test_workers_pause_before_they_sample_what_would_be_too_old_to_train(settings: dict[str, int], groups: int) -> None:
-    assert max_waiting(TrainConfig(model="m", task="arithmetic", groups_per_step=8, **settings)) == groups
+def test_workers_pause_before_they_sample_what_would_be_too_old_to_train(
+    max_lag: int | None, own: int | None, groups: int
+) -> None:
+    config = TrainConfig(model="m", task="arithmetic", groups_per_step=8, max_lag=max_lag, max_waiting=own)
+    assert max_waiting(config) == groups
