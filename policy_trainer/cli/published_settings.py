@@ -23,14 +23,19 @@ _POLL_SECONDS = 20.0
 def published_settings(said: Mapping[str, Any]) -> Path | None:
     """A file with the run's settings for workers, for one that is not given a file; its model is published weights.
 
-    Waits until the trainer has published. said: what the command line and the environment say, which wins. Raises
-    UserError.
+    Waits until the trainer has published. said: what the command line and the environment say, which wins. A worker
+    that names its model looks for weights in the run's directory, unless it says weights = server, too.
+    Raises UserError.
     """
-    if said.get("weights") != "server" or said.get("config") is not None:
+    place = said.get("weights", "directory" if "model" in said else "server")
+    if place != "server" or said.get("config") is not None:
         return None
-    asked = from_values(RolloutConfig, **{"model": "MODEL", **said})
+    asked = from_values(RolloutConfig, **{"model": "MODEL", **said, "weights": place})
     if asked.server == INLINE:
-        raise UserError("server: without --config give the URL of the reference server that has the run's weights")
+        raise UserError(
+            "server: without --config RUN_DIR/config.toml give the URL of the reference server that has the run's "
+            "weights, and --run NAME"
+        )
     try:
         return _write(asked, {**_fetch(asked)})
     except ClientError as error:
@@ -56,7 +61,7 @@ def _fetch(asked: RolloutConfig) -> dict[str, Any]:
                 raise UserError(
                     f"run: the weights of run {asked.run!r} came without settings for workers: give --config"
                 )
-            return {**taken(settings), "model": str(model)}
+            return {**taken(settings), "model": str(model), "weights": "server"}
 
 
 def _newest(client: RefServerClient, run: str, waiting: "_Waiting") -> Any:

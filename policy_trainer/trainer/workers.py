@@ -1,10 +1,10 @@
 """The rollout workers of a trainer: one that it starts itself, or others that it waits for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from policy_trainer.config import ENV_PREFIX, TrainConfig
+from policy_trainer.config import ENV_PREFIX, TrainConfig, WeightsPlace
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.lifecycle.restarts import RestartedChild
 from policy_trainer.queue_client.server import token_of
@@ -33,7 +33,11 @@ def choose_workers(config: TrainConfig, server: str, directory: RunDirectory, no
     """server: its URL."""
     if config.rollout == "inline":
         return InlineWorker(directory.config, server, directory.logs / "rollout.log", note, token_of(config))
-    return ExternalWorkers(directory.config)
+    commands: Mapping[WeightsPlace, str] = {
+        "directory": f"policy-trainer rollout --config {directory.config}",
+        "server": f"policy-trainer rollout --server {server} --run {config.run}",
+    }
+    return ExternalWorkers(commands[config.weights])
 
 
 class InlineWorker:
@@ -66,8 +70,9 @@ class InlineWorker:
 class ExternalWorkers:
     """Workers that the user starts and restarts."""
 
-    def __init__(self, config: Path) -> None:
-        self._config = config
+    def __init__(self, command: str) -> None:
+        """command: what starts one."""
+        self._command = command
 
     def start(self) -> None:
         pass
@@ -79,7 +84,7 @@ class ExternalWorkers:
         pass
 
     def describe(self) -> str:
-        return f"no rollout worker delivers; start one with `policy-trainer rollout --config {self._config}`"
+        return f"no rollout worker delivers; start one with `{self._command}`"
 
     def stop(self) -> None:
         pass

@@ -31,7 +31,7 @@ def test_workers_need_a_url_and_a_token_alone(random_model: Path, tmp_path: Path
     workers = [
         start(
             Process(
-                "policy_trainer", "rollout", "--server", server.url, "--run", "run", "--weights", "server",
+                "policy_trainer", "rollout", "--server", server.url, "--run", "run",
                 "--worker", str(worker), "--workers", "2", "--run-dir", str(tmp_path / f"worker-{worker}"),
                 "--threads", "1", "--token-file", str(files["worker"]), log=tmp_path / f"worker-{worker}.log",
             )

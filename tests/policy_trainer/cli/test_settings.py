@@ -52,6 +52,11 @@ class TestFiles:
         told = f"policy-trainer {command}: mine.toml: {name} is not a setting here; it belongs to {owners}"
         assert refused(capsys, command, "--config", "mine.toml").startswith(told)
 
+    def test_a_worker_without_one_is_told_what_it_needs_instead(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "without --config RUN_DIR/config.toml give the URL" in refused(capsys, "rollout")
+        assert "model: is required" in refused(capsys, "rollout", "--weights", "directory")
+        assert read("rollout", "--model", "m").weights == "directory"
+
     def test_a_runs_own_serves_its_workers_and_its_evaluation(self) -> None:
         run = RunDirectory(Path("run"))
         run.write_config(from_values(TrainConfig, model="m", max_steps=7, sampling={"top_k": 3}))

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer import workers
-from policy_trainer.trainer.workers import ExternalWorkers, InlineWorker
+from policy_trainer.trainer.workers import InlineWorker, choose_workers
+from shared.settings import from_values
 from tests.policy_trainer.children import FakeChild
 
 
@@ -42,10 +45,18 @@ def test_the_inline_worker_is_a_process_with_the_token_in_its_environment(
     assert child.stopped
 
 
-def test_external_workers_are_only_named(tmp_path: Path) -> None:
-    external = ExternalWorkers(tmp_path / "config.toml")
+@pytest.mark.parametrize(
+    ("weights", "command"),
+    [
+        ("directory", "policy-trainer rollout --config {place}/config.toml"),
+        ("server", "policy-trainer rollout --server http://gpu1:8400 --run mine"),
+    ],
+)
+def test_external_workers_are_only_named(tmp_path: Path, weights: str, command: str) -> None:
+    config = from_values(TrainConfig, model="m", max_steps=1, run="mine", rollout="external", weights=weights)
+    external = choose_workers(config, "http://gpu1:8400", RunDirectory(tmp_path), lambda note: None)
     external.start()
     external.check()
     external.delivered()
     external.stop()
-    assert f"policy-trainer rollout --config {tmp_path / 'config.toml'}" in external.describe()
+    assert f"`{command.format(place=tmp_path)}`" in external.describe()

@@ -191,7 +191,7 @@ class TestSettings:
         )  # fmt: skip
 
     def arguments(self, client: RefServerClient, first: Publication, tmp_path: Path) -> list[str]:
-        return ["--server", client.url, "--run", first.run, "--weights", "server", "--run-dir", str(tmp_path / "w")]
+        return ["--server", client.url, "--run", first.run, "--run-dir", str(tmp_path / "w")]
 
     def test_neither_secrets_nor_places_travel(self, tmp_path: Path) -> None:
         travelling = json.dumps(self.trained(tmp_path))
@@ -207,7 +207,7 @@ class TestSettings:
         config = read_settings(RolloutConfig, [*arguments, "--sampling.temperature", "0.5"], "rollout")
         assert (config.seed, config.rewards, config.sampling.num_generations) == (7, ["accuracy"], 5)
         assert config.sampling.temperature == 0.5  # the command line wins
-        assert config.device == "auto"
+        assert (config.device, config.weights) == ("auto", "server")
         assert value_of(Path(config.model)) == 3.0
         assert RunDirectory(tmp_path / "w").workers in Path(config.model).parents
 
@@ -254,5 +254,5 @@ class TestSettings:
         self, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with pytest.raises(SystemExit):
-            read_settings(RolloutConfig, [*arguments, "--weights", "server", "--run-dir", str(tmp_path)], "rollout")
+            read_settings(RolloutConfig, [*arguments, "--run-dir", str(tmp_path)], "rollout")
         assert said in capsys.readouterr().err
