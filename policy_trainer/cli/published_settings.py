@@ -30,7 +30,9 @@ def published_settings(said: Mapping[str, Any]) -> Path | None:
     place = said.get("weights", "directory" if "model" in said else "server")
     if place != "server" or said.get("config") is not None:
         return None
-    asked = from_values(RolloutConfig, **{"model": "MODEL", **said, "weights": place})
+    # Workers of several runs may start in one directory.
+    own = {"model": "MODEL", "run_dir": Path("runs", said.get("run", "default"))}
+    asked = from_values(RolloutConfig, **{**own, **said, "weights": place})
     if asked.server == INLINE:
         raise UserError(
             "server: without --config RUN_DIR/config.toml give the URL of the reference server that has the run's "
@@ -61,7 +63,7 @@ def _fetch(asked: RolloutConfig) -> dict[str, Any]:
                 raise UserError(
                     f"run: the weights of run {asked.run!r} came without settings for workers: give --config"
                 )
-            return {**taken(settings), "model": str(model), "weights": "server"}
+            return {**taken(settings), "model": str(model), "weights": "server", "run_dir": str(asked.run_dir)}
 
 
 def _newest(client: RefServerClient, run: str, waiting: "_Waiting") -> Any:

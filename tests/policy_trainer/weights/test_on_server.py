@@ -211,6 +211,15 @@ class TestSettings:
         assert value_of(Path(config.model)) == 3.0
         assert RunDirectory(tmp_path / "w").workers in Path(config.model).parents
 
+    def test_each_run_has_a_directory_of_its_own(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        UploadedWeights(client, tmp_path / "weights", self.trained(tmp_path)).publish(copies(3.0), first)
+        config = read_settings(RolloutConfig, ["--server", client.url, "--run", first.run], "rollout")
+        assert config.run_dir == Path("runs", first.run)
+        assert config.run_dir / "workers" in Path(config.model).parents
+
     @pytest.mark.parametrize("settings", [{"seed": -1}, {"sampling": {"temperature": "hot"}}, {"task": 3}])
     def test_settings_are_checked_as_ever(
         self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, settings: dict[str, Any],
