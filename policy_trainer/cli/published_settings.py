@@ -38,8 +38,13 @@ def published_settings(said: Mapping[str, Any]) -> Path | None:
             "server: without --config RUN_DIR/config.toml give the URL of the reference server that has the run's "
             "weights, and --run NAME"
         )
+    if asked.sampler == "vllm-server" and "model" not in said:
+        raise UserError(
+            "model: the vLLM server has a name for it: give --model with that name, and --weights server, since a "
+            "worker with a model looks for weights in the run's directory"
+        )
     try:
-        return _write(asked, {**_fetch(asked)})
+        return _write(asked, _fetch(asked))
     except ClientError as error:
         raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
 

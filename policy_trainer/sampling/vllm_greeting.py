@@ -31,10 +31,10 @@ def greet(url: str, model: str, longest: int) -> str:
         raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
     card = next((card for card in cards if _is(card, model)), None)
     if card is None:
-        served = ", ".join(str(card["id"]) for card in cards)
+        served = " and ".join(str(card["id"]) for card in cards)
         raise UserError(
             f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
-            f"same model by another path, with --served-model-name {model}"
+            f"same model by another name, give that one here with --model, or start it with --served-model-name {model}"
         )
     if card["max_model_len"] < longest:
         raise UserError(

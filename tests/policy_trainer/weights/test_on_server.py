@@ -256,6 +256,10 @@ class TestSettings:
         ("arguments", "said"),
         [
             (["--run", "r"], "give the URL"),
+            (
+                ["--server", "http://127.0.0.1:1", "--sampler", "vllm-server", "--vllm-url", "http://127.0.0.1:2"],
+                "model: the vLLM server has a name for it: give --model",
+            ),
             (["--run", "a b", "--server", "http://127.0.0.1:1"], "run: it names the weights"),
         ],
     )
