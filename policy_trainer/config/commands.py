@@ -14,7 +14,7 @@ from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sections import EvalEvaluationConfig
-from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler
+from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler, check_sleep_mode
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, settings_config
 
@@ -126,6 +126,11 @@ class RunConfig(CommonConfig):
     def _check_tls_ca(self) -> "RunConfig":
         if self.tls_ca is not None and not self.server.startswith("https://"):
             raise ValueError(f"tls_ca: needs a server at https://, got {self.server}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sleep_mode(self) -> "RunConfig":
+        check_sleep_mode(self.sampler, self.weights, self.vllm)
         return self
 
     @model_validator(mode="after")

@@ -27,6 +27,9 @@ class VllmConfig(Section):
     """Neither compile the model nor capture CUDA graphs: starts sooner, samples more slowly."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Number of GPUs that share the model."""
+    enable_sleep_mode: bool = False
+    """Trainer and workers take turns on the GPU that they share: vLLM sleeps while the trainer steps, and gives its
+    memory back. Also for sampler vllm-server."""
 
 
 def check_sampler(sampler: SamplerName, url: str | None, device: str) -> None:
@@ -38,6 +41,22 @@ def check_sampler(sampler: SamplerName, url: str | None, device: str) -> None:
         raise ValueError(
             f"device: vLLM takes the first GPUs that it sees, not {device}: "
             f"set CUDA_VISIBLE_DEVICES={device.removeprefix('cuda:')} and leave device out"
+        )
+
+
+def check_sleep_mode(sampler: SamplerName, weights: str, vllm: VllmConfig) -> None:
+    """Raises ValueError where no engine could sleep, and where workers are not on the trainer's machine."""
+    if not vllm.enable_sleep_mode:
+        return
+    if sampler == "hf":
+        raise ValueError(
+            "vllm.enable_sleep_mode: sampler hf has no engine that sleeps: leave it out, or use --sampler vllm or "
+            "vllm-server"
+        )
+    if weights == "server":
+        raise ValueError(
+            "vllm.enable_sleep_mode: workers elsewhere do not share the trainer's GPU: leave it out, or use "
+            "--weights directory with workers on the trainer's machine"
         )
 
 

@@ -23,8 +23,8 @@ from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.own_directory import own_directory
 from policy_trainer.rollout.rounds import Rounds, SampledGroup
+from policy_trainer.rollout.turns import LOADERS
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.sampling.choice import load_sampler
 from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory
@@ -255,6 +255,13 @@ _WEIGHTS: Mapping[WeightsPlace, Callable[[RolloutConfig], PublishedWeights]] = {
 
 def run_worker(config: RolloutConfig) -> None:
     """Loads the sampler, checks that the server's reference matches it, and works until the run is finished."""
+    try:
+        _work(config)
+    except RunFinished:
+        log.info("the run is finished")
+
+
+def _work(config: RolloutConfig) -> None:
     use_threads(config.threads)
     log.info("device", device=describe_device(config.device))
     weights = _WEIGHTS[config.weights](config)
@@ -262,7 +269,7 @@ def run_worker(config: RolloutConfig) -> None:
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
-    loaded = load_sampler(config, tokenizer, wait)
+    loaded = LOADERS[config.vllm.enable_sleep_mode](config, tokenizer, wait)
     url = find_server(config, wait)
     client = connect(config, url, stay_with(config, url, wait))
     try:
@@ -278,7 +285,5 @@ def run_worker(config: RolloutConfig) -> None:
             wait,
         )
         worker.run()
-    except RunFinished:
-        log.info("the run is finished")
     finally:
         client.close()

@@ -27,6 +27,18 @@ def hold(
     return lock
 
 
+def let_go(lock: IO[bytes]) -> None:
+    """Unlocks it, also where a child process that was forked meanwhile has the file open."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    lock.close()
+
+
+def is_held(file: Path) -> bool:
+    """Whether somebody has locked the file. Raises FileNotFoundError if its directory is gone."""
+    with file.open("wb") as lock:
+        return not _try_lock(lock)
+
+
 def _wait(lock: IO[bytes], refusal: str, seconds: float, on_wait: Callable[[float], None] | None) -> None:
     began = time.monotonic()
     while not _try_lock(lock):

@@ -61,6 +61,10 @@ class RunDirectory:
         return self.root / "workers"
 
     @property
+    def turns(self) -> Path:
+        return self.root / "turns"
+
+    @property
     def bad_batches(self) -> Path:
         return self.root / "bad_batches"
 

@@ -10,8 +10,8 @@ from policy_trainer.config import CommonConfig, SamplerName
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
-from policy_trainer.sampling.vllm_greeting import greet
-from policy_trainer.sampling.vllm_server import VllmServerSampler
+from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
+from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake
 from shared.client.connection import OnWait
 from shared.errors import UserError
 from shared.models import context_length, eos_token_ids, load_model, load_outline
@@ -78,7 +78,9 @@ def _check_vllm(config: CommonConfig) -> None:
 def _load_vllm_server(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
     model = load_outline(config.model, revision=config.revision)
     name = _greet(config, model)
-    return LoadedSampler(VllmServerSampler(_url(config), name, eos_token_ids(model, tokenizer), on_wait), model)
+    ready = _READY[config.vllm.enable_sleep_mode]
+    eos = eos_token_ids(model, tokenizer)
+    return LoadedSampler(VllmServerSampler(server_url(config), name, eos, on_wait, ready), model)
 
 
 def _check_vllm_server(config: CommonConfig) -> None:
@@ -86,10 +88,14 @@ def _check_vllm_server(config: CommonConfig) -> None:
 
 
 def _greet(config: CommonConfig, model: PreTrainedModel) -> str:
-    return greet(_url(config), config.model, _longest(config, model))
+    name = greet(server_url(config), config.model, _longest(config, model))
+    if config.vllm.enable_sleep_mode:
+        check_sleep_mode(server_url(config))
+    return name
 
 
-def _url(config: CommonConfig) -> str:
+def server_url(config: CommonConfig) -> str:
+    """Of sampler vllm-server."""
     assert config.vllm_url is not None
     return config.vllm_url.rstrip("/")
 
@@ -100,6 +106,8 @@ def _longest(config: CommonConfig, model: PreTrainedModel) -> int:
     return min(longest + 1, context_length(model) or longest + 1)
 
 
+# By vllm.enable_sleep_mode.
+_READY: Mapping[bool, Ready] = {False: always, True: awake}
 SAMPLERS: Mapping[SamplerName, Choice] = {
     "hf": Choice(_load_hf, lambda config: None),
     "vllm": Choice(_load_vllm, _check_vllm),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -59,4 +59,15 @@ class Sampler(Protocol):
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """num_generations completions for each prompt, in the prompts' order."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine whose memory on the device others may have meanwhile. It keeps its weights."""
+
+    def sleep(self) -> None: ...
+
+    def wake_up(self) -> None:
+        """Called before it loads, samples or scores again."""
         ...

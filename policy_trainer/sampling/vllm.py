@@ -55,6 +55,7 @@ class VllmSampler:
                 max_model_len=config.vllm.max_model_len or longest,
                 enforce_eager=config.vllm.enforce_eager,
                 tensor_parallel_size=config.vllm.tensor_parallel_size,
+                enable_sleep_mode=config.vllm.enable_sleep_mode,
                 # A prompt with a seed that is read in parts ends vLLM 0.32's engine on a CPU.
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
             )
@@ -83,6 +84,12 @@ class VllmSampler:
         answers = self._engine.generate(asked, vllm.SamplingParams(**scoring_options()), use_tqdm=False)
         scored = (_own_logps(row[1:], answer.prompt_logprobs[1:]) for row, answer in zip(rows, answers, strict=True))
         return completion_logps(group, scored)
+
+    def sleep(self) -> None:
+        self._engine.sleep(level=1)  # level 2 would lose the weights, which may be sampled from again
+
+    def wake_up(self) -> None:
+        self._engine.wake_up()
 
     def _completion(self, output: Any) -> Completion:
         logps = _own_logps(output.token_ids, output.logprobs)

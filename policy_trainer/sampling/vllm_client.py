@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
@@ -40,6 +40,10 @@ class VllmClient:
 
     async def post(self, path: str, body: Any = None, **params: str) -> Any:
         return await self._ask("POST", path, json=body, params=params)
+
+    async def config(self) -> Mapping[str, Any]:
+        """What the server was started with. Refused with 404 without its development mode."""
+        return (await self.get("/server_info?config_format=json"))["vllm_config"]
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
         try:

@@ -18,13 +18,13 @@ def greet(url: str, model: str, longest: int) -> str:
     """
     command = f"VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs --max-model-len {longest}"
 
-    async def words(client: VllmClient) -> tuple[Sequence[Mapping[str, Any]], float]:
+    async def words(client: VllmClient) -> tuple[Sequence[Mapping[str, Any]], bool]:
         cards = (await client.get("/v1/models"))["data"]
         named = [card for card in cards if _is(card, model)]
-        return cards, await _logp_of_the_only_token(client, named[0]["id"]) if named else 0.0
+        return cards, not named or await _says_what_it_samples_from(client, named[0]["id"])
 
     try:
-        cards, logp = ask(url, words)
+        cards, processed = ask(url, words)
     except Unavailable as error:
         raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
     except (Refused, LookupError, TypeError, ValueError) as error:
@@ -41,7 +41,7 @@ def greet(url: str, model: str, longest: int) -> str:
             f"vllm_url: the server at {url} takes {card['max_model_len']} tokens of prompt and completion, and this "
             f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
         )
-    if abs(logp) > _TOLERANCE:
+    if not processed:
         raise UserError(
             f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
             f"start it with: {command}"
@@ -49,9 +49,33 @@ def greet(url: str, model: str, longest: int) -> str:
     return str(card["id"])
 
 
+def check_sleep_mode(url: str) -> None:
+    """Raises UserError for a server that cannot give its memory back."""
+    try:
+        sleeps, why = ask(url, lambda client: client.config())["model_config"]["enable_sleep_mode"], ""
+    except (Unavailable, Refused) as error:
+        sleeps, why = False, f" ({error})"
+    if not sleeps:
+        raise UserError(
+            f"vllm.enable_sleep_mode: the vLLM server at {url} cannot sleep{why}: start it with --enable-sleep-mode "
+            "on a GPU, with VLLM_SERVER_DEV_MODE=1 in its environment; docs/vllm.md has the command"
+        )
+
+
 def _is(card: Mapping[str, Any], model: str) -> bool:
     names = {str(card["id"]), str(card.get("root"))}
     return model in names or (Path(model).is_dir() and str(Path(model).resolve()) in names)
+
+
+async def _says_what_it_samples_from(client: VllmClient, name: str) -> bool:
+    """Whether log-probs are of the distribution that tokens are drawn from."""
+    try:
+        return (await client.config())["model_config"]["logprobs_mode"] == "processed_logprobs"
+    except Refused as error:
+        if error.status != 404:
+            raise
+    # Without its development mode it neither tells nor is paused: a completion comes.
+    return abs(await _logp_of_the_only_token(client, name)) < _TOLERANCE
 
 
 async def _logp_of_the_only_token(client: VllmClient, name: str) -> float:

@@ -1,6 +1,6 @@
 """Samples with a running `vllm serve`, over HTTP: token ids go there, and token ids with log-probs come back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, persist
+from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, ask, persist
 from policy_trainer.sampling.vllm_requests import (
     ENDS,
     completion_logps,
@@ -29,22 +29,58 @@ _FIRST = "default"
 _PACK_HEAD = "pack_head"
 
 
+# Sees to it that a server computes.
+Ready = Callable[[VllmClient], Awaitable[None]]
+
+
+async def always(client: VllmClient) -> None:
+    """Of a server that never sleeps."""
+
+
+async def awake(client: VllmClient) -> None:
+    try:
+        await client.post("/wake_up")
+    except Refused as error:
+        if error.status < 500:
+            raise
+        raise Unavailable(str(error)) from None  # its engine has died, or lacks memory
+
+
+def put_to_sleep(url: str) -> None:
+    """Weights go to main memory, keys and values are dropped. Completions of a worker that was killed are aborted.
+
+    A server that does not answer uses no device. Raises UserError for one that refuses.
+    """
+    try:
+        ask(url, lambda client: client.post("/sleep", level="1"))
+    except Unavailable:
+        return
+    except Refused as error:
+        raise UserError(f"vllm.enable_sleep_mode: the vLLM server at {url} does not go to sleep: {error}") from None
+
+
 class VllmServerSampler:
     """Several may share a server: completions under way when another one loads weights go on with those."""
 
-    def __init__(self, url: str, name: str, eos: Sequence[int], on_wait: OnWait) -> None:
-        """name: of the served model. eos: the ids that end a completion."""
+    def __init__(self, url: str, name: str, eos: Sequence[int], on_wait: OnWait, ready: Ready = always) -> None:
+        """name: of the served model. eos: the ids that end a completion. ready: what comes before other requests."""
         self._url = url
         self._name = name
         self._eos = eos
         self._on_wait = on_wait
+        self._ready = ready
         self._mark: str | None = None
 
     def load(self, model: Path) -> None:
         """Raises UserError if the server refuses the weights, FileNotFoundError if they are gone meanwhile."""
         mark = weights_mark(model)
+
+        async def work(client: VllmClient) -> None:
+            await self._ready(client)
+            await _load(client, model, mark)
+
         try:
-            persist(self._url, lambda client: _load(client, model, mark), self._on_wait)
+            persist(self._url, work, self._on_wait)
         except Refused as error:
             if not model.exists():
                 raise FileNotFoundError(str(model)) from None
@@ -66,12 +102,19 @@ class VllmServerSampler:
             group, (_own_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True))
         )
 
+    def sleep(self) -> None:
+        put_to_sleep(self._url)
+
+    def wake_up(self) -> None:
+        """Every request does, since the server may be another one by then: see `awake`."""
+
     def _ask(
         self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]
     ) -> list[list[Mapping[str, Any]]]:
         """The choices that the server answers to each prompt, in their order. All are asked for again if one fails."""
 
         async def work(client: VllmClient) -> list[list[Mapping[str, Any]]]:
+            await self._ready(client)
             await self._check_weights(client)
             return await all_of(
                 self._choices(client, list(ids), own) for ids, own in zip(prompts, options, strict=True)
@@ -134,7 +177,7 @@ async def _load(client: VllmClient, model: Path, mark: str) -> None:
     try:
         await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
         await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
-        if await _device(client) == "cpu":
+        if (await client.config())["device_config"]["device"] == "cpu":
             await _rpc(client, _PACK_HEAD)
         await client.post("/update_weight_version", {"new_version": mark})
         await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
@@ -144,10 +187,6 @@ async def _load(client: VllmClient, model: Path, mark: str) -> None:
 
 async def _version(client: VllmClient) -> str | None:
     return (await client.get("/weight_info"))["weight_version"]
-
-
-async def _device(client: VllmClient) -> str:
-    return (await client.get("/server_info?config_format=json"))["vllm_config"]["device_config"]["device"]
 
 
 async def _rpc(client: VllmClient, method: str, **arguments: str) -> None:

@@ -31,6 +31,7 @@ from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.train import Trainer
+from policy_trainer.trainer.turns import choose_turns
 from policy_trainer.trainer.workers import choose_workers
 from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.places import choose_publisher
@@ -72,8 +73,10 @@ def build_trainer(
     if config.rollout == "inline":
         check_engine(config)
     server.start(wait)  # before the policy, so that both load at the same time
-    with stopwatch("load model"):
-        policy = load_policy(config, files.resumed_from, judging, display)
+    turns = choose_turns(config, wait)
+    stack.callback(turns.close)
+    with stopwatch("load model"), turns.turn():
+        policy = load_policy(config, files.resumed_from, judging, turns, display)
     stop.check()
     past = read_metrics(files.directory.metrics)
     reporters = _make_reporters(config, files, policy, past, display, console, stopwatch)

@@ -18,6 +18,7 @@ from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import tagged_rewards
 from policy_trainer.run_files.checkpoint import restore
+from policy_trainer.run_files.turns import Turns
 from policy_trainer.sampling.hf import HFSampler
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer
@@ -31,13 +32,17 @@ TEXTS_ARE_MESSAGES = (
 
 @dataclass(frozen=True)
 class Policy:
-    """A model's tokenizer, learner, sampler and evaluator. tagged_rewards: the rewards that look for answer tags."""
+    """A model's tokenizer, learner, sampler and evaluator. tagged_rewards: the rewards that look for answer tags.
+
+    turns: when they may compute.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     learner: Learner
     sampler: HFSampler
     evaluator: Evaluator
     tagged_rewards: frozenset[str]
+    turns: Turns
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> Ju
     return Judging(task, tokenizer, judge)
 
 
-def load_policy(config: TrainConfig, checkpoint: Path | None, judging: Judging, display: Display) -> Policy:
+def load_policy(
+    config: TrainConfig, checkpoint: Path | None, judging: Judging, turns: Turns, display: Display
+) -> Policy:
     """Loads the policy from the checkpoint, or from config.model without one.
 
     Raises UserError for a model that cannot be used.
@@ -76,6 +83,7 @@ def load_policy(config: TrainConfig, checkpoint: Path | None, judging: Judging, 
         sampler=HFSampler(model, tokenizer),
         evaluator=make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size),
         tagged_rewards=tagged_rewards(config, task),
+        turns=turns,
     )
 
 

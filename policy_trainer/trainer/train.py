@@ -83,19 +83,22 @@ class Trainer:
                 self._renewal.ensure()
                 asked = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
-                taken = time.monotonic()
-                batches = [lease.batch for lease in leased]
-                kl_at_step_0 = self._compare_with_reference(batches)
-                groups: list[Group] = []
-                with self._stopwatch("learn"):
-                    stats = learner.step(batches, step=state.step, on_groups=groups.extend)
-                self._trained = batches
-                feed.trained(leased)
-                self._count(leased, stats)
-                self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
-                self._reporters.samples.of_step(state.step, [lease.rollout for lease in leased], groups)
-                self._stop_if_broken(leased, stats)
-                self._publish_evaluate_checkpoint()
+                with self._policy.turns.turn():
+                    taken = time.monotonic()
+                    batches = [lease.batch for lease in leased]
+                    kl_at_step_0 = self._compare_with_reference(batches)
+                    groups: list[Group] = []
+                    with self._stopwatch("learn"):
+                        stats = learner.step(batches, step=state.step, on_groups=groups.extend)
+                    self._trained = batches
+                    feed.trained(leased)
+                    self._count(leased, stats)
+                    self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
+                    self._reporters.samples.of_step(state.step, [lease.rollout for lease in leased], groups)
+                    self._stop_if_broken(leased, stats)
+                    if state.step % config.publish_every == 0:
+                        self._publish()
+                self._evaluate_and_checkpoint()
                 state.training_seconds += time.monotonic() - began
         except Stopped:
             pass  # raised while waiting or evaluating, never within a step
@@ -113,11 +116,9 @@ class Trainer:
             self._reporters.display.note(said)
         return kl
 
-    def _publish_evaluate_checkpoint(self) -> None:
+    def _evaluate_and_checkpoint(self) -> None:
         """Does what is due after this step. The best weights so far get a checkpoint."""
         step, config = self._state.step, self._config
-        if step % config.publish_every == 0:
-            self._publish()
         last = step == config.max_steps
         best = (
             last or (config.evaluation.eval_steps and step % config.evaluation.eval_steps == 0)
@@ -148,7 +149,7 @@ class Trainer:
         `Evaluation.scores` says what is compared. Of equal ones the first is the best.
         """
         greedy = sampling_params(self._config.sampling, num_generations=1, temperature=0)
-        with self._stopwatch("evaluate"):
+        with self._stopwatch("evaluate"), self._policy.turns.turn():
             evaluation = self._policy.evaluator.evaluate(
                 self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
             )

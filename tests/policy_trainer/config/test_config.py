@@ -36,6 +36,7 @@ from shared.settings import load_settings
 
 RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshots"]
 THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
+ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
 ALONE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
 
 
@@ -82,6 +83,8 @@ class TestRefusals:
             (TrainConfig, ["--sampler", "vllm-server"], "vllm_url"),
             (EvalConfig, ["--sampler", "vllm-server", "--vllm-url", "127.0.0.1:8000"], "vllm_url"),
             (RolloutConfig, ["--sampler", "vllm", "--device", "cuda:1"], "device"),
+            (TrainConfig, ["--vllm.enable-sleep-mode"], "vllm.enable_sleep_mode"),
+            (RolloutConfig, [*ASLEEP, "--weights", "server"], "vllm.enable_sleep_mode"),
             (TrainConfig, ["--sampler", "vllm", "--sampling.top-p", "0.9"], "sampling.top_p"),
             (TrainConfig, ["--sampler", "vllm", "--sampling.top-k", "9"], "sampling.top_k"),
             (TrainConfig, ["--sampler", "vllm", "--sampling.min-p", "0.1"], "sampling.min_p"),

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from tests.site import Answer, Request, Site
 
+# The routes that use the device.
+_COMPUTING = ("/v1/completions", "/collective_rpc")
+
 
 class FakeVllm:
     """Answers the routes that the sampler uses as vLLM 0.32 does.
 
     calls: the paths of all requests. bodies: those for completions. dev: VLLM_SERVER_DEV_MODE. processed:
-    --logprobs-mode. extended: --worker-extension-cls. break_next: so many requests for completions get
-    the answer `broken`, or none.
-    packed: how often the head was packed.
+    --logprobs-mode. extended: --worker-extension-cls. sleeps: --enable-sleep-mode. break_next: so many requests for
+    completions get the answer `broken`, or none.
+    packed: how often the head was packed. computed: when it used its device, from and to. faults: requests that vLLM
+    would let wait for ever, or answer wrongly.
     """
 
     def __init__(
@@ -34,13 +39,17 @@ class FakeVllm:
         processed: bool = True,
         device: str = "cuda",
         extended: bool = False,
+        sleeps: bool = False,
     ) -> None:
         self.name, self.max_model_len, self.dev, self.processed = name, max_model_len, dev, processed
-        self.device, self.extended = device, extended
+        self.device, self.extended, self.sleeps = device, extended, sleeps
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.version = "default"
         self.paused = False
+        self.asleep = False
+        self.computed: list[tuple[float, float]] = []
+        self.faults: list[str] = []
         self.break_next = 0
         self.broken: Answer | None = None
         self.packed = 0
@@ -53,7 +62,7 @@ class FakeVllm:
     def restart(self, model: PreTrainedModel) -> None:
         """What vLLM is after a restart: the weights that it begins with."""
         self._model.load_state_dict(model.state_dict())
-        self.version, self.paused = "default", False
+        self.version, self.paused, self.asleep = "default", False, False
 
     def close(self) -> None:
         self.site.close()
@@ -66,7 +75,8 @@ class FakeVllm:
             if self.dev:
                 routes |= {
                     "/pause": self._pause, "/resume": self._resume, "/reset_prefix_cache": lambda _: {},
-                    "/server_info": lambda _: {"vllm_config": {"device_config": {"device": self.device}}},
+                    "/server_info": lambda _: {"vllm_config": self._config()},
+                    "/sleep": self._sleep, "/wake_up": self._wake_up,
                     "/weight_info": lambda _: {"weight_version": self.version},
                     "/update_weight_version": self._update_version, "/collective_rpc": self._rpc,
                 }  # fmt: skip
@@ -75,11 +85,22 @@ class FakeVllm:
             if path == "/v1/completions" and self.break_next and "allowed_token_ids" not in json.loads(request.body):
                 self.break_next -= 1
                 return self.broken
+            if path in _COMPUTING and self.asleep:
+                self.faults.append(f"{path} while it sleeps")
+                return Answer(503)
+            began = time.monotonic()
             try:
                 answer = routes[path](json.loads(request.body or b"{}"))
+                if path in _COMPUTING:
+                    self.computed.append((began, time.monotonic()))
             except (OSError, RuntimeError) as error:
                 return Answer(500, json.dumps({"error": {"message": str(error)}}).encode())
             return Answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _config(self) -> Any:
+        logprobs_mode = "processed_logprobs" if self.processed else "raw_logprobs"
+        model = {"logprobs_mode": logprobs_mode, "enable_sleep_mode": self.sleeps}
+        return {"device_config": {"device": self.device}, "model_config": model}
 
     def _models(self, body: dict[str, Any]) -> Any:
         return {"data": [{"id": self.name, "root": self.name, "max_model_len": self.max_model_len}]}
@@ -118,6 +139,14 @@ class FakeVllm:
     def _pause(self, body: dict[str, Any]) -> Any:
         self.paused = True
         return {"status": "paused"}
+
+    def _sleep(self, body: dict[str, Any]) -> Any:
+        self.paused = self.asleep = True
+        return {"status": "sleeping", "level": 1}
+
+    def _wake_up(self, body: dict[str, Any]) -> Any:
+        self.paused = self.asleep = False
+        return {"status": "awake", "tags": None}
 
     def _resume(self, body: dict[str, Any]) -> Any:
         self.paused = False

@@ -25,6 +25,7 @@ from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.turns import NoTurns
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.train import Trainer, max_waiting
@@ -147,7 +148,7 @@ def make_trainer(
         feed = Feed(batches, ledger)
         display = LineDisplay(Console(quiet=True), 2, 0)
         policy = Policy(
-            tokenizer, learner, cast(Any, None), cast(Any, Evaluator(stop, stops_at, evaluated)), frozenset()
+            tokenizer, learner, cast(Any, None), cast(Any, Evaluator(stop, stops_at, evaluated)), frozenset(), NoTurns()
         )
         trainer = Trainer(
             config,

@@ -1,0 +1,131 @@
+"""Turns of processes on a device that has no room for all of them at once.
+
+Whoever wants the device locks one file, then another, then lets go of the first: who has waited is next. The system
+releases the locks of a process that is killed, so that the others go on.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from policy_trainer.run_files.locks import hold, is_held, let_go
+from shared.client.connection import OnWait
+
+_LOOK_SECONDS = 0.1
+
+
+class Turns(Protocol):
+    def turn(self) -> AbstractContextManager[None]:
+        """The block has the device for itself. Blocks are not nested."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoTurns:
+    """The device has room for all."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        yield
+
+    def close(self) -> None:
+        pass
+
+
+class DeviceTurns:
+    """Keeps the device from block to block while nobody waits for it. A thread lets it go when somebody does."""
+
+    def __init__(
+        self,
+        directory: Path,
+        on_wait: OnWait,
+        *,
+        begin: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """directory: of the locks. on_wait: called while the device is another's; it may raise to give up.
+
+        begin: called when the device was taken. end: called before it is let go; it frees the memory.
+        """
+        self._next = directory / "next.lock"
+        self._device = directory / "device.lock"
+        self._on_wait = on_wait
+        self.begin = begin
+        self.end = end
+        self._held: IO[bytes] | None = None
+        self._busy = threading.Lock()
+        self._failure: Exception | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="turns", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Raises what on_wait, begin or the latest end has raised."""
+        with self._busy:
+            if self._failure:
+                raise self._failure
+            self._keep_or_take()
+            yield
+
+    def give_way(self, reason: str, seconds: float) -> None:
+        """An on_wait for waits within a block: others may have the device meanwhile."""
+        self._on_wait(reason, seconds)
+        self._keep_or_take()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        with self._busy:
+            self._let_go()
+
+    def _keep_or_take(self) -> None:
+        if self._is_wanted():
+            self._let_go()
+        if self._held is None:
+            self._take()
+
+    def _is_wanted(self) -> bool:
+        try:
+            return self._held is not None and is_held(self._next)
+        except FileNotFoundError:
+            return True  # the run's directory was deleted, and the next one has locks of its own
+
+    def _take(self) -> None:
+        place = self._lock(self._next)
+        try:
+            device = self._lock(self._device)
+        finally:
+            let_go(place)
+        try:
+            self.begin()
+        except BaseException:
+            let_go(device)
+            raise
+        self._held = device
+
+    def _lock(self, file: Path) -> IO[bytes]:
+        return hold(file, "", seconds=math.inf, on_wait=lambda seconds: self._on_wait("its turn on the GPU", seconds))
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            try:
+                self.end()
+            finally:
+                let_go(held)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            if self._busy.acquire(blocking=False):
+                try:
+                    if self._is_wanted():
+                        self._let_go()
+                except Exception as error:
+                    self._failure = error
+                finally:
+                    self._busy.release()
