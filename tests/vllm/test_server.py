@@ -5,24 +5,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_greeting import greet
-from policy_trainer.sampling.vllm_server import VllmServerSampler
+from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
+from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake
 from shared.errors import UserError
 from tests.vllm.checks import PARAMS, TOLERANCE, check_sampling, said, update_distances
 from tests.vllm.models import CONTEXT, EOS, PROMPTS, save_tiny
 from tests.vllm.serving import VllmServe
 
 
-def sampler_of(server: VllmServe, waits: list[str] | None = None) -> VllmServerSampler:
+def sampler_of(server: VllmServe, waits: list[str] | None = None, ready: Ready = always) -> VllmServerSampler:
     def on_wait(reason: str, seconds: float) -> None:
         assert waits is not None and seconds < 120, reason
         waits.append(reason)
 
-    return VllmServerSampler(server.url, greet(server.url, str(server.model), CONTEXT), [EOS], on_wait)
+    return VllmServerSampler(server.url, greet(server.url, str(server.model), CONTEXT), [EOS], on_wait, ready)
 
 
 def test_a_server_samples_and_takes_up_every_update(
@@ -78,6 +79,31 @@ def test_completions_under_way_outlive_an_update(serve: Callable[..., VllmServe]
     assert [len(group) for group in groups] == [32] * len(PROMPTS)
     with pytest.raises(WeightsLost):
         under_way.sample(PROMPTS, PARAMS, 5)
+
+
+def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
+    """On a CPU sleep only pauses the scheduler: the memory of a GPU is not seen here."""
+    first, second = (save_tiny(tmp_path / str(seed), tied=True, seed=seed) for seed in (0, 1))
+    server = serve(first)
+    waits: list[str] = []
+    sampler = sampler_of(server, waits, awake)
+    sampler.load(second)
+    expected = said(sampler.sample(PROMPTS, PARAMS, 5))
+    sampler.sleep()
+    sampler.sleep()
+    assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
+    assert greet(server.url, str(first), CONTEXT) == str(first)
+    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
+    sampler.sleep()
+    sampler.load(first)
+    sampler.load(second)
+    long = {"model": str(first), "prompt": [3], "n": 64, "max_tokens": 200, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):  # a worker that is killed
+        httpx.post(f"{server.url}/v1/completions", json=long, timeout=0.3)
+    sampler.sleep()
+    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
+    with pytest.raises(UserError, match=r"cannot sleep: .*--enable-sleep-mode on a GPU"):
+        check_sleep_mode(server.url)
 
 
 def test_servers_that_would_not_do_are_refused(serve: Callable[..., VllmServe], tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class FakeVllm:
         self.version = "default"
         self.paused = False
         self.asleep = False
+        self._sleeps_so_far = 0
         self.computed: list[tuple[float, float]] = []
         self.faults: list[str] = []
         self.break_next = 0
@@ -69,6 +70,7 @@ class FakeVllm:
 
     def _respond(self, request: Request) -> Answer | None:
         path = request.path.partition("?")[0]
+        sleeps = self._sleeps_so_far
         with self._lock:
             self.calls.append(request.path)
             routes = {"/v1/models": self._models, "/v1/completions": self._completions}
@@ -85,6 +87,8 @@ class FakeVllm:
             if path == "/v1/completions" and self.break_next and "allowed_token_ids" not in json.loads(request.body):
                 self.break_next -= 1
                 return self.broken
+            if path == "/v1/completions" and sleeps != self._sleeps_so_far:  # it was there when the engine fell asleep
+                return Answer(200, json.dumps({"choices": [_choice(0, [], [], "abort")]}).encode())
             if path in _COMPUTING and self.asleep:
                 self.faults.append(f"{path} while it sleeps")
                 return Answer(503)
@@ -142,6 +146,7 @@ class FakeVllm:
 
     def _sleep(self, body: dict[str, Any]) -> Any:
         self.paused = self.asleep = True
+        self._sleeps_so_far += 1
         return {"status": "sleeping", "level": 1}
 
     def _wake_up(self, body: dict[str, Any]) -> Any:

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_greeting import greet
-from policy_trainer.sampling.vllm_server import VllmServerSampler
+from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
+from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake, put_to_sleep
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
@@ -66,8 +66,10 @@ def never(reason: str, seconds: float) -> None:
     raise AssertionError(reason)
 
 
-def sampler_of(fake: FakeVllm, on_wait: Callable[[str, float], None] = never) -> VllmServerSampler:
-    return VllmServerSampler(fake.url, fake.name, [EOS], on_wait)
+def sampler_of(
+    fake: FakeVllm, on_wait: Callable[[str, float], None] = never, ready: Ready = always
+) -> VllmServerSampler:
+    return VllmServerSampler(fake.url, fake.name, [EOS], on_wait, ready)
 
 
 def said(groups: list[list[Completion]]) -> list[Any]:
@@ -234,7 +236,51 @@ class TestLoading:
             sampler_of(make_fake(dev=False)).load(published(7))
 
 
+class TestSleeping:
+    def test_a_server_is_woken_before_it_is_asked(self, fake: FakeVllm, published: Callable[[int], Path]) -> None:
+        sampler = sampler_of(fake, ready=awake)
+        expected = []
+        for work in (sampler.load, lambda _: expected.append(said(sampler.sample(PROMPTS, PARAMS, seed=5)))):
+            sampler.sleep()
+            assert fake.asleep
+            work(published(7))
+        sampler.sleep()
+        sampler.logps(TokenGroup(np.array([3]), np.array([5]), np.array([1])))
+        expected.append(said(sampler.sample(PROMPTS, PARAMS, seed=5)))
+        assert expected[0] == expected[1] and not fake.faults
+        assert {call for call in fake.calls if "sleep" in call} == {"/sleep?level=1"}
+
+    def test_one_that_was_put_to_sleep_while_it_was_waited_for_is_woken_again(self, fake: FakeVllm) -> None:
+        """By the trainer, whose turn it was."""
+        sampler = sampler_of(fake, lambda reason, seconds: put_to_sleep(fake.url), ready=awake)
+        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+        fake.break_next = 1
+        assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+        assert not fake.faults
+
+    def test_one_that_is_not_there_sleeps(self) -> None:
+        put_to_sleep(f"http://127.0.0.1:{free_port()}")
+
+    def test_one_that_cannot_is_refused(self, make_fake: Callable[..., FakeVllm]) -> None:
+        check_sleep_mode(make_fake(sleeps=True).url)
+        for options in ({}, {"dev": False}):
+            with pytest.raises(UserError, match=r"vllm\.enable_sleep_mode: .* cannot sleep.*--enable-sleep-mode"):
+                check_sleep_mode(make_fake(**options).url)
+        with pytest.raises(UserError, match=r"vllm\.enable_sleep_mode: .* does not go to sleep: 404"):
+            put_to_sleep(make_fake(dev=False).url)
+
+    def test_an_engine_that_does_not_wake_is_waited_for(self, open_site: Callable[..., Any]) -> None:
+        site = open_site(lambda request: Answer(500, b'{"error": {"message": "CUDA out of memory"}}'))
+        sampler = VllmServerSampler(site.url, "base", [EOS], never, awake)
+        with pytest.raises(AssertionError, match=r"to answer .*CUDA out of memory"):
+            sampler.sample(PROMPTS, PARAMS, seed=5)
+
+
 class TestGreeting:
+    def test_does_not_wait_for_a_server_that_sleeps(self, fake: FakeVllm) -> None:
+        put_to_sleep(fake.url)
+        assert greet(fake.url, "base", 128) == "base" and fake.asleep and not fake.faults
+
     def test_gives_the_name_of_the_model(self, make_fake: Callable[..., FakeVllm], tmp_path: Path) -> None:
         assert greet(make_fake(name="some/model").url, "some/model", 128) == "some/model"
         directory = tmp_path / "model"
@@ -250,6 +296,7 @@ class TestGreeting:
             ({"name": "other"}, "has other, not base; .*--served-model-name base"),
             ({"max_model_len": 99}, "takes 99 tokens .* needs 128; .*--max-model-len 128"),
             ({"processed": False}, "log-probs of the raw logits.*--logprobs-mode processed_logprobs"),
+            ({"processed": False, "dev": False}, "log-probs of the raw logits.*--logprobs-mode processed_logprobs"),
         ],
     )
     def test_refuses_a_server_that_would_not_do(
