@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 
 import structlog
@@ -237,17 +237,18 @@ def _goes(outbox: Outbox) -> bool:
     return not outbox.is_there
 
 
-def _in_directory(config: RolloutConfig) -> PublishedWeights:
+def _in_directory(config: RolloutConfig, stack: ExitStack) -> PublishedWeights:
     return WeightsDirectory(RunDirectory(config.run_dir).weights)
 
 
-def _on_server(config: RolloutConfig) -> PublishedWeights:
+def _on_server(config: RolloutConfig, stack: ExitStack) -> PublishedWeights:
     wait = LoggedWait()
     client = connect(config, find_server(config, wait), wait)
-    return DownloadedWeights(client, config.run, own_directory(config) / "weights")
+    weights = DownloadedWeights(client, config.run, own_directory(config) / "weights")
+    return stack.enter_context(closing(weights))
 
 
-_WEIGHTS: Mapping[WeightsPlace, Callable[[RolloutConfig], PublishedWeights]] = {
+_WEIGHTS: Mapping[WeightsPlace, Callable[[RolloutConfig, ExitStack], PublishedWeights]] = {
     "directory": _in_directory,
     "server": _on_server,
 }
@@ -255,35 +256,25 @@ _WEIGHTS: Mapping[WeightsPlace, Callable[[RolloutConfig], PublishedWeights]] = {
 
 def run_worker(config: RolloutConfig) -> None:
     """Loads the sampler, checks that the server's reference matches it, and works until the run is finished."""
-    try:
-        _work(config)
-    except RunFinished:
-        log.info("the run is finished")
-
-
-def _work(config: RolloutConfig) -> None:
     use_threads(config.threads)
     log.info("device", device=describe_device(config.device))
-    weights = _WEIGHTS[config.weights](config)
+    with ExitStack() as stack:
+        try:
+            _make_worker(config, stack).run()
+        except RunFinished:
+            log.info("the run is finished")
+
+
+def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
+    """The stack closes its connections."""
+    weights = _WEIGHTS[config.weights](config, stack)
     wait = Waiting(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = Judge(tokenizer, task, config)
     loaded = LOADERS[config.vllm.enable_sleep_mode](config, tokenizer, wait)
     url = find_server(config, wait)
-    client = connect(config, url, stay_with(config, url, wait))
-    try:
-        check_models_match(client.model(), loaded.model, tokenizer, config.model)
-        worker = RolloutWorker(
-            config,
-            loaded.sampler,
-            PromptEncoder(tokenizer, config.data, limit=prompt_limit(loaded.model, config)),
-            judge,
-            task,
-            client,
-            weights,
-            wait,
-        )
-        worker.run()
-    finally:
-        client.close()
+    client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
+    check_models_match(client.model(), loaded.model, tokenizer, config.model)
+    encoder = PromptEncoder(tokenizer, config.data, limit=prompt_limit(loaded.model, config))
+    return RolloutWorker(config, loaded.sampler, encoder, judge, task, client, weights, wait)

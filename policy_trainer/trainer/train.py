@@ -187,7 +187,7 @@ class Trainer:
             self._save_model()
             self._publish(finished=True)  # the workers exit now, so the model is saved before
             with self._stopwatch("publish"), write_failures(self._source.weights.describe()):
-                self._source.weights.wait()
+                self._source.weights.wait(self._stop.check)
             # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
             self._source.feed.finish()

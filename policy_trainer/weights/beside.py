@@ -1,9 +1,13 @@
 """Publishes beside training."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable
 
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication, Publisher
+
+# A version on its way has so long to arrive once the run is asked to stop.
+_ENDING_SECONDS = 10.0
 
 
 class PublishedBeside:
@@ -14,30 +18,60 @@ class PublishedBeside:
 
     def __init__(self, weights: Publisher) -> None:
         self._weights = weights
-        self._thread = ThreadPoolExecutor(1, "publish")
-        self._running: list[Future[None]] = []
+        self._changing = threading.Lock()
+        self._waiting: tuple[ModelCopy, Publication] | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
 
     def publish(self, copy: ModelCopy, publication: Publication) -> None:
         """Returns at once. Raises what went wrong with an earlier version."""
-        self._raise_failures()
-        for older in self._running:
-            older.cancel()  # unless it has begun
-        self._running = [future for future in self._running if not future.done()]
-        self._running.append(self._thread.submit(self._weights.publish, copy, publication))
+        self._raise_failure()
+        with self._changing:
+            self._waiting = copy, publication
+            if self._thread is None:
+                # A daemon: a request to a server that hangs cannot be broken off, and must not keep the process.
+                self._thread = threading.Thread(target=self._publish_waiting, name="publish", daemon=True)
+                self._thread.start()
 
     def describe(self) -> str:
         return self._weights.describe()
 
-    def wait(self) -> None:
-        """Returns once the newest version is published. Raises what went wrong with one."""
-        self._thread.shutdown(wait=True)
-        self._raise_failures()
+    def wait(self, check: Callable[[], None]) -> None:
+        """Returns once the newest version is published. Raises what went wrong with one.
+
+        check: called every few seconds; it may raise to stop.
+        """
+        while not self._ends_soon():
+            check()
+        self._raise_failure()
 
     def close(self) -> None:
-        """Ends the thread after what it has begun. What waits is not published."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Ends the thread after what it has begun, or without it where that takes long. What waits is not published."""
+        with self._changing:
+            self._waiting = None
+        self._ends_soon()
 
-    def _raise_failures(self) -> None:
-        for future in self._running:
-            if future.done() and not future.cancelled():
-                future.result()
+    def _ends_soon(self) -> bool:
+        with self._changing:
+            thread = self._thread
+        if thread is not None:
+            thread.join(_ENDING_SECONDS)
+        return thread is None or not thread.is_alive()
+
+    def _publish_waiting(self) -> None:
+        while (waiting := self._take()) is not None:
+            try:
+                self._weights.publish(*waiting)
+            except BaseException as error:  # raised where the trainer asks
+                self._failure = error
+
+    def _take(self) -> tuple[ModelCopy, Publication] | None:
+        with self._changing:
+            waiting, self._waiting = self._waiting, None
+            if waiting is None:
+                self._thread = None
+            return waiting
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

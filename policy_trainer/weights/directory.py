@@ -13,11 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.publication import KEPT, Publication
 from shared.atomic_files import whole_directory, write_json
 
-# Two: a worker may still be reading the version before the newest.
-KEPT = 2
 LATEST = "latest.json"
 
 

@@ -9,16 +9,16 @@ from http import HTTPStatus
 from pathlib import Path
 
 from policy_trainer.run_files.write_failures import write_failures
-from policy_trainer.weights.publication import Publication, version_directory
+from policy_trainer.weights.publication import KEPT, Publication, version_directory
 from policy_trainer.weights.upload import SETTINGS
 from shared.api import WeightsName, WeightsVersion
 from shared.atomic_files import whole_directory
 from shared.client import RefServerClient, RefServerError
 
-# Two: the sampler may still be reading the version before the newest.
-KEPT = 2
 # A poll lasts so long, and then looks whether another training has begun, or this one has ended.
 _POLL_SECONDS = 5.0
+# How long the end of a worker waits for the thread.
+_ENDING_SECONDS = 1.0
 
 
 class Gone(Exception):
@@ -67,6 +67,7 @@ class DownloadedWeights:
         self._reading: set[Path] = set()
         self._changing = threading.Lock()
         self._closed = threading.Event()
+        # A daemon: a request cannot be broken off, and must not keep the process.
         self._thread = threading.Thread(target=self._watch, name="weights", daemon=True)
 
     def newest(self) -> Publication | None:
@@ -95,16 +96,16 @@ class DownloadedWeights:
         return f"the reference server at {self._client.url}"
 
     def close(self) -> None:
-        """Ends the thread, after the request that it has begun."""
+        """Ends the thread, or leaves it alone with the request that it has begun."""
         self._closed.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_ENDING_SECONDS)
         self._client.close()
 
     def _watch(self) -> None:
         seen: WeightsVersion | None = None
         try:
-            while not self._closed.is_set():
+            while not self._closed.is_set() and not (self._newest and self._newest.finished):
                 found = self._look(seen)
                 if found is not None:
                     seen = self._take(found)

@@ -9,6 +9,9 @@ from policy_trainer.data.probe import Probe
 from policy_trainer.weights.model_copy import ModelCopy
 from shared.api import WeightsName
 
+# Versions that a directory keeps. Two: a worker may still be reading the one before the newest.
+KEPT = 2
+
 
 @dataclass(frozen=True)
 class Publication:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from policy_trainer.lifecycle.endings import Stopped
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
@@ -37,6 +37,14 @@ class SlowPlace:
         raise AssertionError
 
 
+def go_on() -> None:
+    pass
+
+
+def stop() -> None:
+    raise Stopped
+
+
 def publication(version: int) -> Publication:
     return Publication("test", 0, version, next_index=0, max_waiting=12)
 
@@ -60,7 +68,7 @@ def test_of_those_that_wait_the_newest_is_published(place: SlowPlace, copy: Mode
     for version in (2, 3, 4):
         beside.publish(copy, publication(version))
     place.go_on.set()
-    beside.wait()
+    beside.wait(go_on)
     assert place.versions == [1, 4]
 
 
@@ -73,7 +81,7 @@ def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: s
     with pytest.raises(OSError, match="No space left"):
         while then == "publish":
             beside.publish(copy, publication(2))
-        beside.wait()
+        beside.wait(go_on)
     beside.close()
     assert not place.versions
 
@@ -81,20 +89,32 @@ def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: s
 def test_a_stop_waits_for_what_has_begun_alone(
     place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutdown = ThreadPoolExecutor.shutdown
+    join = threading.Thread.join
 
-    def then_go_on(pool: ThreadPoolExecutor, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+    def then_go_on(thread: threading.Thread, timeout: float | None = None) -> None:
         place.go_on.set()
-        shutdown(pool, wait=wait)
+        join(thread, timeout)
 
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", then_go_on)
+    monkeypatch.setattr(threading.Thread, "join", then_go_on)
     beside = PublishedBeside(place)
     beside.publish(copy, publication(1))
     assert place.began.wait(60)
     beside.publish(copy, publication(2))
     beside.close()
     assert place.versions == [1]
+
+
+def test_a_stop_does_not_wait_for_what_hangs(
+    place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policy_trainer.weights.beside._ENDING_SECONDS", 0.05)
+    beside = PublishedBeside(place)
+    beside.publish(copy, publication(1))
+    assert place.began.wait(60)
+    with pytest.raises(Stopped):
+        beside.wait(stop)
+    beside.close()
+    assert place.versions == []
 
 
 @pytest.mark.parametrize("tied", [True, False])
