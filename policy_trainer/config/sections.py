@@ -50,8 +50,8 @@ class ReferenceConfig(Section):
     decay: float = Field(default=0.0, ge=0, lt=1)
     """The new reference is decay * reference + (1 - decay) * policy: 0 copies the policy, else a moving average."""
     snapshot_root: Path | None = None
-    """The directory of ref-server's --snapshot-root, by its path in this process. Default: RUN_DIR/snapshots if server
-    is inline."""
+    """Where snapshots of the reference are written: the directory of ref-server's --snapshot-root, by its path in this
+    process. Default: RUN_DIR/snapshots if server is inline, or weights is server, which needs no shared directory."""
 
 
 class SamplesConfig(Section):

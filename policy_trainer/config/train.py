@@ -102,10 +102,10 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 "reference.sync_steps: with loss.beta = 0 no reference is used: set --reference.sync-steps 0"
             )
-        if self.reference.snapshot_root is None and self.server != INLINE:
+        if self.reference.snapshot_root is None and self.server != INLINE and self.weights == "directory":
             raise ValueError(
-                "reference.snapshot_root: must be the directory of ref-server's --snapshot-root; without one, "
-                "set --reference.sync-steps 0, which never updates the reference"
+                "reference.snapshot_root: must be the directory of ref-server's --snapshot-root; without one, set "
+                "--weights server, or --reference.sync-steps 0, which never updates the reference"
             )
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.run, re.ASCII):
             raise ValueError(

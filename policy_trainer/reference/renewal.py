@@ -1,7 +1,8 @@
 """Iterative GRPO: the policy becomes the reference every so many steps (DeepSeekMath, arXiv 2402.03300, algorithm 1).
 
-A renewal writes a snapshot, makes the server score with it, and then records it in the run's state. A run killed in
-between resumes with the reference that its checkpoint names, and renews it again when the state says so.
+A renewal writes a snapshot, brings it to a server that shares no directory, makes the server score with it, and then
+records it in the run's state. A run killed in between resumes with the reference that its checkpoint names, and renews
+it again when the state says so.
 """
 
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from policy_trainer.config import ReferenceConfig
+from policy_trainer.config import ReferenceConfig, WeightsPlace
 from policy_trainer.learner.average import Average, average_of, begin_average, move_average
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.reference.places import choose_place
 from policy_trainer.reference.served_reference import ServedReference
 from policy_trainer.reference.snapshots import Snapshots
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_average
@@ -106,7 +108,7 @@ class RenewedReference:
     def _keep(self, reference: str) -> None:
         """Puts the run's reference back if the server scores with another one."""
         state, served = self._state, self._served.look()
-        if (served.snapshot, served.reference_version) == (reference, state.reference_version):
+        if self._served.is_served(served, reference) and served.reference_version == state.reference_version:
             return
         if self._confirmed and served.snapshot is not None:
             raise RunFailed(
@@ -122,7 +124,7 @@ class RenewedReference:
 
     def _write_and_serve(self, average: Average | None) -> None:
         state = self._state
-        known = (self._served.look().reference_version or 0, state.reference_version, self._snapshots.newest_version)
+        known = (self._served.newest_version(), state.reference_version, self._snapshots.newest_version)
         version = max(known) + 1
         with write_failures(f"the reference of step {state.step}"):
             model, tokenizer = self._learner.model, self._tokenizer
@@ -150,10 +152,12 @@ def choose_renewal(
     client: RefServerClient,
     checkpoints: Checkpoints,
     *,
+    lineage: str,
+    weights: WeightsPlace,
     on_wait: OnWait,
     note: Callable[[str], None],
 ) -> Renewal:
-    """Chooses by the settings and the checkpoint's reference.
+    """Chooses by the settings and the checkpoint's reference. weights: where trainer and server meet.
 
     Raises UserError if that reference cannot be found, or if the token may not replace the server's.
     """
@@ -165,7 +169,8 @@ def choose_renewal(
             "directory that it is in, ref-server's --snapshot-root"
         )
     snapshots = Snapshots(config.snapshot_root, run)
-    served = ServedReference(client, config.snapshot_root, on_wait)
+    place = choose_place(weights, config.snapshot_root, client, run, lineage)
+    served = ServedReference(client, place, on_wait)
     served.check_role()  # a resumed run would not notice until its next renewal
     return RenewedReference(
         config,

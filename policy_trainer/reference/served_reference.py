@@ -1,9 +1,9 @@
 """Reads which reference the server scores with, and replaces it by a snapshot."""
 
 import time
-from pathlib import Path
 
 from policy_trainer.config import ENV_PREFIX
+from policy_trainer.reference.places import SnapshotPlace
 from shared.api import ModelInfo
 from shared.client import RefServerClient, RefServerError
 from shared.client.connection import OnWait
@@ -16,11 +16,11 @@ _BUSY_SECONDS = 0.5
 
 
 class ServedReference:
-    """root: the directory of snapshots as this process sees it. on_wait: called while waiting; it may raise to stop."""
+    """on_wait: called while waiting; it may raise to stop."""
 
-    def __init__(self, client: RefServerClient, root: Path, on_wait: OnWait) -> None:
+    def __init__(self, client: RefServerClient, place: SnapshotPlace, on_wait: OnWait) -> None:
         self._client = client
-        self._root = root
+        self._place = place
         self._on_wait = on_wait
 
     def check_role(self) -> None:
@@ -33,6 +33,14 @@ class ServedReference:
     def look(self) -> ModelInfo:
         return self._client.model()
 
+    def newest_version(self) -> int:
+        """The highest version that the server has, or should have."""
+        return _newest_version(self.look())
+
+    def is_served(self, served: ModelInfo, snapshot: str) -> bool:
+        """Whether a server that looks so scores with the snapshot."""
+        return served.snapshot == self._place.name(snapshot)
+
     def replace(self, snapshot: str, version: int) -> int:
         """Makes the server score with a snapshot. Returns its version, which is `version` or higher.
 
@@ -41,26 +49,19 @@ class ServedReference:
         began = time.monotonic()
         while True:
             served = self.look()
-            if served.snapshot == snapshot:
+            if self.is_served(served, snapshot):
                 return served.reference_version or 0
             try:
-                asked = max(version, (served.reference_version or 0) + 1)
-                return self._client.replace_reference(snapshot, asked).reference_version
+                self._place.bring(snapshot)
+                asked = max(version, _newest_version(served) + 1)
+                return self._client.replace_reference(self._place.name(snapshot), asked).reference_version
             except RefServerError as error:
                 if error.code not in _RETRIED:
-                    raise UserError(self._explain(snapshot, error)) from error
+                    raise UserError(self._place.explain(snapshot, error)) from error
             self._on_wait("the reference server to finish another replacement", time.monotonic() - began)
             time.sleep(_BUSY_SECONDS)
 
-    def _explain(self, snapshot: str, error: RefServerError) -> str:
-        if error.code == "no_snapshot_root":
-            return (
-                "reference.sync_steps: the server cannot replace its reference: start ref-server with --snapshot-root "
-                f"{self._root}"
-            )
-        if error.code == "not_found":
-            return (
-                f"reference.snapshot_root: the server does not find {snapshot} below its --snapshot-root; "
-                f"is {self._root} the same directory?"
-            )
-        return f"reference.sync_steps: the server does not take {snapshot}: {error}"
+
+def _newest_version(served: ModelInfo) -> int:
+    """A server that has lost the weights which its queue wants scores with others, and takes none of that version."""
+    return max(served.reference_version or 0, served.wanted_version or 0)

@@ -1,4 +1,4 @@
-"""One run's snapshots of the policy: models in a directory that trainer and server share."""
+"""One run's snapshots of the policy: models in a directory of the trainer's."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ _SNAPSHOT = re.compile(r"epoch-(\d{4,})-version-(\d{8,})")
 
 
 class Snapshots:
-    """Model directories ROOT/RUN/epoch-0000-version-00000001, where ROOT is ref-server's --snapshot-root."""
+    """Model directories ROOT/RUN/epoch-0000-version-00000001."""
 
     def __init__(self, root: Path, run: str) -> None:
         self.root = root
@@ -25,7 +25,7 @@ class Snapshots:
     @property
     def newest_version(self) -> int:
         """The highest saved version, or 0. A new version must be higher, so that no name is used twice."""
-        return max((_order(path)[0] for path in self._saved()), default=0)
+        return max((version_of(path.name)[0] for path in self._saved()), default=0)
 
     def write(
         self,
@@ -59,7 +59,7 @@ class Snapshots:
 
     def remove_all_but(self, kept: Collection[str | None]) -> None:
         """Removes other snapshots of this run, but never the newest. Raises OSError where removal is not allowed."""
-        for path in sorted(self._saved(), key=_order)[:-1]:
+        for path in sorted(self._saved(), key=lambda path: version_of(path.name))[:-1]:
             if f"{self._run}/{path.name}" not in kept:
                 shutil.rmtree(path)
 
@@ -67,8 +67,8 @@ class Snapshots:
         return [path for path in (self.root / self._run).glob("epoch-*") if _SNAPSHOT.fullmatch(path.name)]
 
 
-def _order(path: Path) -> tuple[int, int]:
-    """Version, then epoch."""
-    match = _SNAPSHOT.fullmatch(path.name)
+def version_of(name: str) -> tuple[int, int]:
+    """Version and epoch of a snapshot."""
+    match = _SNAPSHOT.fullmatch(name.rpartition("/")[2])
     assert match is not None
     return int(match[2]), int(match[1])

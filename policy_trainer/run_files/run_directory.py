@@ -49,6 +49,10 @@ class RunDirectory:
         return self.root / "weights"
 
     @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 

@@ -95,6 +95,8 @@ def build_trainer(
         policy.tokenizer,
         client,
         files.checkpoints,
+        lineage=files.lineage,
+        weights=config.weights,
         on_wait=outage,
         note=display.note,
     )

@@ -1,13 +1,13 @@
 """The reference server of a trainer: one that it starts itself, or one that the user names."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
 import torch
 
-from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.config import INLINE, TrainConfig, WeightsPlace
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.lifecycle.restarts import RestartedChild
@@ -28,7 +28,7 @@ class ReferenceServer(Protocol):
     url: str
     """Where it listens. Known once it is started."""
     snapshot_root: Path | None
-    """Directory of the snapshots that may replace its model, if there is one."""
+    """Directory of the snapshots that replace its model, if there is one."""
 
     def start(self, on_wait: OnWait) -> None:
         """on_wait: called while waiting; it may raise to stop."""
@@ -53,12 +53,19 @@ def choose_server(config: TrainConfig, directory: RunDirectory, note: Callable[[
     return InlineServer(config, directory, note) if config.server == INLINE else NamedServer(config)
 
 
+# A server that shares no directory is brought the snapshots, so the trainer may write them where it likes.
+_SNAPSHOTS: Mapping[WeightsPlace, Callable[[TrainConfig], Path | None]] = {
+    "directory": lambda config: None,
+    "server": lambda config: RunDirectory(config.run_dir).snapshots,
+}
+
+
 class NamedServer:
     """A server that the user starts and restarts."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.url = config.server
-        self.snapshot_root = config.reference.snapshot_root
+        self.snapshot_root = config.reference.snapshot_root or _SNAPSHOTS[config.weights](config)
 
     def start(self, on_wait: OnWait) -> None:
         pass
@@ -84,7 +91,7 @@ class InlineServer:
 
     def __init__(self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> None:
         self.url = ""
-        self.snapshot_root: Path | None = config.reference.snapshot_root or directory.root / "snapshots"
+        self.snapshot_root: Path | None = config.reference.snapshot_root or directory.snapshots
         self._config = config
         self._directory = directory
         self._note = note

@@ -45,5 +45,10 @@ class UploadedWeights:
     def _upload(self, copy: ModelCopy, name: WeightsName) -> Mapping[str, WeightsFile]:
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._directory) as directory:
             copy.save(Path(directory))
-            files = sorted(path for path in Path(directory).iterdir() if path.is_file())
-            return {path.name: self._client.put_weights(name, path) for path in files}
+            return upload_directory(self._client, name, Path(directory))
+
+
+def upload_directory(client: RefServerClient, name: WeightsName, directory: Path) -> Mapping[str, WeightsFile]:
+    """Uploads the files of a model directory, for a commit. Again is harmless. Raises OSError."""
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    return {path.name: client.put_weights(name, path) for path in files}

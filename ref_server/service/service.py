@@ -17,7 +17,7 @@ from ref_server.service.polls import Polls
 from ref_server.service.served_reference import ServedReference
 from ref_server.service.weights import Weights
 from shared import wire
-from shared.api import LEGACY_RUN, BatchSummary, QueueView, State, TokensView, Uploaded
+from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
 
@@ -63,6 +63,13 @@ class Service:
     @property
     def reference(self) -> Reference:
         return self._served.current
+
+    @property
+    def model(self) -> ModelInfo:
+        """The reference model, with the version that is wanted of it; None where there is no model."""
+        info = self.reference.info
+        wanted = None if info.reference_version is None else self.wanted_reference_version
+        return info.model_copy(update={"wanted_version": wanted})
 
     @property
     def wanted_reference_version(self) -> int:

@@ -94,8 +94,10 @@ class WeightsStore:
                 self._write_manifest(self._catalog.directory(name), known.number, files, words)
             else:
                 self._make_visible(name, self._staging(name), files, words)
-            published = self._catalog.read(name)
-        assert published is not None
+            published, newest = self._catalog.read(name), self._catalog.newest(name.run, name.lineage)
+        assert published is not None and newest is not None
+        if newest.name != name:
+            self.readers.saw(name)  # else it would go before those who want an older version can use it
         return published
 
     def newest(self, run: str, lineage: str | None = None) -> Published | None:

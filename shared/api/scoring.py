@@ -60,6 +60,8 @@ class ModelInfo(Answer):
     """How log-probs are computed: `packed-varlen`, `packed`, `padded` or `plain`."""
     snapshot: str | None = None
     """The snapshot that replaced the model's first weights; null if none did."""
+    wanted_version: int | None = None
+    """Of the reference that the queue wants; above reference_version while this server loads it, or cannot have it."""
 
 
 class ReferenceBody(Request):

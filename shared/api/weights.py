@@ -33,6 +33,11 @@ class WeightsName:
         """Below the directory of all weights."""
         return PurePosixPath(self.run, self.lineage, str(self.epoch), str(self.version))
 
+    @property
+    def snapshot(self) -> str:
+        """Its name where it becomes the reference."""
+        return f"weights/{self.path}"
+
     def __str__(self) -> str:
         return f"{self.epoch}.{self.version} of run {self.run}, lineage {self.lineage}"
 

@@ -167,3 +167,44 @@ def test_a_server_that_cannot_renew_is_refused_at_the_start(random_model: Path, 
     output = refused(random_model, other, tmp_path / "b", root, start)
     assert "does not find b/epoch-0000-version-00000001 below its --snapshot-root" in output
     assert f"is {root} the same directory?" in output
+
+
+def test_a_server_that_shares_no_directory(base_model: Path, tmp_path: Path, start: Any) -> None:
+    """The trainer is killed after a renewal that no checkpoint has; then the server loses all published weights."""
+    server = start(Server(base_model, tmp_path / "one")).until_ready()
+    run_dir = tmp_path / "apart"
+    options = (
+        *QUICK, "--weights", "server", "--reference.sync-steps", "2", "--reference.decay", "0.5",
+        "--optimizer.learning-rate", "1e-3", "--checkpoint.save-steps", "5", "--max-steps", "16",
+    )  # fmt: skip
+    trainer = start(train(base_model, server, run_dir, *options))
+    until(lambda: len(steps_of(run_dir)) >= 9, "step 9", trainer)
+    trainer.kill()
+    until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
+    before = server.get("/v1/model")
+    assert before["snapshot"].startswith("weights/apart.reference/")
+
+    server.kill()
+    weights = server.directory / "server" / "weights"
+    weights.rename(tmp_path / "lost")
+    server = start(server.again())
+    trainer = start(train(base_model, server, run_dir, *options, "--resume"))
+    again = f"again, version {before['reference_version'] + 1}"
+    until(lambda: again in trainer.output(), "the reference of the checkpoint", trainer)
+    until(lambda: len(steps_of(run_dir)) >= 11, "step 11", trainer)
+    server.kill()
+    weights.rename(tmp_path / "lost too")
+    server = start(server.again())
+    assert trainer.wait() == 0, trainer.output()
+    assert_trained_exactly_once(server, run_dir)
+
+    served, state = server.get("/v1/model"), read_state(run_dir / "checkpoints" / "step-00000016")
+    lineage, version = RunDirectory(run_dir).lineage, int(str(state.reference)[-8:])
+    assert served["snapshot"] == f"weights/apart.reference/{lineage}/{state.epoch}/{version}"
+    assert served["reference_version"] == state.reference_version
+    loaded = load_file(weights.parent / served["snapshot"] / "model.safetensors")
+    average = load_file(run_dir / "checkpoints" / "step-00000016" / "reference" / "average-00000014.safetensors")
+    assert average.keys() == loaded.keys()
+    assert all(torch.equal(average[name], own) for name, own in loaded.items())
+    published = server.get("/v1/weights/apart")
+    assert (published["version"], published["finished"]) == (16, True)

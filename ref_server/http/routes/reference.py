@@ -22,7 +22,7 @@ def add(app: FastAPI, service: Service) -> None:
         curl localhost:8400/v1/model
         ```
         """
-        return service.reference.info
+        return service.model
 
     @app.put("/v1/reference", responses={**_NO_SNAPSHOT, **errors(409, 503)})
     @requires(Role.ADMIN, JSON, audited=True)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -20,6 +21,7 @@ from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.reference.renewal import FixedReference, choose_renewal
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from shared.api import WeightsFile
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, tokenizer_fingerprint
@@ -29,7 +31,10 @@ EVERY, CHECKPOINT_EVERY = 2, 3
 
 
 class RefServer:
-    """PUT /v1/reference as API.md has it, in a few attributes. weights: as read at the request."""
+    """PUT /v1/reference as API.md has it, in a few attributes. weights: as read at the request.
+
+    staged, committed: files of published weights. Of those that are committed it keeps the reference alone.
+    """
 
     def __init__(self, open_site: Callable[..., Any], root: Path | None) -> None:
         self.root = root
@@ -40,12 +45,31 @@ class RefServer:
 
     def restart(self) -> None:
         self.snapshot: str | None = None
-        self.version = 0
+        self.version = self.wanted_version = 0
         self.weights: dict[str, Tensor] = {}
+        self.staged: dict[str, dict[str, bytes]] = {}
+        self.committed: dict[str, dict[str, bytes]] = {}
 
     def respond(self, request: Any) -> Any:
-        status, answer = self.model() if request.method == "GET" else self.put(json.loads(request.body))
+        status, answer = self.published(request) if "/weights/" in request.path else self.reference(request)
         return self.site.answer(status, json.dumps(answer).encode())
+
+    def published(self, request: Any) -> tuple[int, Any]:
+        at = request.path.removeprefix("/v1/")
+        if request.method == "PUT":
+            name, _, file = at.rpartition("/")
+            self.staged.setdefault(name, {})[file] = request.body
+            return 201, WeightsFile(bytes=len(request.body), sha256=sha256(request.body).hexdigest()).model_dump()
+        name = at.removesuffix("/commit")
+        if request.method == "POST":
+            self.committed[name] = {file: self.staged[name][file] for file in json.loads(request.body)["files"]}
+        if name not in self.committed:
+            return self.error(404, "not_found")
+        _, run, lineage, epoch, version = name.split("/")
+        return 200, {"run": run, "lineage": lineage, "epoch": int(epoch), "version": int(version), "files": {}}
+
+    def reference(self, request: Any) -> tuple[int, Any]:
+        return self.model() if request.method == "GET" else self.put(json.loads(request.body))
 
     def put(self, body: Any) -> tuple[int, Any]:
         if self.errors and self.errors[0][0] == 403:  # before the body is looked at
@@ -57,25 +81,32 @@ class RefServer:
         nothing |= dict.fromkeys(("tokenizer_fingerprint", "forward"))
         return 200, {
             **nothing, "max_batch_tokens": 9, "reference_version": self.version, "snapshot": self.snapshot,
+            "wanted_version": max(self.version, self.wanted_version),
         }  # fmt: skip
 
     def replace(self, snapshot: str, version: int) -> tuple[int, Any]:
         self.asked.append((snapshot, version))
         if self.errors:
             return self.error(*self.errors.pop(0))
-        if self.root is None:
+        if self.root is None and not snapshot.startswith("weights/"):
             return self.error(409, "no_snapshot_root")
-        if not (self.root / snapshot / "config.json").exists():
+        files = self.committed.get(snapshot) or (_files(self.root / snapshot) if self.root else {})
+        if "config.json" not in files:
             return self.error(404, "not_found")
         if (snapshot, version) != (self.snapshot, self.version):
-            if version <= self.version:
+            if version <= max(self.version, self.wanted_version):
                 return self.error(409, "older_version")
             self.snapshot, self.version = snapshot, version
-            self.weights = load_file(self.root / snapshot / "model.safetensors")
+            self.weights = load(files["model.safetensors"])
+            self.committed = {name: kept for name, kept in self.committed.items() if name == snapshot}
         return 200, {"reference_version": version}
 
     def error(self, status: int, code: str) -> tuple[int, Any]:
         return status, {"error": {"code": code, "message": f"it is {code}", "request_id": "1"}}
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*")}
 
 
 def drift(step: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -98,12 +129,20 @@ class Run:
     name: str = "test"
     keep: int = 2
     master_weights: Any = "float32"
+    place: Any = "directory"
     notes: list[str] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
     on_wait: Callable[[str, float], None] = lambda reason, seconds: None
 
     def begin(self) -> "Life":
         return Life(self)
+
+    def served(self, reference: str) -> str:
+        """What the server calls it."""
+        if self.place == "directory":
+            return reference
+        epoch, version = map(int, reference.removeprefix(f"{self.name}/epoch-").split("-version-"))
+        return f"weights/{self.name}.reference/first/{epoch}/{version}"
 
     def policy(self, step: int) -> dict[str, Tensor]:
         """The optimizer's parameter after so many steps."""
@@ -145,7 +184,7 @@ class Life:
         learner: Any = SimpleNamespace(model=self.model, weights=self.weights)
         return choose_renewal(
             settings, self.run.name, self.state, learner, self.run.tokenizer, self.run.client, self.checkpoints,
-            on_wait=self.wait, note=self.run.notes.append,
+            lineage="first", weights=self.run.place, on_wait=self.wait, note=self.run.notes.append,
         )  # fmt: skip
 
     def wait(self, reason: str, seconds: float) -> None:
@@ -177,7 +216,8 @@ class Life:
 def assert_right(life: Life) -> None:
     """The server scores with the right reference, and the state names it."""
     run, server, state = life.run, life.run.server, life.state
-    assert (state.reference, state.reference_version) == (server.snapshot, server.version)
+    assert state.reference is not None
+    assert (run.served(state.reference), state.reference_version) == (server.snapshot, server.version)
     expected = run.reference(state.step)
     dtype = run.base.dtype
     for name, own in server.weights.items():
@@ -280,7 +320,15 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
         torch.testing.assert_close(own, expected.detach(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("decay", "restarts"), [pytest.param(0.0, False, marks=pytest.mark.slow), (0.5, True)])
+@pytest.mark.parametrize(
+    ("decay", "restarts", "place"),
+    [
+        pytest.param(0.0, False, "directory", marks=pytest.mark.slow),
+        pytest.param(0.0, False, "server", marks=pytest.mark.slow),
+        pytest.param(0.0, True, "server", marks=pytest.mark.slow),
+        (0.5, True, "directory"),
+    ],
+)
 def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
     tmp_path: Path,
     make_run: Callable[..., Run],
@@ -288,19 +336,23 @@ def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
     monkeypatch: pytest.MonkeyPatch,
     decay: float,
     restarts: bool,
+    place: str,
 ) -> None:
     """After the n-th file operation, or just before or after the server was told, for every n."""
-    put = RefServerClient.replace_reference
 
-    def burning(client: RefServerClient, snapshot: str, version: int) -> Any:
-        fuse.burn()
-        answer = put(client, snapshot, version)
-        fuse.burn()
-        return answer
+    def burning(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any) -> Any:
+            fuse.burn()
+            answer = ask(*args)
+            fuse.burn()
+            return answer
 
-    monkeypatch.setattr(RefServerClient, "replace_reference", burning)
+        return asked
+
+    for name in ("replace_reference", "put_weights", "commit_weights"):
+        monkeypatch.setattr(RefServerClient, name, burning(getattr(RefServerClient, name)))
     for number in count(1):
-        run = make_run(decay=decay, directory=tmp_path / str(number), name=f"run-{number}", keep=1)
+        run = make_run(decay=decay, directory=tmp_path / str(number), name=f"run-{number}", keep=1, place=place)
         survived = fuse.lives(number, lambda run=run: run.begin().until(4))
         if restarts:
             run.server.restart()
@@ -391,6 +443,56 @@ class TestServer:
         run = make_run()
         run.begin().until(1)
         assert len(run.server.asked) == 1
+
+
+class TestWithoutASharedDirectory:
+    @pytest.mark.parametrize("decay", [0.0, 0.75])
+    def test_every_step_is_scored_by_the_reference_of_the_formula(
+        self, make_run: Callable[..., Run], decay: float
+    ) -> None:
+        run = make_run(decay=decay, place="server")
+        run.server.root = None
+        life = run.begin().until(7)
+        assert run.server.asked == [(f"weights/test.reference/first/0/{n}", n) for n in (1, 2, 3, 4)]
+        assert_kept(life)
+        assert_kept(run.begin().until(9))
+
+    def test_a_reference_that_the_server_lost_is_uploaded_again(self, make_run: Callable[..., Run]) -> None:
+        run = make_run(place="server")
+        life = run.begin().until(3)
+        run.server.restart()
+        life.until(3)
+        assert run.notes[-1] == "the reference is test/epoch-0000-version-00000002 again, version 2"
+        run.begin().until(5)  # from step 3: the server has removed that reference
+
+    def test_a_server_that_remembers_the_version_alone_gets_a_higher_one(self, make_run: Callable[..., Run]) -> None:
+        """It lost its weights, not its queue."""
+        run = make_run(place="server")
+        life = run.begin().until(3)
+        run.server.restart()
+        run.server.wanted_version = 7
+        life.until(3)
+        assert run.server.version == 8
+        run.server.restart()
+        run.server.wanted_version = 20
+        life.until(4)  # which renews it besides
+        assert [version for _, version in run.server.asked[-2:]] == [21, 22]
+
+    def test_nothing_is_uploaded_twice(self, make_run: Callable[..., Run]) -> None:
+        run = make_run(place="server", every=100)
+        run.begin().until(4)
+        put = [request.path for request in run.server.site.requests if request.method == "PUT"]
+        run.begin().until(5)
+        run.server.snapshot, run.server.version = None, 0
+        run.begin().until(5)
+        again = [request.path for request in run.server.site.requests if request.method == "PUT"]
+        assert [path for path in again if "/weights/" in path] == [path for path in put if "/weights/" in path]
+
+    def test_what_the_server_does_not_take_is_said(self, make_run: Callable[..., Run]) -> None:
+        run = make_run(place="server")
+        run.server.errors = [(409, "other_architecture")]
+        with pytest.raises(UserError, match=r"does not take weights/test\.reference/first/0/1: .*other_architecture"):
+            run.begin().until(0)
 
 
 class TestRefusals:

@@ -28,6 +28,7 @@ from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Reference
 from ref_server.service.service import Service
 from shared import wire
+from shared.api import WeightsName
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import save_model
@@ -121,7 +122,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 
 def publish(http: httpx.Client, directory: Path, version: int) -> str:
     """Uploads a model as published weights; returns the name of the snapshot."""
-    name, files = f"weights/run/first/0/{version}", {}
+    name, files = WeightsName("run", "first", 0, version).snapshot, {}
     for file in directory.iterdir():
         stored = http.put(f"/v1/{name}/{file.name}", content=file.read_bytes(), headers={"Content-Type": "any/thing"})
         files[file.name] = stored.json()

@@ -118,6 +118,8 @@ def test_a_server_that_cannot_have_it_scores_nothing_and_says_so(
         assert "tandem_reference_version 0.0" in metrics
         assert "tandem_reference_wanted_version 3.0" in metrics
         assert "tandem_ready 0.0" in metrics
+        info = http.get("/v1/model").json()
+        assert (info["snapshot"], info["reference_version"], info["wanted_version"]) == (None, 0, 3)
         (folder / "snapshots" / "away").rename(folder / "snapshots" / "one")
         assert scored_with(lease(http, 20)) == "3"
         until(lambda: unready(http) == "")

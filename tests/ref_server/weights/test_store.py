@@ -228,6 +228,18 @@ def test_what_is_pinned_stays(weights: WeightsStore) -> None:
     assert whole(weights, version(1))
 
 
+def test_an_older_version_stays_until_it_can_be_used(weights: WeightsStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes back to an earlier checkpoint uploads its reference again, and then makes it the server's."""
+    for number in (5, 6, 1):
+        publish(weights, version(number))
+    weights.tidy([])
+    assert weights.held().versions == 3
+    monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
+    weights.tidy([])
+    with pytest.raises(WeightsGone):
+        weights.get(version(1))
+
+
 @pytest.mark.usefixtures("no_pause")
 def test_an_open_file_survives_its_version(weights: WeightsStore) -> None:
     publish(weights, version(1))
