@@ -30,6 +30,8 @@ _PRELOADED = [
     "policy_trainer.rollout.worker",
     "ref_server.__main__",
     "ref_server.cli.serve",
+    "tests.chaos.fake_engine",
+    "tests.chaos.recorded",
 ]
 
 

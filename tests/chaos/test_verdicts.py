@@ -5,9 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from uuid6 import uuid7
 
-from tests.chaos import clock, database, disk, frozen, resume, trouble, weights
+from policy_trainer.demo.base_model import make_model, make_tokenizer
+from policy_trainer.weights.publication import version_directory
+from shared.batch import RolloutBatch, TokenGroup
+from shared.logprobs import PlainForward
+from shared.models import save_model
+from tests.chaos import clock, database, disk, engine, frozen, resume, trouble, weights
 
 
 class TestWeights:
@@ -34,6 +41,48 @@ class TestWeights:
         file = self.commit(tmp_path, 1) / "config.json"
         file.write_bytes(weights.content(2, "config.json"))
         assert len(weights.faults_on_disk(tmp_path)) == 1
+
+
+class TestEngine:
+    ARRIVED = (engine.Arrived(0, "1", 1e-6), engine.Arrived(1, "1", 0.0), engine.Arrived(2, "2", 1e-5))
+    ENDING = engine.Ending("3", 2, "waiting for the vLLM server at … cannot take up the weights")
+
+    def test_whole_weights_and_all_problems_pass(self) -> None:
+        assert engine.judge(self.ARRIVED, self.ENDING) == []
+
+    @pytest.mark.parametrize(
+        "arrived",
+        [
+            (*ARRIVED, ARRIVED[1]),
+            (ARRIVED[0], ARRIVED[2]),
+            (*ARRIVED[:2], replace(ARRIVED[2], difference=0.1)),
+            (*ARRIVED[:2], replace(ARRIVED[2], difference=float("nan"))),
+            (*ARRIVED[:2], replace(ARRIVED[2], version="3")),
+        ],
+    )
+    def test_a_wrong_batch_fails(self, arrived: Any) -> None:
+        assert len(engine.judge(arrived, self.ENDING)) == 1
+
+    @pytest.mark.parametrize(
+        "wrong", [{"status": 0}, {"said": "the vLLM server at"}, {"said": "cannot take up the weights"}]
+    )
+    def test_a_wrong_ending_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(engine.judge(self.ARRIVED, replace(self.ENDING, **wrong))) == 1
+
+    def test_a_batch_of_other_weights_is_found(self, tmp_path: Path) -> None:
+        """What the largest difference is of: batches that are said to be of one version, and are of another."""
+        tokenizer, group = make_tokenizer(), TokenGroup(np.array([3]), np.array([5, 6]), np.array([2]))
+        for seed in (0, 1):
+            save_model(make_model(seed), tokenizer, tmp_path / version_directory(0, seed))
+        exact = PlainForward(make_model(0).eval())([group], [1.0]).detach().numpy()
+        batch = RolloutBatch(
+            id=str(uuid7()), run="r", epoch=0, policy_version=0, temperature=1.0, group=group,
+            rewards=np.zeros(1, np.float32), finished=np.ones(1, np.bool_), sampler_logps=exact, sample='{"index": 7}',
+        )  # fmt: skip
+        mine, other, unknown = engine.compare(
+            [batch, replace(batch, policy_version=1), replace(batch, policy_version=2)], tmp_path
+        )
+        assert mine.index == 7 and mine.difference < 1e-5 < 1e-2 < other.difference < unknown.difference
 
 
 class TestResume:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.sampling.hf import HFSampler, load_weights
@@ -40,6 +41,7 @@ class FakeVllm:
         device: str = "cuda",
         extended: bool = False,
         sleeps: bool = False,
+        port: int = 0,
     ) -> None:
         self.name, self.max_model_len, self.dev, self.processed = name, max_model_len, dev, processed
         self.device, self.extended, self.sleeps = device, extended, sleeps
@@ -57,7 +59,7 @@ class FakeVllm:
         self._model = model
         self._sampler = HFSampler(model, tokenizer)
         self._lock = threading.Lock()
-        self.site = Site(self._respond)
+        self.site = Site(self._respond, port)
         self.url = self.site.url
 
     def restart(self, model: PreTrainedModel) -> None:
@@ -97,7 +99,7 @@ class FakeVllm:
                 answer = routes[path](json.loads(request.body or b"{}"))
                 if path in _COMPUTING:
                     self.computed.append((began, time.monotonic()))
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, SafetensorError) as error:
                 return Answer(500, json.dumps({"error": {"message": str(error)}}).encode())
             return Answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 

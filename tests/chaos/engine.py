@@ -1,0 +1,226 @@
+"""The vLLM server of a worker is killed (SIGKILL) at any moment, half of the time between pause and resume.
+
+Then every problem has arrived once, and every batch's log-probs are those of the version that it names. At last a
+version is published whose file is cut in half.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from policy_trainer.sampling.vllm_client import Unavailable, ask
+from policy_trainer.weights.publication import version_directory
+from shared import wire
+from shared.atomic_files import write_json
+from shared.batch import RolloutBatch
+from shared.logprobs import PlainForward
+from shared.models import load_model
+from tests.chaos.launch import Launched, Launcher
+from tests.chaos.proof import Proof
+from tests.chaos.serving import serving, tiny_model
+from tests.integration.processes import Server, steps_of, until
+from tests.ports import free_port
+
+BAR = "the engine killed: each problem arrives once, sampled with the weights that its batch names; a cut file is told"
+
+_RUN = "engine"
+_OPTIONS = (
+    "--run", _RUN, "--rollout", "external", "--max-steps", "1000000", "--threads", "1", "--sampler", "vllm-server",
+    "--sampling.num-generations", "2", "--sampling.prompts-per-round", "2", "--groups-per-step", "2",
+    "--sampling.max-completion-length", "8", "--evaluation.problems", "2", "--evaluation.eval-steps", "0",
+    "--no-loss.drop-zero-variance", "--optimizer.learning-rate", "1e-3", "--loss.old-logps", "sampler",
+)  # fmt: skip
+_PATIENCE = 90.0
+_INTERRUPTED, _REFUSED = 130, 2
+# A worker says after 3 seconds what it waits for.
+_LONG_OUTAGE = 5.0
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A batch. version: its name. difference: the largest one of its log-probs and those of the version's weights."""
+
+    index: int
+    version: str
+    difference: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """cut: the version whose file was cut. status: of the worker that was to load it. said: its log."""
+
+    cut: str
+    status: int
+    said: str
+
+
+def judge(arrived: Sequence[Arrived], ending: Ending) -> list[str]:
+    """The faults; empty if the test passed."""
+    counts = Counter(batch.index for batch in arrived)
+    missing = set(range(max(counts, default=0) + 1)) - set(counts)
+    wrong = [batch.index for batch in arrived if not batch.difference <= _TOLERANCE]
+    checks: Mapping[str, object] = {
+        f"problems arrived more than once: {[index for index, count in counts.items() if count > 1]}":
+            max(counts.values(), default=0) > 1,
+        f"problems did not arrive: {sorted(missing)}": missing,
+        f"problems were sampled with other weights than their batches name: {wrong}": wrong,
+        "a version whose file is cut was sampled from": any(batch.version == ending.cut for batch in arrived),
+        f"the worker ended with status {ending.status} at a file that is cut": ending.status != _REFUSED,
+        "the worker did not say that the file is cut": "cannot take up the weights" not in ending.said,
+        "the worker did not say what it waits for": "the vLLM server at" not in ending.said,
+    }  # fmt: skip
+    return [fault for fault, found in checks.items() if found]
+
+
+class Play:
+    """Engine, trainer and worker."""
+
+    def __init__(self, launcher: Launcher, model: Path, directory: Path, server: Server) -> None:
+        self._launcher, self._model, self._directory = launcher, model, directory
+        self.run_dir, self.archive = directory / "run", directory / "archive"
+        self._calls, self._port = directory / "calls", free_port()
+        self._calls.touch()
+        self._url = f"http://127.0.0.1:{self._port}"
+        self.in_reload = 0
+        self.start_engine()
+        self._trainer = self._start(
+            "trainer", "train", "--model", str(model), "--server", server.url, "--run-dir", str(self.run_dir),
+            "--vllm-url", self._url, *_OPTIONS,
+        )  # fmt: skip
+        self._until((self.run_dir / "config.toml").exists, "the configuration")
+        self.worker = self._start("worker", "rollout", "--config", str(self.run_dir / "config.toml"))
+
+    def start_engine(self) -> None:
+        arguments = (str(self._model), str(self._port), str(self._calls))
+        self._engine = self._launcher.start("tests.chaos.fake_engine", arguments, self._directory / "engine.log")
+        until(self._answers, "the engine", seconds=_PATIENCE)
+
+    def kill_engine(self, *, in_reload: bool, seconds: float, outage: float) -> None:
+        """`seconds` after a pause has begun, or from now."""
+        if in_reload:
+            before = self._pauses()
+            self._until(lambda: self._pauses() > before, "a reload")
+        time.sleep(seconds)
+        self._engine.kill()
+        calls = self._calls.read_text()
+        self.in_reload += calls.rfind("/pause") > calls.rfind("/resume")
+        time.sleep(outage)
+        self.start_engine()
+
+    def until_progress(self) -> None:
+        before = len(steps_of(self.run_dir))
+        # Groups of three steps may have been waiting for training when the engine was killed.
+        self._until(lambda: len(steps_of(self.run_dir)) > before + 4, "steps")
+
+    def end_training(self) -> None:
+        """Then waits until the worker has delivered all that there is room for."""
+        self._trainer.signal(signal.SIGINT)
+        assert self._trainer.wait(_PATIENCE) == _INTERRUPTED, self._trainer.output()
+        before = self.worker.output().count("to train on")
+        until(lambda: self.worker.output().count("to train on") > before, "the worker to wait", seconds=_PATIENCE)
+        until(lambda: not list(self.run_dir.glob("workers/*/[0-9]*.safetensors")), "the last batches")
+
+    def cut(self) -> Ending:
+        """Publishes a version whose file is cut in half."""
+        latest = self.run_dir / "weights" / "latest.json"
+        fields = json.loads(latest.read_text())
+        name = version_directory(fields["epoch"], fields["version"] + 1)
+        directory = self.run_dir / "weights" / name
+        shutil.copytree(self.run_dir / "weights" / fields["directory"], directory)
+        file = directory / "model.safetensors"
+        os.truncate(file, file.stat().st_size // 2)
+        write_json(latest, {**fields, "version": fields["version"] + 1, "directory": name})
+        return Ending(name, self.worker.wait(_PATIENCE), self.worker.output())
+
+    def _start(self, name: str, *arguments: str) -> Launched:
+        return self._launcher.start(
+            "tests.chaos.recorded", (str(self.archive), *arguments), self._directory / f"{name}.log"
+        )
+
+    def _until(self, condition: Callable[[], object], what: str) -> None:
+        """Unless a process has ended meanwhile."""
+        until(lambda: self._check() or condition(), what, seconds=_PATIENCE)
+
+    def _check(self) -> None:
+        for process in (self._trainer, getattr(self, "worker", self._trainer)):
+            assert process.running, process.output()
+
+    def _pauses(self) -> int:
+        return self._calls.read_text().count("/pause")
+
+    def _answers(self) -> bool:
+        assert self._engine.running, self._engine.output()
+        try:
+            return bool(ask(self._url, lambda client: client.get("/v1/models")))
+        except Unavailable:
+            return False
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    """As many kills as there are cycles."""
+    assert backend == "sqlite", "what is tested here is the worker, whatever store the queue has"
+    chance, model = random.Random(seed), tiny_model(directory)
+    with serving(model, directory) as server, Launcher() as launcher:
+        play = Play(launcher, model, directory, server)
+        play.until_progress()
+        for cycle in range(cycles):
+            in_reload = cycle % 2 == 0
+            play.kill_engine(
+                in_reload=in_reload, seconds=chance.uniform(0, 0.25 if in_reload else 1.0),
+                outage=0.0 if cycle else _LONG_OUTAGE,
+            )  # fmt: skip
+            play.until_progress()
+        play.end_training()
+        ending = play.cut()
+        known = {batch["id"] for batch in server.batches(run=_RUN)}
+    batches = read_batches(play.archive / "batches")
+    arrived = compare(batches, play.archive / "versions")
+    faults = judge(arrived, ending)
+    if lost := {batch.id for batch in batches} - known:
+        faults.append(f"{len(lost)} acknowledged batches are not on the server")
+    if not play.in_reload:
+        faults.append("no kill came in the middle of a reload")
+    figures = {
+        "kills": cycles, "in the middle of a reload": play.in_reload, "batches": len(arrived),
+        "versions sampled from": len({batch.version for batch in arrived}),
+        "largest difference": f"{max((batch.difference for batch in arrived), default=0):.1e}",
+        "faults": "; ".join(faults) or "none",
+    }  # fmt: skip
+    return Proof("engine", backend, BAR, not faults, figures)
+
+
+def read_batches(directory: Path) -> list[RolloutBatch]:
+    found = [wire.decode(file.read_bytes()) for file in directory.glob("*.safetensors")]
+    return [batch for batch in found if isinstance(batch, RolloutBatch)]
+
+
+def compare(batches: Sequence[RolloutBatch], versions: Path) -> list[Arrived]:
+    """Each batch with the weights that it names."""
+    arrived = []
+    for name in sorted({version_directory(batch.epoch, batch.policy_version) for batch in batches}):
+        own = [batch for batch in batches if version_directory(batch.epoch, batch.policy_version) == name]
+        if not (versions / name).exists():
+            arrived += [Arrived(_index(batch), name, float("inf")) for batch in own]
+            continue
+        forward = PlainForward(load_model(str(versions / name), revision=None, device="cpu", dtype="float32"))
+        for batch in own:
+            assert batch.sampler_logps is not None
+            with torch.inference_mode():
+                exact = forward([batch.group], [batch.temperature]).numpy()
+            arrived.append(Arrived(_index(batch), name, float(np.abs(exact - batch.sampler_logps).max())))
+    return arrived
+
+
+def _index(batch: RolloutBatch) -> int:
+    return json.loads(batch.sample or "{}")["index"]

@@ -1,0 +1,49 @@
+"""`python -m tests.chaos.recorded ARCHIVE COMMAND …`: `policy-trainer`, which keeps what it publishes and uploads.
+
+ARCHIVE/versions has the published versions by their names, ARCHIVE/batches the bodies of the batches by their ids.
+"""
+
+import sys
+from pathlib import Path
+
+from policy_trainer.__main__ import main as policy_trainer
+from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.model_copy import ModelCopy
+from policy_trainer.weights.publication import Publication
+from shared import wire
+from shared.api import Uploaded
+from shared.batch import RolloutBatch
+from shared.client import RefServerClient
+
+
+def main() -> None:
+    archive = Path(sys.argv.pop(1))
+    _keep_versions(archive / "versions")
+    _keep_batches(archive / "batches")
+    policy_trainer()
+
+
+def _keep_versions(archive: Path) -> None:
+    publish = WeightsDirectory.publish
+
+    def keeping(self: WeightsDirectory, copy: ModelCopy, publication: Publication) -> None:
+        publish(self, copy, publication)
+        kept = archive / publication.name
+        if not kept.exists():
+            kept.mkdir(parents=True)
+            for file in (Path(self.describe()) / publication.name).iterdir():
+                (kept / file.name).hardlink_to(file)
+
+    WeightsDirectory.publish = keeping
+
+
+def _keep_batches(archive: Path) -> None:
+    upload = RefServerClient.upload
+
+    def keeping(self: RefServerClient, batch: RolloutBatch | bytes) -> Uploaded:
+        answer = upload(self, batch)
+        archive.mkdir(parents=True, exist_ok=True)
+        (archive / f"{answer.id}.safetensors").write_bytes(batch if isinstance(batch, bytes) else wire.encode(batch))
+        return answer
+
+    RefServerClient.upload = keeping
