@@ -172,6 +172,31 @@ def test_what_keeps_weights_from_coming_is_raised(url: str, tmp_path: Path, open
         until(lambda: reader.newest() is not None)
 
 
+def test_the_end_of_a_run_ends_the_looking(
+    publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication
+) -> None:
+    others = set(threading.enumerate())
+    publisher.publish(copies(1.0), replace(first, finished=True))
+    until(lambda: (newest := reader.newest()) is not None and newest.finished)
+    until(lambda: not any(thread.name == "weights" for thread in set(threading.enumerate()) - others))
+
+
+def test_a_server_that_hangs_keeps_no_worker(tmp_path: Path, open_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy_trainer.weights.download._ENDING_SECONDS", 0.05)
+    asked, answer = threading.Event(), threading.Event()
+
+    def hang(request: Any) -> None:
+        asked.set()
+        assert answer.wait(60)
+
+    reader = DownloadedWeights(RefServerClient(open_site(hang).url), "run", tmp_path)
+    assert reader.newest() is None
+    assert asked.wait(60)
+    reader.close()
+    assert not answer.is_set()
+    answer.set()
+
+
 def test_a_resumed_run_begins_a_later_epoch(
     publisher: UploadedWeights, copies: Any, first: Publication, tmp_path: Path
 ) -> None:
