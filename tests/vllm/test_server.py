@@ -20,7 +20,7 @@ from tests.vllm.serving import VllmServe
 
 def sampler_of(server: VllmServe, waits: list[str] | None = None, ready: Ready = always) -> VllmServerSampler:
     def on_wait(reason: str, seconds: float) -> None:
-        assert waits is not None and seconds < 120, reason
+        assert waits is not None and seconds < 600, reason
         waits.append(reason)
 
     return VllmServerSampler(server.url, greet(server.url, str(server.model), CONTEXT), [EOS], on_wait, ready)
