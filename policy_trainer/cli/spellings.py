@@ -64,7 +64,7 @@ _LOGGED = "every step is in RUN_DIR/metrics.jsonl; --report-to names trackers be
 
 # TRL's names of what there is nothing of here, and what to do instead.
 ABSENT: Mapping[str, str] = {
-    "deepspeed": _DEVICES,
+    "deepspeed": f"{_DEVICES}; --optimizer.offload cpu is what its offload_optimizer is",
     "fsdp": _DEVICES,
     "fsdp_config": _DEVICES,
     "use_peft": "there is no LoRA: all weights are trained",

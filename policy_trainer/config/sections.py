@@ -32,11 +32,23 @@ class OptimizerConfig(Section):
     master_weights: Literal["float32", "none"] = "float32"
     """Keep a float32 copy of a bfloat16 model's weights, which accumulates small updates. none: update the bfloat16
     weights themselves, where small updates are rounded away."""
+    offload: Literal["none", "cpu"] = "none"
+    """cpu: keep AdamW's moments, gradients and the float32 weights that it steps in main memory, so that the GPU holds
+    the model's weights alone. A step takes longer."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> "OptimizerConfig":
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+        return self
+
+    @model_validator(mode="after")
+    def _offloads_float32(self) -> "OptimizerConfig":
+        if self.offload == "cpu" and self.master_weights == "none":
+            raise ValueError(
+                "offload: cpu steps float32 weights in main memory, master_weights = none bfloat16 weights on the GPU: "
+                'leave master_weights at "float32", which takes no memory of the GPU then'
+            )
         return self
 
 

@@ -1,13 +1,14 @@
 """The optimizer: its learning rate at each step, and the weights that it steps.
 
-These are the model's own weights, or float32 master weights that are rounded to its bfloat16 weights after each step.
+These are the model's own weights, float32 master weights that are rounded to its bfloat16 weights after each step, or
+float32 copies in main memory.
 
 bfloat16 has 8 significant bits: a step of less than about 2^-9 of a weight is rounded away. Master weights accumulate
 such steps (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, 3.1).
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -17,11 +18,15 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
+from policy_trainer.learner.host_memory import add, begin, host_memory
 from shared.errors import UserError
 
 PURE_BFLOAT16 = (
     "training in pure bfloat16: steps below 2^-9 of a weight vanish, and second moments hardly decay at a beta2 above "
     'about 0.99; optimizer.master_weights = "float32" avoids both'
+)
+OFFLOADED_FROM_CPU = (
+    "optimizer.offload: the model is in main memory itself (device cpu), so a copy there saves nothing; set it to none"
 )
 
 
@@ -33,24 +38,33 @@ class Weights(Protocol):
     masters: dict[str, nn.Parameter]
     optimizer: AdamW
 
+    def finish_gradients(self) -> None:
+        """Waits until `stepped` has the gradients of all backwards so far."""
+        ...
+
     def step(self) -> None:
         """One optimizer step on `stepped`; the model then has the new weights."""
         ...
 
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Sets weights of `stepped` by their names; the model then has them, too."""
+        ...
+
 
 def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
-    """Chooses by the model's dtype and optimizer.master_weights. Raises UserError for float16."""
+    """Chooses by the model's dtype, optimizer.offload and optimizer.master_weights. Raises UserError for float16."""
     if model.dtype == torch.float16:
         raise UserError(
             "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
         )
     # float32 weights need no masters.
-    kind = _KINDS[config.master_weights] if model.dtype == torch.bfloat16 else OwnWeights
-    return kind(model, config)
+    masters = config.master_weights if model.dtype == torch.bfloat16 else "none"
+    return _KINDS[config.offload, masters](model, config)
 
 
 def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
     """Clips the gradients to max_grad_norm. Returns their norm before clipping."""
+    weights.finish_gradients()
     limit = config.max_grad_norm or math.inf
     return float(torch.nn.utils.clip_grad_norm_(weights.stepped.values(), limit))
 
@@ -93,8 +107,14 @@ class OwnWeights:
         self.masters: dict[str, nn.Parameter] = {}
         self.optimizer = _adamw(self.stepped.values(), config)
 
+    def finish_gradients(self) -> None:
+        pass
+
     def step(self) -> None:
         self.optimizer.step()
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        _set(self.stepped, values)
 
 
 class MasterWeights:
@@ -106,11 +126,71 @@ class MasterWeights:
         self.stepped = self.masters
         self.optimizer = _adamw(self.masters.values(), config)
 
-    @torch.no_grad()
+    def finish_gradients(self) -> None:
+        pass
+
     def step(self) -> None:
         self.optimizer.step()
-        for name, parameter in self._rounded.items():
-            parameter.copy_(self.masters[name])
+        _set(self._rounded, self.masters)
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        _set(self.masters, values)
+        _set(self._rounded, values)
+
+
+class OffloadedWeights:
+    """The optimizer steps float32 copies in main memory, beside their moments. Gradients move there and are added up as
+    the backward computes them, so that the device holds the weights alone (ZeRO-Offload, Ren et al., arXiv 2101.06840).
+    """
+
+    def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
+        self._resident = dict(model.named_parameters())
+        self._memory = host_memory(model.device)
+        self._gradients = self._empty()
+        self.stepped = {name: nn.Parameter(copy) for name, copy in self._empty().items()}
+        _set(self.stepped, self._resident)
+        # The weights of a float32 model are equal to their copies, so its checkpoints need no others.
+        self.masters = {} if model.dtype == torch.float32 else self.stepped
+        self.optimizer = _adamw(self.stepped.values(), config)
+        for name, parameter in self._resident.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, name))
+
+    def finish_gradients(self) -> None:
+        self._memory.wait()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self._return_weights()
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        _set(self.stepped, values)
+        self._return_weights()
+
+    def _empty(self) -> dict[str, Tensor]:
+        """A float32 tensor in main memory for each parameter, all in one block: locking pages is slow."""
+        sizes = [parameter.numel() for parameter in self._resident.values()]
+        parts = self._memory.empty(sum(sizes)).split(sizes)
+        named = zip(self._resident.items(), parts, strict=True)
+        return {name: part.view(parameter.shape) for (name, parameter), part in named}
+
+    def _take_gradient(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        stepped, total = self.stepped[name], self._gradients[name]
+        self._memory.run(begin if stepped.grad is None else add, total, parameter.grad)
+        stepped.grad, parameter.grad = total, None
+
+    @torch.no_grad()
+    def _return_weights(self) -> None:
+        for name, parameter in self._resident.items():
+            # Rounded on the device: its own copy is faster than one of a CPU that rounds first.
+            parameter.copy_(self.stepped[name].to(parameter.device, non_blocking=True))
+        self._memory.wait()
+
+
+@torch.no_grad()
+def _set(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        weights[name].copy_(value)
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
@@ -133,4 +213,10 @@ def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW
     return AdamW(parameters, betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
 
-_KINDS: dict[str, type[OwnWeights] | type[MasterWeights]] = {"float32": MasterWeights, "none": OwnWeights}
+# By optimizer.offload, and optimizer.master_weights of a bfloat16 model.
+_KINDS: dict[tuple[str, str], type[OwnWeights] | type[MasterWeights] | type[OffloadedWeights]] = {
+    ("none", "float32"): MasterWeights,
+    ("none", "none"): OwnWeights,
+    ("cpu", "float32"): OffloadedWeights,
+    ("cpu", "none"): OffloadedWeights,
+}

@@ -132,7 +132,7 @@ def restore(checkpoint: Path, weights: Weights) -> None:
     weights.optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["rng"])
     if (checkpoint / _MASTERS).exists():
-        _read_masters(weights, checkpoint / _MASTERS)
+        weights.load(safetensors.torch.load_file(checkpoint / _MASTERS))
 
 
 def read_average(checkpoint: Path, renewed_at: int) -> Average | None:
@@ -170,13 +170,6 @@ def _write_masters(weights: Weights, file: Path) -> None:
     tensors = {name: master.detach().contiguous() for name, master in weights.masters.items()}
     safetensors.torch.save_file(tensors, file)
     shutil.copymode(file.parent.with_name(_OPTIMIZER), file)  # safetensors lets only the owner read
-
-
-@torch.no_grad()
-def _read_masters(weights: Weights, file: Path) -> None:
-    """Copies the saved masters into the tensors that the optimizer updates: masters or, without them, the model's."""
-    for name, master in safetensors.torch.load_file(file).items():
-        weights.stepped[name].copy_(master)
 
 
 def _average_file(checkpoint: Path, renewed_at: int) -> Path:

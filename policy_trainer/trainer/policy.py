@@ -13,7 +13,7 @@ from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.optimizer import PURE_BFLOAT16
+from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import tagged_rewards
@@ -110,6 +110,8 @@ def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path 
     )
     if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)
+    if model.device.type == "cpu" and config.optimizer.offload == "cpu":
+        display.note(OFFLOADED_FROM_CPU)
     for caution in cautions(config):
         display.note(caution)
     if checkpoint:

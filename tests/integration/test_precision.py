@@ -12,11 +12,14 @@ pytestmark = pytest.mark.slow
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 
 
-def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start):
+@pytest.mark.parametrize("offload", [("none", "none"), ("cpu", "none"), ("none", "cpu")])
+def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start, offload):
+    """Wherever they lie in its two lives."""
     server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))
     run_dir = tmp_path / "mixed"
-    for steps in ("3", "6"):
-        trainer = start(train(base_model, server, run_dir, *MIXED, "--max-steps", steps, "--resume"))
+    for steps, where in zip(("3", "6"), offload, strict=True):
+        settings = (*MIXED, "--max-steps", steps, "--optimizer.offload", where)
+        trainer = start(train(base_model, server, run_dir, *settings, "--resume"))
         assert trainer.wait() == 0, trainer.output()
     records = steps_of(run_dir)
     assert [record["step"] for record in records] == list(range(1, 7))

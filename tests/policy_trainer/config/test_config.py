@@ -62,6 +62,7 @@ class TestRefusals:
             (TrainConfig, ["--server", "127.0.0.1:8400"], "server"),
             (TrainConfig, ["--loss.beta", "inf"], "loss.beta"),
             (TrainConfig, ["--optimizer.betas", "0.9", "--optimizer.betas", "1.0"], "betas"),
+            (TrainConfig, ["--optimizer.offload", "cpu", "--optimizer.master-weights", "none"], "offload"),
             (TrainConfig, ["--reference.sync-steps", "5", "--server", "http://h"], "reference.snapshot_root"),
             (TrainConfig, [*RENEWED, "--loss.beta", "0"], "reference.sync_steps"),
             (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),

@@ -556,6 +556,24 @@ class TestBfloat16:
         assert all(torch.equal(learns.weights.masters[name], master) for name, master in masters.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_offloaded_optimizer_trains_the_same_to_the_bit(
+    make_tiny: Make, batches: list[ScoredBatch], dtype: torch.dtype
+) -> None:
+    """20 steps of two updates, of several micro-batches each, clipped at the norm of all of them."""
+
+    def trained(offload: Any) -> tuple[Tensor, list[StepStats]]:
+        model = make_tiny(dtype=dtype)
+        config = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.5, weight_decay=0.1, offload=offload)
+        learns = learner(model, optimizer=config, steps=20, micro_batch_tokens=1, num_iterations=2)
+        stats = [learns.step(batches, step=step) for step in range(20)]
+        return weights(model), stats
+
+    (own, stats), (offloaded, offloaded_stats) = trained("none"), trained("cpu")
+    assert torch.equal(own, offloaded) and not torch.equal(own, weights(make_tiny(dtype=dtype)))
+    assert offloaded_stats == stats and max(each.grad_norm for each in stats) > 0.5
+
+
 def test_the_model_stays_in_evaluation_mode(model: PreTrainedModel, batches: list[ScoredBatch]) -> None:
     learns = learner(model.train())
     learns.step(batches, step=0)

@@ -9,10 +9,28 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.learner.optimizer import MasterWeights, OwnWeights, Weights, lr_factor, make_weights
+from policy_trainer.learner.host_memory import host_memory
+from policy_trainer.learner.optimizer import (
+    MasterWeights,
+    OffloadedWeights,
+    OwnWeights,
+    Weights,
+    clip_gradients,
+    lr_factor,
+    make_weights,
+)
 from shared.errors import UserError
+from tests.policy_trainer.learner.live_bytes import peak_bytes
 
 Make = Callable[..., PreTrainedModel]
+OFFLOADED = OptimizerConfig(offload="cpu")
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
+
+# How near an offloaded run comes: a GPU adds up the norm, and rounds AdamW, in another order than a CPU.
+NEAR = {"cpu": 0.0, "cuda": 1e-6}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +108,15 @@ class TestWhichIsTaken:
         assert {master.dtype for master in weights.masters.values()} == {torch.float32}
         assert model.dtype == torch.bfloat16
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_offloaded_has_masters_to_save_where_the_model_is_rounded(
+        self, make_tiny: Make, dtype: torch.dtype
+    ) -> None:
+        weights = make_weights(make_tiny(dtype=dtype), OFFLOADED)
+        assert isinstance(weights, OffloadedWeights)
+        assert {weight.dtype for weight in weights.stepped.values()} == {torch.float32}
+        assert weights.masters == ({} if dtype == torch.float32 else weights.stepped)
+
     def test_float16_is_refused_with_the_remedy(self, make_tiny: Make) -> None:
         """As a model that was saved so comes with dtype auto."""
         with pytest.raises(UserError, match=r"dtype: .* bfloat16"):
@@ -147,6 +174,93 @@ class TestMasters:
         (embedding.sum() + 2 * head.sum()).backward()
         master = weights.masters["model.embed_tokens.weight"]
         assert master.grad is not None and (master.grad == 3).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+class TestOffloaded:
+    """Beside the same steps without offloading: OwnWeights of a float32 model, MasterWeights of a bfloat16 model."""
+
+    @staticmethod
+    def both(
+        make_tiny: Make, dtype: torch.dtype, device: str, **settings: float
+    ) -> list[tuple[PreTrainedModel, Weights]]:
+        configs = [OptimizerConfig.model_validate({**settings, "offload": where}) for where in ("none", "cpu")]
+        models = [make_tiny(dtype=dtype).to(device) for _ in configs]  # type: ignore[arg-type]
+        return [(model, make_weights(model, config)) for model, config in zip(models, configs, strict=True)]
+
+    def test_steps_of_clipped_gradients_are_the_same_to_the_bit(
+        self, make_tiny: Make, dtype: torch.dtype, device: str
+    ) -> None:
+        pair = self.both(make_tiny, dtype, device, weight_decay=0.1)
+        for number, backwards in enumerate((1, 3, 2)):
+            norms = []
+            for model, weights in pair:
+                for part in range(backwards):
+                    gradients = noise(model, 10 * number + part)
+                    backward(model, {name: gradient.to(device, dtype) for name, gradient in gradients.items()})
+                norms.append(clip_gradients(weights, OptimizerConfig(max_grad_norm=0.5)))
+                step(weights, 1e-2)
+            assert norms[0] == pytest.approx(norms[1], rel=NEAR[device]) and norms[0] > 0.5
+        (model, weights), (offloaded_model, offloaded) = pair
+        for name, parameter in model.named_parameters():
+            own, other = weights.stepped[name].detach().cpu(), offloaded.stepped[name].detach()
+            torch.testing.assert_close(other, own, atol=NEAR[device], rtol=0)
+            returned = offloaded_model.get_parameter(name).cpu()
+            assert torch.equal(returned, other.to(dtype))
+            assert device == "cuda" or torch.equal(returned, parameter)
+
+    def test_gradients_of_backwards_are_added_and_leave_the_model(
+        self, make_tiny: Make, dtype: torch.dtype, device: str
+    ) -> None:
+        """1 + 2^-9 + 2^-9: in bfloat16 each of the small ones is rounded away. A new step begins at none."""
+        _, (model, weights) = self.both(make_tiny, dtype, device)
+        for values in ((1.0, 2.0**-9, 2.0**-9), (0.5,)):
+            weights.optimizer.zero_grad(set_to_none=True)
+            for value in values:
+                backward(model, {name: torch.full_like(p, value) for name, p in model.named_parameters()})
+                assert all(parameter.grad is None for parameter in model.parameters())
+            weights.finish_gradients()
+            for weight in weights.stepped.values():
+                assert weight.device.type == "cpu"
+                assert weight.grad is not None and (weight.grad == sum(values)).all()
+
+    def test_loaded_values_reach_the_model(self, make_tiny: Make, dtype: torch.dtype, device: str) -> None:
+        for model, weights in self.both(make_tiny, dtype, device):
+            other = {name: p.detach().float().cpu() for name, p in make_tiny(seed=1, dtype=dtype).named_parameters()}
+            weights.load(other)
+            assert all(torch.equal(model.get_parameter(name).cpu(), value.to(dtype)) for name, value in other.items())
+
+
+class TestWhatOffloadingSaves:
+    """Counted on the CPU, in a second step: what it allocates beyond weights and moments is what a GPU would hold."""
+
+    @pytest.mark.parametrize(("dtype", "moving"), [(torch.float32, 4), (torch.bfloat16, 2 + 4)])
+    def test_one_gradient_is_left_of_all(self, make_tiny: Make, dtype: torch.dtype, moving: int) -> None:
+        """moving: bytes of a parameter, of a gradient and its float32 copy."""
+
+        def peak(config: OptimizerConfig) -> int:
+            model = make_tiny(layers=16, dtype=dtype)
+            weights = make_weights(model, config)
+            gradients = {name: gradient.to(dtype) for name, gradient in noise(model, 0).items()}
+
+            def act() -> None:
+                backward(model, gradients)
+                clip_gradients(weights, config)
+                step(weights, 1e-3)
+
+            act()
+            return peak_bytes(act)
+
+        sizes = [parameter.numel() for parameter in make_tiny(layers=16).parameters()]
+        assert peak(OFFLOADED) < (moving + 1) * max(sizes) < 4 * sum(sizes) / 10
+        assert peak(OptimizerConfig()) > 4 * sum(sizes)
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_offloading_from_other_devices_is_refused_with_the_remedy(device: str) -> None:
+    with pytest.raises(UserError, match=rf"optimizer\.offload: .* {device}.* none"):
+        host_memory(torch.device(device))
 
 
 def moved(model: PreTrainedModel, masters: str, gradients: Sequence[float], lr: float) -> tuple[Tensor, Weights]:
