@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag
+from pydantic_settings import BaseSettings, CliSuppress, CliToggleFlag, CliVariadicArg
 
 from ref_server.access.certificates import check_pair
 from ref_server.access.hosts import is_loopback
@@ -24,6 +24,9 @@ from ref_server.access.keys import Keys, one_admin, read_keys
 from shared.api import LimitsView
 from shared.logs import LogFormat, LogLevel
 from shared.settings import Dtype, settings_config
+
+# `balanced` is transformers' word.
+DeviceMapName = Literal["replicated", "balanced"]
 
 _MIB = 2**20
 # A batch is dead after this many failed scorings.
@@ -128,6 +131,11 @@ class ServeConfig(BaseSettings):
     """Branch, tag or commit of a hub model."""
     device: str = "auto"
     """Where the model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
+    devices: CliVariadicArg[list[str]] = []
+    """Several devices instead of one: cuda:0 cuda:1."""
+    device_map: DeviceMapName = "replicated"
+    """What devices hold: replicated, each the whole model, which scores batches of its own; balanced, each a part of
+    one model that no GPU can hold alone."""
     dtype: Dtype = "auto"
     """Precision of the weights; auto: the one that the model was saved in."""
     threads: int | None = Field(default=None, ge=1)
@@ -195,6 +203,18 @@ class ServeConfig(BaseSettings):
         if (self.model is None) != self.no_model:
             raise ValueError("give either --model PATH_OR_HUB_ID, or --no-model for a queue that scores nothing")
         return self
+
+    @model_validator(mode="after")
+    def _one_device_or_several(self) -> "ServeConfig":
+        if self.devices and self.device != "auto":
+            raise ValueError("device and devices exclude each other: give --device cuda:0, or --devices cuda:0 cuda:1")
+        if self.device_map == "balanced" and len(set(self.devices)) < 2:
+            raise ValueError("device_map: balanced needs at least two devices, as in --devices cuda:0 cuda:1")
+        return self
+
+    @property
+    def all_devices(self) -> list[str]:
+        return self.devices or [self.device]
 
     @model_validator(mode="after")
     def _largest_body_fits_the_queue(self) -> "ServeConfig":

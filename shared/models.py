@@ -43,13 +43,24 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
 
     Raises UserError with transformers' message when the model or the device does not exist.
     """
-    transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
-    _join_logs()
     where = choose_device(device)
     with _explained(name, revision):
-        # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
-        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, trust_remote_code=False)
-        return model.to(where).eval()  # type: ignore[arg-type]
+        return _read(name, revision=revision, dtype=dtype).to(where).eval()  # type: ignore[arg-type]
+
+
+def load_mapped_model(
+    name: str, *, revision: str | None, device_map: Mapping[str, Any], dtype: Dtype
+) -> PreTrainedModel:
+    """As load_model, but each module goes straight to its device: those of a device map of transformers'."""
+    with _explained(name, revision):
+        return _read(name, revision=revision, dtype=dtype, device_map=dict(device_map)).eval()
+
+
+def _read(name: str, **options: Any) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
+    _join_logs()
+    # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
+    return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
 
 
 def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:

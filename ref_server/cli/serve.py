@@ -29,8 +29,8 @@ log = structlog.get_logger()
 
 # What --help lists.
 ESSENTIAL = (
-    "model", "no_model", "device", "dtype", "host", "port", "token_file", "data_dir", "store", "max_batch_tokens",
-    "snapshot_root", "config",
+    "model", "no_model", "device", "devices", "dtype", "host", "port", "token_file", "data_dir", "store",
+    "max_batch_tokens", "snapshot_root", "config",
 )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         scoring = self._service.scoring
-        if self._deadline is None and (self._signalled or not scoring.alive):
+        if self._deadline is None and (self._signalled or not self._service.scores):
             self._begin_to_drain()
         if self._deadline is None:
             return await super().on_tick(counter)

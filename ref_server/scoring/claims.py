@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from ref_server.metrics.totals import ScoringTotals
+from ref_server.metrics.totals import DeviceTotals
 from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Claim
@@ -71,7 +71,7 @@ class Claims:
     on_ready: called whenever batches have become ready.
     """
 
-    def __init__(self, queue: Queue, totals: ScoringTotals, on_ready: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, totals: DeviceTotals, on_ready: Callable[[], None]) -> None:
         self._queue = queue
         self._totals = totals
         self._on_ready = on_ready

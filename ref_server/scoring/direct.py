@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from ref_server.metrics.totals import ScoringTotals
-from ref_server.scoring.reference import Busy, NotReady, Reference, Scores
+from ref_server.metrics.totals import DeviceTotals
+from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
 from shared.batch import BatchError, TokenGroup
 
 
@@ -20,7 +20,7 @@ class Direct:
 
     group: TokenGroup
     temperature: float
-    totals: ScoringTotals
+    totals: DeviceTotals
     answer: "Future[Scores]" = field(default_factory=Future)
 
     @property
@@ -48,7 +48,7 @@ class Direct:
 class Replacement:
     """Replaces the weights for all later requests. answer: set once the old weights are no longer used."""
 
-    reference: Reference
+    replica: Replica
     answer: "Future[None]" = field(default_factory=Future)
 
 

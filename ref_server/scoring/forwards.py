@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from ref_server.metrics.totals import ScoringTotals
-from ref_server.scoring.reference import DeviceLost, Reference, Scores
+from ref_server.metrics.totals import DeviceTotals
+from ref_server.scoring.reference import DeviceLost, Replica, Scores
 from shared.batch import TokenGroup
 
 # After a forward that did not fit, the budget grows back by this fraction at each forward that fits. The memory may be
@@ -61,28 +61,28 @@ class Budget:
 class Forwards:
     """Scores jobs, and counts time and splits."""
 
-    def __init__(self, budget: Budget, totals: ScoringTotals) -> None:
+    def __init__(self, budget: Budget, totals: DeviceTotals) -> None:
         self._budget = budget
         self._totals = totals
 
-    def score(self, reference: Reference, jobs: Sequence[Job]) -> None:
+    def score(self, replica: Replica, jobs: Sequence[Job]) -> None:
         """One forward for all; those that it gives no scores are tried again in halves. So only the job at fault fails,
         and a forward that succeeds is repeated for nobody else. Raises DeviceLost."""
         if not jobs:
             return
-        failed, error = self._try(reference, jobs)
+        failed, error = self._try(replica, jobs)
         if error is not None and len(jobs) == 1:
             jobs[0].fail(error)
         elif failed:
             del error  # its traceback keeps the forward's memory
             cut = len(failed) // 2
-            self.score(reference, failed[:cut])
-            self.score(reference, failed[cut:])
+            self.score(replica, failed[:cut])
+            self.score(replica, failed[cut:])
 
-    def _try(self, reference: Reference, jobs: Sequence[Job]) -> tuple[Sequence[Job], Exception | None]:
+    def _try(self, replica: Replica, jobs: Sequence[Job]) -> tuple[Sequence[Job], Exception | None]:
         """The jobs that got no scores, and an error of one of them."""
         try:
-            scores = self._forward(reference, jobs)
+            scores = self._forward(replica, jobs)
         except DeviceLost:
             raise
         except Exception as error:  # one job may be at fault
@@ -106,12 +106,12 @@ class Forwards:
                 answer()
         return failed, last
 
-    def _forward(self, reference: Reference, jobs: Sequence[Job]) -> Scores:
+    def _forward(self, replica: Replica, jobs: Sequence[Job]) -> Scores:
         groups = [group for job in jobs for group in job.groups]
         temperatures = [temperature for job in jobs for temperature in job.temperatures]
         started = time.monotonic()
         try:
-            scores = reference.score(groups, temperatures)
+            scores = replica.score(groups, temperatures)
         finally:
             seconds = time.monotonic() - started
             self._totals.working_seconds.inc(seconds)

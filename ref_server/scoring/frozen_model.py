@@ -1,4 +1,4 @@
-"""The reference model: a frozen causal LM and its tokenizer, which uploads must fit."""
+"""The reference model: a frozen causal LM, once or on each of several devices, and its tokenizer."""
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -9,7 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
 from ref_server.queue.interface import Queue
-from ref_server.scoring.loop import ScoringLoop
+from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_map_of, device_maps
+from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
@@ -20,7 +21,7 @@ from shared.batch import TokenGroup
 from shared.devices import choose_device, describe_device
 from shared.errors import UserError
 from shared.logprobs import choose_forward, embedding_rows
-from shared.models import context_length, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
+from shared.models import context_length, load_mapped_model, load_tokenizer, tokenizer_fingerprint, use_threads
 
 log = structlog.get_logger()
 
@@ -29,21 +30,26 @@ def load(config: ServeConfig) -> "FrozenModel":
     """The model that the settings name. Raises UserError."""
     assert config.model is not None
     use_threads(config.threads)
-    device = describe_device(config.device)
-    if choose_device(config.device).type != "cpu":
+    devices = ", ".join(map(describe_device, config.all_devices))
+    if all(choose_device(name).type != "cpu" for name in config.all_devices):
         return_freed_memory()
-    log.info("loading the reference model", model=config.model, device=device, dtype=config.dtype)
-    return FrozenModel(_load(config), load_tokenizer(config.model, revision=config.revision), config)
+    log.info("loading the reference model", model=config.model, device=devices, dtype=config.dtype)
+    models = [_load(config, device_map) for device_map in device_maps(config)]
+    return FrozenModel(models, load_tokenizer(config.model, revision=config.revision), config)
 
 
 class FrozenModel:
-    """A `Reference` that scores. snapshot, version, base: of weights that replaced the first ones."""
+    """A `Reference` that scores.
+
+    models: the same one on several devices, or one alone. Each is tested as `choose_forward` does. snapshot, version,
+    base: of weights that replaced the first ones.
+    """
 
     scores_uploads = True
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        models: Sequence[PreTrainedModel],
         tokenizer: PreTrainedTokenizerBase,
         config: ServeConfig,
         *,
@@ -52,13 +58,17 @@ class FrozenModel:
         base: str | None = None,
     ) -> None:
         assert config.model is not None
-        forward = choose_forward(model)
-        self._model = model
+        forwards = [choose_forward(model) for model in models]
+        model = models[0]
+        self._models = models
         self._tokenizer = tokenizer
         self._config = config
         self._vocabulary_size = embedding_rows(model)
         self._fingerprint = tokenizer_fingerprint(tokenizer)
         self.version = version
+        self.replicas = [
+            Scorer(forward, version, describe_devices(model)) for forward, model in zip(forwards, models, strict=True)
+        ]
         self.base = base or _fingerprint(model)
         self.info = ModelInfo(
             name=config.model,
@@ -66,14 +76,13 @@ class FrozenModel:
             vocabulary_size=self._vocabulary_size,
             context_length=context_length(model),
             dtype=str(model.dtype).removeprefix("torch."),
-            device=str(model.device),
+            device=", ".join(replica.device for replica in self.replicas),
             reference_version=version,
             max_batch_tokens=config.max_batch_tokens,
             tokenizer_fingerprint=self._fingerprint,
-            forward=forward.name,
+            forward=", ".join(sorted({forward.name for forward in forwards})),
             snapshot=snapshot,
         )
-        self.score = Scorer(forward, version).score
         log.info("reference model ready", **self.info.model_dump(exclude={"tokenizer_fingerprint"}))
 
     def check_tokens(self, group: TokenGroup) -> None:
@@ -94,7 +103,7 @@ class FrozenModel:
         return str(self._tokenizer.decode(list(ids)))
 
     def replacement(self, snapshot: str | None, version: int) -> "FrozenModel":
-        """Loads other weights beside these: for a while the device holds two models. A tokenizer is optional."""
+        """Loads other weights beside these: for a while each device holds two models. A tokenizer is optional."""
         directory = None if snapshot is None else self._find(snapshot)
         if (snapshot, version) == (self.info.snapshot, self.version):
             return self
@@ -105,8 +114,10 @@ class FrozenModel:
             )
         log.info("loading another reference", snapshot=snapshot, version=version)
         try:
-            model = _load(self._config) if directory is None else load_like(self._model, self._fingerprint, directory)
-            return FrozenModel(model, self._tokenizer, self._config, snapshot=snapshot, version=version, base=self.base)
+            models = [self._load_like(model, directory) for model in self._models]
+            return FrozenModel(
+                models, self._tokenizer, self._config, snapshot=snapshot, version=version, base=self.base
+            )
         except UserError as error:
             raise ReferenceConflict("bad_snapshot", str(error)) from error
 
@@ -122,13 +133,19 @@ class FrozenModel:
             )
         return find_snapshot(root, snapshot)
 
-    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoop:
-        return ScoringLoop(self, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)
+    def _load_like(self, model: PreTrainedModel, directory: Path | None) -> PreTrainedModel:
+        """The weights of a directory, or those of `--model`, where those of `model` are."""
+        if directory is None:
+            return _load(self._config, device_map_of(model))
+        return load_like(model, device_map_of(model), self._fingerprint, directory)
+
+    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoops:
+        return ScoringLoops(self.replicas, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)
 
 
-def _load(config: ServeConfig) -> PreTrainedModel:
+def _load(config: ServeConfig, device_map: DeviceMap) -> PreTrainedModel:
     assert config.model is not None
-    return load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    return load_mapped_model(config.model, revision=config.revision, device_map=device_map, dtype=config.dtype)
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

@@ -1,4 +1,4 @@
-"""The scoring loop: takes batches, computes their log-probs and stores them, on a thread of its own."""
+"""A scoring loop: takes batches, computes their log-probs and stores them, on a thread of its own."""
 
 import sys
 import threading
@@ -8,12 +8,12 @@ from concurrent.futures import Future
 
 import structlog
 
-from ref_server.metrics.totals import ScoringTotals
+from ref_server.metrics.totals import DeviceTotals
 from ref_server.queue.interface import Queue
 from ref_server.scoring.claims import Claims, Queued
 from ref_server.scoring.direct import Direct, Line, Replacement
 from ref_server.scoring.forwards import Budget, Forwards, Job, tokens_of
-from ref_server.scoring.reference import Reference, Scores
+from ref_server.scoring.reference import Replica, Scores
 from shared.batch import TokenGroup
 
 log = structlog.get_logger()
@@ -38,23 +38,25 @@ class ScoringLoop:
 
     def __init__(
         self,
-        reference: Reference,
+        replica: Replica,
         queue: Queue,
+        totals: DeviceTotals,
         *,
         tokens_per_forward: int,
         on_ready: Callable[[], None],
         max_direct: int = 64,
     ) -> None:
         self.failed = False
-        self.totals = ScoringTotals()
-        self._reference = reference
+        self._totals = totals
+        self._replica = replica
         self._max_direct = max_direct
         self._line = Line()
-        self._claims = Claims(queue, self.totals, on_ready)
+        self._claims = Claims(queue, totals, on_ready)
         self._budget = Budget(tokens_per_forward)
-        self._forwards = Forwards(self._budget, self.totals)
+        self._forwards = Forwards(self._budget, totals)
         self._work = threading.Event()
         self._stopping = False
+        self._tokens_in_hand = 0
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
 
     def start(self) -> None:
@@ -73,17 +75,22 @@ class ScoringLoop:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Direct requests that wait, and tokens that are being scored. Any thread may ask."""
+        return len(self._line), self._tokens_in_hand
+
     def ring(self) -> None:
         self._work.set()
 
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
-        direct = Direct(group, temperature, self.totals)
+        direct = Direct(group, temperature, self._totals)
         self._line.join(direct, most=self._max_direct)
         self._work.set()
         return direct.answer
 
-    def replace(self, reference: Reference) -> "Future[None]":
-        replacement = Replacement(reference)
+    def replace(self, replica: Replica) -> "Future[None]":
+        replacement = Replacement(replica)
         self._line.join(replacement, most=sys.maxsize)
         self._work.set()
         return replacement.answer
@@ -95,7 +102,7 @@ class ScoringLoop:
                 if not self._step():
                     started = time.monotonic()
                     self._work.wait(IDLE_SECONDS)
-                    self.totals.waiting_seconds.inc(time.monotonic() - started)
+                    self._totals.waiting_seconds.inc(time.monotonic() - started)
             while self._step():
                 pass
         except BaseException:  # nobody else would see an error of this thread
@@ -109,18 +116,20 @@ class ScoringLoop:
         share = int(self._budget.tokens * _QUEUE_SHARE)
         direct = self._line.take(self._budget.tokens - share)
         queued = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
+        self._tokens_in_hand = tokens_of(direct) + tokens_of(queued)
         for jobs in self._packed(direct, queued):
-            self._forwards.score(self._reference, jobs)
+            self._forwards.score(self._replica, jobs)
             self._claims.save()
+        self._tokens_in_hand = 0
         return bool(direct or queued or self._line)
 
     def _replace(self) -> None:
         while replacement := self._line.next_replacement():
-            self._reference = replacement.reference
+            self._replica = replacement.replica
             replacement.answer.set_result(None)
 
     def _claim(self, max_tokens: int) -> list[Queued]:
-        return [] if self._stopping else self._claims.take(max_tokens, self._reference.version)
+        return [] if self._stopping else self._claims.take(max_tokens, self._replica.version)
 
     def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
         """The jobs of one forward, or of two if one would be too large or a batch may end the server."""

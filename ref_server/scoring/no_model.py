@@ -8,7 +8,7 @@ import structlog
 
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
-from ref_server.scoring.reference import NoModel, Reference, Scores, check_size
+from ref_server.scoring.reference import NoModel, Reference, Replica, Scores, check_size
 from shared.api import ModelInfo, State
 from shared.batch import TokenGroup
 
@@ -21,6 +21,7 @@ class NoReference:
     scores_uploads = False
     version = 0
     base = ""
+    replicas = ()
 
     def __init__(self, max_batch_tokens: int) -> None:
         nothing = dict.fromkeys(ModelInfo.model_fields)
@@ -35,9 +36,6 @@ class NoReference:
 
     def decode(self, ids: Sequence[int]) -> None:
         return None
-
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
-        _refuse()
 
     def replacement(self, snapshot: str | None, version: int) -> Reference:
         _refuse()
@@ -76,7 +74,7 @@ class NoScoring:
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
         _refuse()
 
-    def replace(self, reference: Reference) -> "Future[None]":
+    def replace(self, replicas: Sequence[Replica]) -> None:
         _refuse()
 
 

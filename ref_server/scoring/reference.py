@@ -1,4 +1,4 @@
-"""The interface of a reference model. `frozen_model.py` implements it with a model, `no_model.py` without."""
+"""The interface of a reference model. `replicas.py` implements it with a model, `no_model.py` without."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -66,7 +66,7 @@ class Scores:
 
 
 class Scoring(Protocol):
-    """Scores uploads, and direct requests. `ScoringLoop` does it; `NoScoring` stands in where there is no model."""
+    """Scores uploads, and direct requests. `ScoringLoops` does it; `NoScoring` stands in where there is no model."""
 
     totals: ScoringTotals
 
@@ -81,11 +81,13 @@ class Scoring(Protocol):
         ...
 
     @property
-    def alive(self) -> bool: ...
+    def alive(self) -> bool:
+        """Whether it scores on any device."""
+        ...
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by an error. Only a new process can then score."""
+        """Whether it ended by an error, on any device. Only a new process can then score there."""
         ...
 
     def ring(self) -> None:
@@ -96,11 +98,23 @@ class Scoring(Protocol):
         """A future of one group's scores. Raises Busy, NoModel, NotReady."""
         ...
 
-    def replace(self, reference: "Reference") -> "Future[None]":
-        """Scores with another reference from now on. The future is done once the old one is no longer used.
+    def replace(self, replicas: Sequence["Replica"]) -> None:
+        """Scores with other replicas from now on, as many. Returns once the old ones are no longer used.
 
         Raises what `submit` raises.
         """
+        ...
+
+
+class Replica(Protocol):
+    """Frozen weights that compute log-probs."""
+
+    version: int
+    device: str
+    """Where the weights are, for people."""
+
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        """Scores groups now, in the caller's thread. Raises TooLarge, DeviceLost."""
         ...
 
 
@@ -126,8 +140,9 @@ class Reference(Protocol):
         """The text of tokens; None without a tokenizer."""
         ...
 
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
-        """Scores groups now, in the caller's thread. Raises NoModel, TooLarge, DeviceLost."""
+    @property
+    def replicas(self) -> "Sequence[Replica]":
+        """What scores with these weights: one or several, none without a model."""
         ...
 
     def replacement(self, snapshot: str | None, version: int) -> "Reference":

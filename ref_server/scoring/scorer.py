@@ -19,13 +19,14 @@ _Part = tuple[Sequence[TokenGroup], Sequence[float]]
 
 
 class Scorer:
-    """forward: a `LogprobForward`, called for its log-probs. reference_version: of its weights."""
+    """A `Replica`. forward: a `LogprobForward`, called for its log-probs. version, device: of its weights."""
 
     def __init__(
-        self, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor], reference_version: int
+        self, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor], version: int, device: str
     ) -> None:
+        self.version = version
+        self.device = device
         self._forward = forward
-        self._reference_version = reference_version
 
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
         """Scores all groups in one forward, or in several where memory does not suffice for one.
@@ -46,7 +47,7 @@ class Scorer:
             torch.cuda.empty_cache()  # joins fragmented memory; does nothing without CUDA
             waiting += reversed(_halves(*part))
         ends = np.cumsum([len(group.completion_ids) for group in groups])[:-1]
-        return Scores(np.split(np.concatenate(pieces), ends), self._reference_version, splits)
+        return Scores(np.split(np.concatenate(pieces), ends), self.version, splits)
 
     def _try(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> np.ndarray | None:
         """float32 (sum of C,), or None when there is not enough memory: once this has returned, all of it is free."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ref_server.scoring.device_maps import DeviceMap
 from ref_server.scoring.reference import BadSnapshotName, NoSnapshot, ReferenceConflict
 from shared.models import load_tokenizer, tokenizer_fingerprint
 
@@ -42,8 +43,8 @@ def find_snapshot(root: Path, name: str) -> Path:
     return directory
 
 
-def load_like(model: PreTrainedModel, fingerprint: str, directory: Path) -> PreTrainedModel:
-    """A model of the same architecture, dtype and device with the weights of a directory, in evaluation mode.
+def load_like(model: PreTrainedModel, device_map: DeviceMap, fingerprint: str, directory: Path) -> PreTrainedModel:
+    """A model of the same architecture and dtype with the weights of a directory, in evaluation mode.
 
     fingerprint: of the tokenizer; a directory may have none. Raises ReferenceConflict when the architecture differs, or
     weights are missing, superfluous or damaged.
@@ -54,13 +55,13 @@ def load_like(model: PreTrainedModel, fingerprint: str, directory: Path) -> PreT
         # Use the reference's own configuration: a snapshot's may name an attention kernel of the hub, which is code.
         read: Any = AutoModelForCausalLM.from_pretrained(
             directory, config=deepcopy(model.config), dtype=model.dtype, use_safetensors=True, local_files_only=True,
-            trust_remote_code=False, output_loading_info=True,
+            trust_remote_code=False, device_map=dict(device_map), output_loading_info=True,
         )  # fmt: skip
         loaded, found = read
         for problem, names in found.items():
             if names:
                 raise _other(f"its weights have {problem.replace('_', ' ')}: {', '.join(map(str, sorted(names)[:3]))}")
-        return loaded.to(model.device).eval()
+        return loaded.eval()
     except ReferenceConflict:
         raise
     except Exception as error:  # damaged files can raise anything

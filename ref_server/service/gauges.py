@@ -22,7 +22,7 @@ def server(
     yield _gauge("tandem_ready", "1 when a batch would be scored now, as /readyz says.", ready)
     yield _gauge("tandem_store_up", "1 when the store could be written, durably, at this scrape.", store)
     yield _gauge(
-        "tandem_scoring_alive", "1 while the scoring loop runs, and where there is no model to score.", scoring
+        "tandem_scoring_alive", "1 while every scoring loop runs, and where there is no model to score.", scoring
     )
     if model.reference_version is not None:
         help = "Version of the reference weights; it grows when they are replaced."

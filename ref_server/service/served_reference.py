@@ -27,6 +27,8 @@ log = structlog.get_logger()
 # How often a server looks whether another reference is wanted, and how long it leaves alone one that it cannot have.
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 10.0
+# How long a look may take: a replacement that meets one waits for it.
+_LOOKING_SECONDS = 1.0
 _Refused = (BadSnapshotName, NoModel, NoSnapshot, NotReady, ReferenceConflict)
 
 
@@ -65,7 +67,7 @@ class ServedReference:
         score until the new ones are loaded. Raises BadSnapshotName, NoSnapshot, ReferenceConflict, NoModel, NotReady,
         and then changes nothing.
         """
-        if not self._replacing.acquire(blocking=False):
+        if not self._replacing.acquire(timeout=_LOOKING_SECONDS):
             raise ReferenceConflict("busy", "the reference is being replaced already: try again when that is over")
         try:
             wanted = WantedReference(snapshot, version, self.current.base)
@@ -122,7 +124,7 @@ class ServedReference:
             return None
 
     def _adopt(self, replacement: Reference) -> None:
-        self.scoring.replace(replacement).result()
+        self.scoring.replace(replacement.replicas)
         self.current = replacement
 
 

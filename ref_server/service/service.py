@@ -82,11 +82,16 @@ class Service:
         with self.weights.reading(snapshot):
             return self._served.replace(snapshot, version)
 
+    @property
+    def scores(self) -> bool:
+        """Whether the scoring loop of every device runs; true where there is no model to score with."""
+        return self.scoring.alive and not self.scoring.failed
+
     def not_working_reason(self) -> str | None:
         """Why this process does not score batches, or None. Leaves out whether the store works."""
         if self.draining:
             return "the server is shutting down"
-        if not self.scoring.alive:
+        if not self.scores:
             return "the scoring loop has ended"
         if self._served.lacking is not None:
             return f"no batch is scored here: {self._served.lacking}"

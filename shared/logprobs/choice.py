@@ -96,7 +96,7 @@ def self_test_difference(
             rows = torch.cat([_row_by_row(model, *one) for one in zip(groups, temperatures, strict=True)])
     finally:
         model.train(training)
-    difference = (got - rows).abs() / rows.std().clamp(min=0.01)
+    difference = (got.to(rows.device) - rows).abs() / rows.std().clamp(min=0.01)
     return float(difference.max() if model.dtype in (torch.float32, torch.float64) else difference.mean())
 
 

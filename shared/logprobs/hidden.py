@@ -20,20 +20,23 @@ class HiddenForward(ABC):
         self._model = model
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        return self._head.logps(self._hidden(groups), *self._targets_and_temperatures(groups, temperatures))
+        return self._head.logps(*self._inputs(groups, temperatures))
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        return self._head.logps_and_entropy(self._hidden(groups), *self._targets_and_temperatures(groups, temperatures))
+        return self._head.logps_and_entropy(*self._inputs(groups, temperatures))
 
     @abstractmethod
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         """(sum of C, h) hidden states that predict the completion tokens, in order."""
 
-    def _targets_and_temperatures(
-        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
-    ) -> tuple[Tensor, Tensor]:
-        """(sum of C,) completion tokens and (sum of C,) temperatures."""
+    def _inputs(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+        """(sum of C, h) hidden states, (sum of C,) completion tokens and temperatures, where the head is: layers of a
+        model that is spread over devices may be elsewhere."""
         tokens = np.concatenate([group.completion_ids for group in groups])
         per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups])
-        device = self._model.device
-        return torch.tensor(tokens, device=device), torch.tensor(per_token, dtype=torch.float32, device=device)
+        device = self._head.weight.device
+        return (
+            self._hidden(groups).to(device),
+            torch.tensor(tokens, device=device),
+            torch.tensor(per_token, dtype=torch.float32, device=device),
+        )

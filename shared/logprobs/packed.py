@@ -1,6 +1,6 @@
 """Forwards over whole groups in one packed sequence: each prompt is computed once, nothing is padded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,6 +18,21 @@ from shared.logprobs.varlen import VarlenAttention
 
 class _MakesAttention(Protocol):
     def __call__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device) -> SpanAttention: ...
+
+
+class _AttentionOfDevices:
+    """A `SpanAttention` for layers on any device: made once on each, when its first layer asks."""
+
+    def __init__(self, layout: PackedLayout, make: Callable[[torch.device], SpanAttention]) -> None:
+        self.longest_row = layout.longest_row
+        self._make = make
+        self._made: dict[torch.device, SpanAttention] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+        attention = self._made.get(query.device)
+        if attention is None:
+            attention = self._made[query.device] = self._make(query.device)
+        return attention(query, key, value, scale, dropout)
 
 
 class PackedForward(HiddenForward):
@@ -40,9 +55,11 @@ class PackedForward(HiddenForward):
             # Ignored by packed attention. Given a 4D mask, transformers does not build an (N, N) one.
             attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device),
             use_cache=False,
-            span_attention=type(self)._attention(layout, dtype=self._model.dtype, device=device),
+            span_attention=_AttentionOfDevices(
+                layout, lambda where: type(self)._attention(layout, dtype=self._model.dtype, device=where)
+            ),
         ).last_hidden_state[0]
-        return hidden.index_select(0, torch.tensor(layout.predictors(), device=device))
+        return hidden.index_select(0, torch.tensor(layout.predictors(), device=hidden.device))
 
 
 class VarlenForward(PackedForward):

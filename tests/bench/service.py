@@ -140,7 +140,7 @@ def compare(way: Way, model_dir: Path, scorer: Scorer) -> list[str]:
 def run() -> None:
     torch.set_num_threads(1)
     model = measure.model_25m()
-    scorer = Scorer(choose_forward(model), 0)
+    scorer = Scorer(choose_forward(model), 0, "cpu")
     queued = Way(
         f"uploaded, leased, acked: {BATCHES} x {sum(measure.LENGTHS)} completion tokens",
         BATCHES, measure.LENGTHS, 1, through_the_queue,

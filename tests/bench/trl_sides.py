@@ -71,9 +71,9 @@ def weights(model: nn.Module) -> Array:
 def take_our_steps(turns: Connection, directory: Path, groups: int) -> None:
     torch.set_num_threads(1)
     policy, reference = load_policy(directory), _load(directory)
-    scorer = Scorer(choose_forward(reference), reference_version=0)
+    scorer = Scorer(choose_forward(reference), 0, "cpu")
     forward = choose_forward(policy)
-    sampler = Scorer(forward, reference_version=0)
+    sampler = Scorer(forward, 0, "cpu")
     learner = Learner(
         policy,
         forward,

@@ -110,7 +110,7 @@ def make_service(
         data_dir: Path = tmp_path_factory.mktemp("data")
 
         config = ServeConfig(model="tiny", data_dir=data_dir, **settings)
-        return Service(FrozenModel(model, tokenizer, config), wrap(open_queue(config)), config)
+        return Service(FrozenModel([model], tokenizer, config), wrap(open_queue(config)), config)
 
     return make
 

@@ -17,6 +17,12 @@ TOKEN = "a-token-of-enough-letters"
         ({"model": "m", "max_body_mib": 129}, "must be at least twice max_body_mib"),
         ({"model": "m", "legacy": True, "legacy_port": 8400}, "legacy_port: 8400 is the port already"),
         ({"model": "m", "legacy": True, "legacy_port": 65_536}, "legacy_port"),
+        ({"model": "m", "device": "cuda:0", "devices": ["cuda:0", "cuda:1"]}, "device and devices exclude each other"),
+        ({"model": "m", "device_map": "balanced"}, "device_map: balanced needs at least two devices"),
+        (
+            {"model": "m", "device_map": "balanced", "devices": ["cuda:0", "cuda:0"]},
+            "device_map: balanced needs at least two devices",
+        ),
         ({"model": "m", "legacy": True, "token": TOKEN}, "add --legacy-insecure"),
         (
             {"model": "m", "legacy": True, "legacy_insecure": True, "token": TOKEN, "host": "0.0.0.0"},

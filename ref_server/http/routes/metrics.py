@@ -79,7 +79,7 @@ class Metrics:
             self._version,
             ready,
             store.up,
-            service.scoring.alive,
+            service.scores,
             service.reference.info,
             service.wanted_reference_version,
         )

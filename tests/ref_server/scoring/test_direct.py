@@ -5,17 +5,18 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+import torch
 
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.scoring.direct import Direct, Line, Replacement
-from ref_server.scoring.no_model import NoReference
 from ref_server.scoring.reference import Busy, NotReady
+from ref_server.scoring.scorer import Scorer
 from shared.batch import TokenGroup
 
 
 def direct(tokens: int = 2) -> Direct:
     group = TokenGroup(np.array([1]), np.ones(tokens - 1, dtype=np.int64), np.array([tokens - 1]))
-    return Direct(group, 1.0, ScoringTotals())
+    return Direct(group, 1.0, ScoringTotals().of("cpu"))
 
 
 def line_of(*waiting: Direct | Replacement) -> Line:
@@ -26,7 +27,7 @@ def line_of(*waiting: Direct | Replacement) -> Line:
 
 
 def other_weights() -> Replacement:
-    return Replacement(NoReference(10))
+    return Replacement(Scorer(lambda groups, temperatures: torch.zeros(0), 1, "cpu"))
 
 
 def test_the_oldest_are_taken_as_many_as_fit() -> None:

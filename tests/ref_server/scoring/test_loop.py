@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from policy_trainer.demo.base_model import make_model
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
+from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.errors import StorageBroken
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Claim, Upload
@@ -37,9 +38,10 @@ class Recorded:
     """A reference that notes the first token of each group of each forward, after `before` has had its say."""
 
     def __init__(self, model: PreTrainedModel, version: int, before: Callable[[Sequence[TokenGroup]], object]) -> None:
-        self._scorer = Scorer(choose_forward(model), version)
+        self._scorer = Scorer(choose_forward(model), version, "cpu")
         self._before = before
         self.version = version
+        self.device = "cpu"
         self.forwards: list[list[int]] = []
 
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
@@ -67,12 +69,18 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def loop_of(queue: Queue) -> Iterator[Callable[..., ScoringLoop]]:
+def totals() -> ScoringTotals:
+    return ScoringTotals()
+
+
+@pytest.fixture
+def loop_of(queue: Queue, totals: ScoringTotals) -> Iterator[Callable[..., ScoringLoop]]:
     """Makes loops of 160 tokens a forward, to be started by the test, and ends them before the queue is closed."""
     loops: list[ScoringLoop] = []
 
     def make(reference: Any, queue: Any, tokens: int = 160) -> ScoringLoop:
-        loops.append(ScoringLoop(reference, queue, tokens_per_forward=tokens, on_ready=lambda: None))
+        of_one = totals.of("cpu")
+        loops.append(ScoringLoop(reference, queue, of_one, tokens_per_forward=tokens, on_ready=lambda: None))
         return loops[-1]
 
     yield make
@@ -125,7 +133,7 @@ def stored(queue: Queue, batch: RolloutBatch) -> ScoredBatch:
 
 
 def test_direct_and_queued_are_scored_together_and_as_if_alone(
-    loop_of: Any, reference: Reference, queue: Queue, rollout: Rollout, naive_logps: Naive
+    loop_of: Any, reference: Reference, queue: Queue, rollout: Rollout, naive_logps: Naive, totals: ScoringTotals
 ) -> None:
     shapes = [(5, (4, 1, 7), 1.0), (1, (1,), 0.5), (40, (3, 30), 1.7), (2, (9,), 0.8)]
     asked, batches = ([rollout(p, n, temperature=t) for p, n, t in shapes] for _ in range(2))
@@ -142,13 +150,12 @@ def test_direct_and_queued_are_scored_together_and_as_if_alone(
         np.testing.assert_allclose(stored(queue, batch).ref_logps, expected, atol=TOLERANCE)
     assert recorded.forwards == [[int(each.group.prompt_ids[0]) for each in (*asked, *batches)]]
     tokens = sum(each.group.tokens for each in asked)
-    totals = loop.totals
     counts = totals.counts()
     expected = {"direct_tokens": tokens, "tokens": tokens, "batches": 4, "errors": 0}
     assert {name: counts[name] for name in expected} == expected
     samples = totals.registry.get_sample_value
-    assert samples("tandem_forward_seconds_count") == 1
-    assert samples("tandem_forward_seconds_sum") == counts["working_seconds"]
+    assert samples("tandem_forward_seconds_count", {"device": "cpu"}) == 1
+    assert samples("tandem_forward_seconds_sum", {"device": "cpu"}) == counts["working_seconds"]
 
 
 def test_direct_requests_that_never_cease_do_not_starve_the_queue(
@@ -225,7 +232,12 @@ def test_what_another_server_ended_with_is_scored_alone_and_first(
 
 
 def test_only_those_at_fault_fail(
-    loop_of: Any, reference: Reference, queue: Queue, named: Callable[..., RolloutBatch], naive_logps: Naive
+    loop_of: Any,
+    reference: Reference,
+    queue: Queue,
+    named: Callable[..., RolloutBatch],
+    naive_logps: Naive,
+    totals: ScoringTotals,
 ) -> None:
     def before(groups: Sequence[TokenGroup]) -> None:
         if any(group.prompt_ids[0] == POISON for group in groups):
@@ -246,7 +258,7 @@ def test_only_those_at_fault_fail(
     dead = settled(queue, batches[1], State.DEAD)
     assert dead.scoring_attempts == 3 and "RuntimeError: no kernel takes this" in str(dead.reason)
     assert {settled(queue, batches[n]).scoring_attempts for n in (0, 2)} == {0}
-    counts = loop.totals.counts()
+    counts = totals.counts()
     assert (counts["errors"], counts["batches"], counts["direct_tokens"]) == (3, 2, 40)
     assert [forward for forward in recorded.forwards if POISON not in forward] == [[1, 2], [3], [4, 5], [6]]
 

@@ -25,7 +25,7 @@ from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.no_model import NoReference
-from ref_server.scoring.reference import Reference
+from ref_server.scoring.reference import Reference, Replica
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import WeightsName
@@ -203,8 +203,8 @@ def test_the_batch_in_hand_is_finished_with_the_weights_it_began_with(
     )
     asked, replace = threading.Event(), ScoringLoop.replace
 
-    def tell(loop: ScoringLoop, reference: Reference) -> Future[None]:
-        done = replace(loop, reference)
+    def tell(loop: ScoringLoop, replica: Replica) -> Future[None]:
+        done = replace(loop, replica)
         asked.set()
         return done
 

@@ -63,10 +63,10 @@ TEMPERATURES = [1.0, 0.5, 2.0, 1.0, 0.7]
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: f"{type(error).__name__} {str(error)[:30]}")
 @pytest.mark.parametrize("tokens", [41, 60, 100])
 def test_what_does_not_fit_is_done_in_parts(forward: LogprobForward, tokens: int, error: Exception) -> None:
-    whole = Scorer(forward, 3).score(GROUPS, TEMPERATURES)
+    whole = Scorer(forward, 3, "cpu").score(GROUPS, TEMPERATURES)
     assert (whole.splits, whole.reference_version) == (0, 3)
     small = Small(forward, tokens, error)
-    parts = Scorer(small, 3).score(GROUPS, TEMPERATURES)
+    parts = Scorer(small, 3, "cpu").score(GROUPS, TEMPERATURES)
     assert parts.splits == len(small.seen) - 1
     assert sum(map(sum, small.seen)) == sum(group.size for group in GROUPS)
     assert parts.reference_version == 3
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_done_in_parts(forward: LogprobForward, tokens: int
 def test_a_single_completion_that_does_not_fit_is_told_of(forward: LogprobForward) -> None:
     small = Small(forward, 30, OUT_OF_MEMORY[0])
     with pytest.raises(TooLarge, match="a row of 35 tokens, for which the memory of the device does not suffice"):
-        Scorer(small, 0).score(GROUPS[:1], TEMPERATURES[:1])
+        Scorer(small, 0, "cpu").score(GROUPS[:1], TEMPERATURES[:1])
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_a_single_completion_that_does_not_fit_is_told_of(forward: LogprobForwar
 )
 def test_a_lost_device_is_told_from_a_bad_batch(forward: LogprobForward, error: Exception) -> None:
     with pytest.raises(DeviceLost):
-        Scorer(Small(forward, 0, error), 0).score(GROUPS, TEMPERATURES)
+        Scorer(Small(forward, 0, error), 0, "cpu").score(GROUPS, TEMPERATURES)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        Scorer(Small(forward, 0, RuntimeError("no such kernel")), 0).score(GROUPS, TEMPERATURES)
+        Scorer(Small(forward, 0, RuntimeError("no such kernel")), 0, "cpu").score(GROUPS, TEMPERATURES)
 
 
 def test_a_forward_that_failed_holds_no_memory(forward: LogprobForward) -> None:
@@ -112,7 +112,7 @@ def test_a_forward_that_failed_holds_no_memory(forward: LogprobForward) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return forward(groups, temperatures) + tensor
 
-    assert Scorer(Holding(), 0).score(GROUPS[:4], TEMPERATURES[:4]).splits == 3
+    assert Scorer(Holding(), 0, "cpu").score(GROUPS[:4], TEMPERATURES[:4]).splits == 3
     assert before == [0] * 7
 
 
@@ -125,7 +125,7 @@ from shared.batch import TokenGroup
 from shared.logprobs import choose_forward
 
 torch.set_num_threads(1)
-scorer = Scorer(choose_forward(make_model(0).eval()), 0)
+scorer = Scorer(choose_forward(make_model(0).eval()), 0, "cpu")
 ids = np.random.default_rng(0).integers(0, 260, 10 + 64 * 200)
 group = TokenGroup(ids[:10], ids[10:], np.full(64, 200))
 few = TokenGroup(ids[:10], ids[10 : 10 + 2 * 200], np.full(2, 200))

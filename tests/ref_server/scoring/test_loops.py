@@ -1,0 +1,297 @@
+"""Several replicas of the reference on one queue: who scores what, with which weights, and when one fails."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from policy_trainer.demo.base_model import make_model, make_tokenizer
+from ref_server.cli.stores import open_queue
+from ref_server.config import ServeConfig
+from ref_server.queue.interface import Queue
+from ref_server.queue.records import Upload
+from ref_server.scoring import frozen_model
+from ref_server.scoring.loops import ScoringLoops
+from ref_server.scoring.reference import DeviceLost, NotReady, Scores
+from ref_server.service.service import Service
+from shared import wire
+from shared.api import BatchDetails, State
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.logprobs import LogprobForward, choose_forward
+from shared.models import save_model
+
+Rollout = Callable[..., RolloutBatch]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+HEADERS = {"Content-Type": wire.CONTENT_TYPE}
+PATIENCE = 60
+
+
+# The server
+
+
+class Each:
+    """A forward that tells a function of each call."""
+
+    name = "told"
+
+    def __init__(self, forward: LogprobForward, before: Callable[[], object]) -> None:
+        self._forward = forward
+        self._before = before
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        self._before()
+        return self._forward(groups, temperatures)
+
+
+@pytest.fixture
+def serve_devices(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., AbstractContextManager[httpx.Client]]:
+    """A server as the command makes it. Every batch has a forward of its own, and before each `before` has its say."""
+
+    def serve_on(
+        *devices: str, before: Callable[[], object] = lambda: None, **settings: Any
+    ) -> AbstractContextManager[httpx.Client]:
+        monkeypatch.setattr(
+            "ref_server.scoring.frozen_model.choose_forward", lambda model: Each(choose_forward(model), before)
+        )
+        data_dir = tmp_path_factory.mktemp("data")
+        config = ServeConfig(
+            model=str(model_dir), data_dir=data_dir, devices=list(devices), scoring_tokens=1, threads=1, **settings
+        )
+        return serve(Service(frozen_model.load(config), open_queue(config), config))
+
+    return serve_on
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> None:
+    assert http.post("/v1/batches", content=wire.encode(batch), headers=HEADERS).status_code == 201
+
+
+def lease(http: httpx.Client) -> ScoredBatch:
+    answer = http.post("/v1/batches/lease", json={"consumer": "test"})
+    assert answer.status_code == 200, answer.text
+    scored = wire.decode(answer.content)
+    assert isinstance(scored, ScoredBatch)
+    return scored
+
+
+def test_two_replicas_score_as_one_does_bit_for_bit(
+    serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
+) -> None:
+    batches = [rollout(prompt=n, lengths=(3, n, 9)) for n in range(1, 13)]
+    scores: list[dict[str, bytes]] = []
+    for devices in (["cpu"], ["cpu", "cpu"]):
+        with serve_devices(*devices) as http:
+            for batch in batches:
+                upload(http, batch)
+            leased = [lease(http) for _ in batches]
+            assert http.get("/v1/model").json()["device"] == ", ".join(devices)
+            assert http.get("/readyz").status_code == 200
+        scores.append({each.rollout.id: each.ref_logps.tobytes() for each in leased})
+    assert scores[0] == scores[1]
+    assert scores[0].keys() == {batch.id for batch in batches}
+
+
+def test_two_replicas_score_at_the_same_time(
+    serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
+) -> None:
+    both = threading.Barrier(2, timeout=PATIENCE)  # a forward alone would break it, and its batch would not be scored
+    batches = [rollout(), rollout()]
+    with serve_devices("cpu", "cpu", before=both.wait) as http:
+        for batch in batches:
+            upload(http, batch)
+        assert {lease(http).rollout.id for _ in batches} == {batch.id for batch in batches}
+
+
+def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
+    serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout, tmp_path: Path
+) -> None:
+    other = make_model(1).eval()
+    save_model(other, make_tokenizer(), tmp_path / "next")
+    began, go_on = threading.Event(), threading.Event()
+    held: list[int] = []
+
+    def hold_the_first() -> None:
+        if not held:
+            held.append(threading.get_ident())
+            began.set()
+            assert go_on.wait(PATIENCE)
+
+    first, second = rollout(), rollout()
+    with serve_devices("cpu", "cpu", before=hold_the_first, snapshot_root=tmp_path) as http:
+        upload(http, first)
+        assert began.wait(PATIENCE)
+        answers: list[httpx.Response] = []
+        body = {"snapshot": "next", "version": 1}
+        replacing = threading.Thread(target=lambda: answers.append(http.put("/v1/reference", json=body)))
+        replacing.start()
+        direct = {"prompt_ids": [1], "completions": [[2]]}
+        while http.post("/v1/logprobs", json=direct).json()["reference_version"] == 0:
+            time.sleep(0.01)
+        upload(http, second)
+        scored = lease(http)
+        assert (scored.rollout.id, scored.reference_version) == (second.id, "1")
+        assert not answers, "a replica still scores with the old weights"
+        go_on.set()
+        replacing.join(PATIENCE)
+        assert [answer.status_code for answer in answers] == [200]
+        late = lease(http)
+    assert (late.rollout.id, late.reference_version) == (first.id, "0")
+    for got, model in ((late, make_model(0).eval()), (scored, other)):
+        expected = choose_forward(model)([got.rollout.group], [1.0]).detach().numpy()
+        np.testing.assert_allclose(got.ref_logps, expected, atol=2e-5)
+
+
+# The loops
+
+
+class Fake:
+    """A replica whose log-probs are zeros, after `before` has had its say."""
+
+    def __init__(self, device: str, before: Callable[[], object] = lambda: None, version: int = 0) -> None:
+        self.device = device
+        self.version = version
+        self._before = before
+
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+        self._before()
+        return Scores([np.zeros(len(group.completion_ids), np.float32) for group in groups], self.version)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with closing(open_queue(ServeConfig(no_model=True, data_dir=tmp_path))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def loops_of(queue: Queue) -> Iterator[Callable[..., ScoringLoops]]:
+    """Starts loops of one batch a forward, and ends them before the queue is closed."""
+    started: list[ScoringLoops] = []
+
+    def start(*replicas: Fake) -> ScoringLoops:
+        started.append(ScoringLoops(replicas, queue, tokens_per_forward=1, on_ready=lambda: None))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for loops in started:
+        loops.stop()
+        loops.join()
+
+
+def put(queue: Queue, *batches: RolloutBatch) -> None:
+    for batch in batches:
+        body = wire.encode(batch)
+        sizes = len(batch.group.prompt_ids), len(batch.group.completion_ids), batch.group.size
+        queue.put(Upload(batch.id, wire.content_hash(body), batch.run, 0, 0, *sizes, body))
+
+
+def settled(queue: Queue, batch: RolloutBatch, state: State = State.READY) -> BatchDetails:
+    deadline = time.monotonic() + PATIENCE
+    while (info := queue.get(batch.id)) is None or info.state != state:
+        assert time.monotonic() < deadline, info
+        time.sleep(0.01)
+    return info
+
+
+def test_a_direct_request_goes_to_the_replica_that_has_nothing_to_do(
+    loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        if not began.is_set():
+            began.set()
+            assert go_on.wait(PATIENCE)
+
+    loops = loops_of(Fake("a", hold), Fake("b", hold))
+    put(queue, rollout())
+    loops.ring()
+    assert began.wait(PATIENCE)
+    for _ in range(5):
+        loops.submit(rollout().group, 1.0).result(PATIENCE)
+    go_on.set()
+
+
+def test_totals_are_told_by_device(loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout) -> None:
+    both = threading.Barrier(2, timeout=PATIENCE)
+    loops = loops_of(Fake("a", both.wait), Fake("b", both.wait))
+    batches = [rollout(), rollout()]
+    put(queue, *batches)
+    loops.ring()
+    for batch in batches:
+        settled(queue, batch)
+    samples = loops.totals.registry.get_sample_value
+    assert [samples("tandem_scored_batches_total", {"device": device}) for device in "ab"] == [1, 1]
+    assert [samples("tandem_forward_seconds_count", {"device": device}) for device in "ab"] == [1, 1]
+    assert loops.totals.counts()["batches"] == 2
+
+
+@pytest.mark.parametrize("error", [DeviceLost, SystemExit])
+def test_when_one_replica_is_lost_the_others_finish_what_they_have(
+    loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout, error: type[BaseException]
+) -> None:
+    """The server then ends, as with one device, and the next start scores what the lost one had."""
+    both, lost = threading.Barrier(2, timeout=PATIENCE), threading.Event()
+
+    def lose() -> None:
+        both.wait()
+        raise error("gone")
+
+    def outlive() -> None:
+        both.wait()
+        assert lost.wait(PATIENCE)
+
+    loops = loops_of(Fake("a", lose), Fake("b", outlive))
+    batches = [rollout(), rollout()]
+    put(queue, *batches)
+    loops.ring()
+    while not loops.failed:
+        time.sleep(0.01)
+    assert loops.alive
+    loops.stop()
+    lost.set()
+    loops.join()
+    assert not loops.alive and loops.failed
+    states = sorted(str(info.state) for batch in batches if (info := queue.get(batch.id)))
+    assert states == ["ready", "scoring"]
+    with pytest.raises(NotReady):
+        loops.submit(rollout().group, 1.0)
+
+
+def test_replaced_is_what_no_replica_uses_any_more(
+    loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout
+) -> None:
+    loops = loops_of(Fake("a"), Fake("b"))
+    loops.replace([Fake("a", version=1), Fake("b", version=1)])
+    answers = [loops.submit(rollout().group, 1.0) for _ in range(20)]
+    assert {answer.result(PATIENCE).reference_version for answer in answers} == {1}
+
+
+def test_each_replica_has_its_own_memory(
+    serve_devices: Callable[..., AbstractContextManager[httpx.Client]], rollout: Rollout
+) -> None:
+    """What does not fit into one is halved there, and nothing is lost."""
+    seen: set[int] = set()
+
+    def small() -> None:
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    batches = [rollout() for _ in range(6)]
+    with serve_devices("cpu", "cpu", before=small) as http:
+        for batch in batches:
+            upload(http, batch)
+        assert {lease(http).rollout.id for _ in batches} == {batch.id for batch in batches}
+        assert http.get("/v1/queue").json()["scoring"]["splits"] == len(seen) >= 1
