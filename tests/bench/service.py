@@ -100,7 +100,7 @@ def read(answer: httpx.Response) -> tuple[str, np.ndarray]:
 
 
 def forwards(http: httpx.Client) -> int:
-    found = re.search(r"^tandem_forward_seconds_count (\S+)", http.get("/metrics").text, re.MULTILINE)
+    found = re.search(r"^tandem_forward_seconds_count{.*} (\S+)", http.get("/metrics").text, re.MULTILINE)
     assert found is not None
     return int(float(found[1]))
 
