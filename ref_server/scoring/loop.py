@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 import structlog
 
 from ref_server.metrics.totals import DeviceTotals
 from ref_server.queue.interface import Queue
 from ref_server.scoring.claims import Claims, Queued
+from ref_server.scoring.company import Company
 from ref_server.scoring.direct import Direct, Line, Replacement
 from ref_server.scoring.forwards import Budget, Forwards, Job, tokens_of
 from ref_server.scoring.reference import Replica, Scores
@@ -41,6 +43,7 @@ class ScoringLoop:
         replica: Replica,
         queue: Queue,
         totals: DeviceTotals,
+        company: Company,
         *,
         tokens_per_forward: int,
         on_ready: Callable[[], None],
@@ -48,6 +51,7 @@ class ScoringLoop:
     ) -> None:
         self.failed = False
         self._totals = totals
+        self._company = company
         self._replica = replica
         self._max_direct = max_direct
         self._line = Line()
@@ -112,16 +116,25 @@ class ScoringLoop:
 
     def _step(self) -> bool:
         """Scores some of the waiting jobs. False when nothing is left."""
-        self._replace()
-        share = int(self._budget.tokens * _QUEUE_SHARE)
-        direct = self._line.take(self._budget.tokens - share)
-        queued = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
-        self._tokens_in_hand = tokens_of(direct) + tokens_of(queued)
-        for jobs in self._packed(direct, queued):
-            self._forwards.score(self._replica, jobs)
-            self._claims.save()
+        with ExitStack() as working:
+            with self._company.claiming:
+                self._replace()
+                share = int(self._budget.tokens * _QUEUE_SHARE)
+                direct = self._line.take(self._budget.tokens - share)
+                queued = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
+                self._tokens_in_hand = tokens_of(direct) + tokens_of(queued)
+                if suspects := [job for job in queued if job.interrupted]:
+                    self._company.wait_until_alone()
+                    self._score([suspects])
+                working.enter_context(self._company.working())
+            self._score(self._packed(direct, [job for job in queued if not job.interrupted]))
         self._tokens_in_hand = 0
         return bool(direct or queued or self._line)
+
+    def _score(self, forwards: Sequence[Sequence[Job]]) -> None:
+        for jobs in forwards:
+            self._forwards.score(self._replica, jobs)
+            self._claims.save()
 
     def _replace(self) -> None:
         while replacement := self._line.next_replacement():
@@ -132,9 +145,7 @@ class ScoringLoop:
         return [] if self._stopping else self._claims.take(max_tokens, self._replica.version)
 
     def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
-        """The jobs of one forward, or of two if one would be too large or a batch may end the server."""
-        if any(job.interrupted for job in queued):
-            return queued, direct  # batches first: if a direct request ends the server, no batch is interrupted again
+        """The jobs of one forward, or of two if one would be too large."""
         if tokens_of(direct) + tokens_of(queued) > self._budget.tokens:
             return direct, queued
         return [[*direct, *queued]]

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.interface import Queue
+from ref_server.scoring.company import Company
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Replica, Scores
 from shared.batch import TokenGroup
@@ -20,9 +21,15 @@ class ScoringLoops:
         self, replicas: Sequence[Replica], queue: Queue, *, tokens_per_forward: int, on_ready: Callable[[], None]
     ) -> None:
         self.totals = ScoringTotals()
+        company = Company()
         self._loops = [
             ScoringLoop(
-                replica, queue, self.totals.of(replica.device), tokens_per_forward=tokens_per_forward, on_ready=on_ready
+                replica,
+                queue,
+                self.totals.of(replica.device),
+                company,
+                tokens_per_forward=tokens_per_forward,
+                on_ready=on_ready,
             )
             for replica in replicas
         ]

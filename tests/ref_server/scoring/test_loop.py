@@ -20,6 +20,7 @@ from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.errors import StorageBroken
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Claim, Upload
+from ref_server.scoring.company import Company
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
 from ref_server.scoring.scorer import Scorer
@@ -79,8 +80,8 @@ def loop_of(queue: Queue, totals: ScoringTotals) -> Iterator[Callable[..., Scori
     loops: list[ScoringLoop] = []
 
     def make(reference: Any, queue: Any, tokens: int = 160) -> ScoringLoop:
-        of_one = totals.of("cpu")
-        loops.append(ScoringLoop(reference, queue, of_one, tokens_per_forward=tokens, on_ready=lambda: None))
+        one = totals.of("cpu"), Company()
+        loops.append(ScoringLoop(reference, queue, *one, tokens_per_forward=tokens, on_ready=lambda: None))
         return loops[-1]
 
     yield make

@@ -269,6 +269,36 @@ def test_when_one_replica_is_lost_the_others_finish_what_they_have(
         loops.submit(rollout().group, 1.0)
 
 
+def test_while_what_a_server_ended_with_is_scored_nothing_else_is_claimed(tmp_path: Path, rollout: Rollout) -> None:
+    """A server ended with two batches. The suspects are then scored one by one: who ends the next server is
+    the only one that is interrupted."""
+    config = ServeConfig(no_model=True, data_dir=tmp_path / "other")
+    config.data_dir.mkdir()
+    suspects, other = [rollout(), rollout()], rollout()
+    with closing(open_queue(config)) as before:
+        put(before, *suspects)
+        assert len(before.claim(1000)) == 2
+    seen: list[list[State]] = []
+    with closing(open_queue(config)) as queue:
+
+        def look() -> None:
+            time.sleep(0.05)  # the other loop could claim meanwhile
+            infos = [queue.get(batch.id) for batch in (*suspects, other)]
+            seen.append([info.state for info in infos if info])
+
+        put(queue, other)
+        loops = ScoringLoops([Fake("a", look), Fake("b", look)], queue, tokens_per_forward=1, on_ready=lambda: None)
+        loops.start()
+        for batch in (*suspects, other):
+            settled(queue, batch)
+        loops.stop()
+        loops.join()
+    assert seen[:2] == [
+        [State.SCORING, State.QUEUED, State.QUEUED],
+        [State.READY, State.SCORING, State.QUEUED],
+    ]
+
+
 def test_replaced_is_what_no_replica_uses_any_more(
     loops_of: Callable[..., ScoringLoops], queue: Queue, rollout: Rollout
 ) -> None:
