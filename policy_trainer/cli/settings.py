@@ -31,7 +31,7 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
         "sampling.num_generations",
         "sampling.max_completion_length", "optimizer.learning_rate", "loss.beta", "server", "device", "config",
     ),
-    "rollout": ("config", "run_dir", "server", "run", "weights", "device", "dtype", "worker", "workers"),
+    "rollout": ("config", "run_dir", "server", "run", "weights", "device", "devices", "dtype", "worker", "workers"),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",
         "samples", "sampling.temperature", "sampling.max_completion_length", "device", "dtype", "config",

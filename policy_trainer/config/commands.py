@@ -151,12 +151,23 @@ class RolloutConfig(RunConfig):
     worker: int = Field(default=0, ge=0)
     """Number of this worker, from 0. Worker k of n takes the problems whose index is k modulo n."""
     workers: int = Field(default=1, ge=1)
-    """Number of workers in all."""
+    """Number of workers in all. Default: one for each of `devices`, else 1."""
+    devices: CliVariadicArg[list[str]] = []
+    """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
 
     @model_validator(mode="after")
     def _check_worker(self) -> "RolloutConfig":
-        if self.worker >= self.workers:
-            raise ValueError(f"worker: must be below workers ({self.workers}), got {self.worker}")
+        if "workers" not in self.model_fields_set:
+            self.workers = max(1, len(self.devices))
+        last = self.worker + max(1, len(self.devices)) - 1
+        if last >= self.workers:
+            raise ValueError(f"worker: must be below workers ({self.workers}), got {last}")
+        return self
+
+    @model_validator(mode="after")
+    def _take_a_single_device(self) -> "RolloutConfig":
+        if len(self.devices) == 1:
+            self.device = self.devices[0]
         return self
 
 

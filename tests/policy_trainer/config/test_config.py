@@ -73,6 +73,8 @@ class TestRefusals:
             (TrainConfig, ["--minibatches", "9"], "minibatches"),
             (TrainConfig, ["--loss.advantage", "process"], "loss.advantage"),
             (RolloutConfig, ["--worker", "2", "--workers", "2"], "worker"),
+            (RolloutConfig, ["--devices", "cuda:0", "cuda:1", "--workers", "1"], "worker"),
+            (RolloutConfig, ["--devices", "cuda:0", "cuda:1", "--worker", "3", "--workers", "4"], "worker"),
             (EvalConfig, ["--sampling.stop", ""], "sampling.stop.0"),
             (TrainConfig, ["--max-steps", "0"], "max_steps"),
             (TrainConfig, ["--num-train-epochs", "0"], "num_train_epochs"),
@@ -242,7 +244,7 @@ FULL: list[BaseSettings] = [
         checkpoint=CheckpointConfig(save_steps=7, save_total_limit=5),
         evaluation=EvaluationConfig(eval_steps=0, problems=3, batch_size=2),
     ),
-    RolloutConfig(**RUN, worker=2, workers=5),
+    RolloutConfig(**RUN, worker=2, workers=5, devices=["cuda:0", "cuda:1"]),
     EvalConfig(**COMMON, samples=3, evaluation=EvalEvaluationConfig(eval_steps=1, problems=9, batch_size=4)),
 ]
 
@@ -313,6 +315,10 @@ class TestRoundTrip:
         file = str(tmp_path / "config.toml")
         rollout = load(RolloutConfig, "--config", file, "--worker", "1", "--workers", "2")
         assert rollout.sampling == train.sampling and rollout.run == "a-name" and rollout.worker == 1
+        several = load(RolloutConfig, "--config", file, "--devices", "cuda:0", "cuda:1")
+        assert (several.worker, several.workers) == (0, 2)
+        single = load(RolloutConfig, "--config", file, "--devices", "cuda:3", "--worker", "1", "--workers", "2")
+        assert (single.device, single.worker) == ("cuda:3", 1), "as one of several is told"
         assert load(EvalConfig, "--config", file).evaluation.model_dump() == train.evaluation.model_dump()
 
     def test_what_a_run_keeps_is_not_what_an_evaluation_prints(self, tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""One worker on each of several devices, as child processes of one command."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from policy_trainer.config import RolloutConfig
+from policy_trainer.lifecycle.processes import Child
+from policy_trainer.lifecycle.restarts import RestartedChild
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.devices import choose_device
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 0.2
+# Deaths of a worker are counted anew after a life of this many seconds.
+_LASTING_SECONDS = 600.0
+
+
+def alone_with(device: str) -> tuple[str, dict[str, str]]:
+    """The device as a process names it that sees no other GPU, and the environment that hides the others: vLLM takes
+    the first GPU that it sees."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return device, {}
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": visible[int(number)] if visible else number}
+
+
+class DeviceWorkers:
+    """The workers `worker`, `worker` + 1, … of `workers`, one for each of `devices`."""
+
+    def __init__(self, config: RolloutConfig, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """arguments, environment: the command's own settings; each child gets them, and its device and number.
+
+        Raises UserError for a device that is not there.
+        """
+        self._children: list[Child] = []
+        for number, name in enumerate(config.devices, start=config.worker):
+            device, visible = alone_with(str(choose_device(name)))
+            own = ["--devices", device, "--worker", str(number), "--workers", str(config.workers)]
+            file = RunDirectory(config.run_dir).logs / f"rollout-{number}.log"
+            command = ["rollout", *arguments, *own]
+            self._children.append(
+                Child(f"rollout worker {number}", "policy_trainer", command, file, {**environment, **visible})
+            )
+            log.info("starting a worker", worker=number, workers=config.workers, device=name, log=str(file))
+
+    def run(self) -> None:
+        """Until all have finished the run; one that dies is started again. Ends all when it ends by an exception, as
+        by Ctrl-C. Raises RunFailed for a worker that starting again does not help."""
+        restarted = {child: RestartedChild(child, log.warning, lasting=_LASTING_SECONDS) for child in self._children}
+        try:
+            for one in restarted.values():
+                one.start()
+            while unfinished := [one for child, one in restarted.items() if child.exit_status != 0]:
+                for one in unfinished:
+                    one.check()
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            with ThreadPoolExecutor(len(self._children)) as pool:
+                list(pool.map(Child.stop, self._children))
