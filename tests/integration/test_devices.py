@@ -44,6 +44,20 @@ def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
 
 
 @pytest.mark.slow
+def test_workers_that_share_no_directory_with_the_trainer(random_model, tmp_path, start):
+    server = start(Server(random_model, tmp_path))
+    run_dir, elsewhere = tmp_path / "trainers", tmp_path / "workers"
+    options = ("--max-steps", "4", "--rollout", "external", "--weights", "server", "--run", "run")
+    trainer = start(train(random_model, server, run_dir, *QUICK, *options))
+    own = ("--server", server.url, "--run", "run", "--run-dir", str(elsewhere), "--devices", "cpu", "cpu")
+    workers = start(Process("policy_trainer", "rollout", *own, "--threads", "1", log=tmp_path / "workers.log"))
+    assert trainer.wait() == 0, trainer.output()
+    assert workers.wait() == 0, workers.output()
+    assert told(elsewhere, "the run is finished"), workers.output()
+    assert not processes_of(elsewhere)
+
+
+@pytest.mark.slow
 def test_one_ctrl_c_ends_all_workers_and_a_dead_one_comes_back(random_model, tmp_path, start):
     run_dir = tmp_path / "ended"
     server = start(Server(random_model, tmp_path))
