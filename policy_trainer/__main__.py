@@ -16,6 +16,7 @@ COMMANDS = {
     "rollout": "sample completions with a run's published weights and upload them",
     "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",
+    "export": "a Hugging Face model of a checkpoint that was written under torchrun",
     "presets": "settings of published recipes, for --preset: the list, and every number of one",
     "demo": "a tiny model learns arithmetic on this machine in a few minutes",
     "demo-setup": "write the demo's base model and configuration, to start its processes yourself",
@@ -25,7 +26,10 @@ COMMANDS = {
 def main() -> None:
     name, run = choose_command("policy-trainer", DESCRIPTION, COMMANDS, "policy_trainer.cli", sys.argv[1:])
     from policy_trainer.cli.status import exit_status  # not for --help, which answers at once
+    from policy_trainer.lifecycle.processes import in_torchrun
 
+    if in_torchrun() and name != "train":
+        sys.exit(f"policy-trainer {name}: torchrun is for `policy-trainer train` alone: start {name} without it")
     sys.exit(exit_status(name, run))
 
 

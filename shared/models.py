@@ -12,6 +12,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors import SafetensorError
@@ -75,6 +76,20 @@ def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
     with suppress(OSError):  # not every model has one; transformers has derived it from the configuration then
         model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
     return model
+
+
+def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedModel:
+    """A model in evaluation mode whose parameters are on the meta device and whose buffers are real, on the CPU.
+
+    Raises UserError when there is none.
+    """
+    _join_logs()
+    with _explained(name, revision), init_empty_weights(include_buffers=False):
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        chosen = config.dtype if dtype == "auto" else getattr(torch, dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=chosen, trust_remote_code=False)
+    model.tie_weights()  # each parameter was replaced by one on the meta device
+    return model.eval()
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -163,6 +178,17 @@ def save_model(
     tokenizer.save_pretrained(directory)
     for weights in directory.glob("*.safetensors"):
         shutil.copymode(directory / "config.json", weights)  # safetensors makes them unreadable for other users
+
+
+def copy_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A copy of the weights on the CPU, keyed as in the model's state_dict; tied ones are one tensor."""
+    copies: dict[int, torch.Tensor] = {}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in copies:
+            copies[tensor.data_ptr()] = tensor.detach().to("cpu", copy=True)
+        state[name] = copies[tensor.data_ptr()]
+    return state
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -9,7 +9,15 @@ from pydantic import BaseModel, TypeAdapter
 
 from policy_trainer.cli.published_settings import published_settings
 from policy_trainer.cli.spellings import ABSENT, RENAMED
-from policy_trainer.config import DemoConfig, DemoSetupConfig, EvalConfig, RolloutConfig, SftConfig, TrainConfig
+from policy_trainer.config import (
+    DemoConfig,
+    DemoSetupConfig,
+    EvalConfig,
+    ExportConfig,
+    RolloutConfig,
+    SftConfig,
+    TrainConfig,
+)
 from policy_trainer.presets import SETTINGS
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import Hints, Settings, load_settings
@@ -20,6 +28,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "rollout": RolloutConfig,
     "eval": EvalConfig,
     "sft": SftConfig,
+    "export": ExportConfig,
     "demo": DemoConfig,
     "demo-setup": DemoSetupConfig,
 }

@@ -1,25 +1,46 @@
-"""The command `policy-trainer train`."""
+"""The command `policy-trainer train`, also under torchrun."""
 
 import signal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import TrainConfig
+from policy_trainer.lifecycle.processes import in_torchrun
+
+if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
+    from policy_trainer.ranks.world import World
 
 
 def run(arguments: list[str]) -> int:
     config = read_settings(TrainConfig, arguments, "train")
-    from policy_trainer.trainer.run import train  # late, so that wrong options fail before PyTorch loads
+    return _as_rank(config) if in_torchrun() else _train(config)
+
+
+def _as_rank(config: TrainConfig) -> int:
+    """Rank 0 trains as ever, and the others do what it tells them."""
+    from policy_trainer.ranks.lead import follow
+    from policy_trainer.ranks.world import join_world
+
+    with join_world(config.device, config.rank_timeout_seconds) as world:
+        if world.rank == 0:
+            return _train(config, world)
+        follow(world)
+        return 0
+
+
+def _train(config: TrainConfig, world: "World | None" = None) -> int:
+    from policy_trainer.trainer.run import train
 
     console = Console(stderr=True)
     tell_device(config.device, console)
     if config.dry_run:
         from policy_trainer.trainer.dry_run import dry_run
 
-        return 0 if dry_run(config, console).finished else 128 + signal.SIGINT
-    result = train(config, console)
+        return 0 if dry_run(config, console, world).finished else 128 + signal.SIGINT
+    result = train(config, console, world=world)
     if result.finished:
         # The run is complete: stopping its containers after a worker has exited must not make it fail.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

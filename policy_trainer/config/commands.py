@@ -171,6 +171,19 @@ class RolloutConfig(RunConfig):
         return self
 
 
+class ExportConfig(BaseSettings):
+    """Make a Hugging Face model directory of a checkpoint that was written under torchrun."""
+
+    model_config = settings_config(ENV_PREFIX)
+
+    config: Path | None = None
+    """TOML file with any of these settings."""
+    checkpoint: Path
+    """Directory of the checkpoint, such as RUN_DIR/checkpoints/step-00000100."""
+    output: Path
+    """Directory to write, which must not exist yet."""
+
+
 def _not_a_runs(samples: Any) -> Any:
     """0 for the table [samples] of a run's config.toml: it says what the run keeps."""
     return 0 if isinstance(samples, dict) else samples

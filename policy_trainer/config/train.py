@@ -44,6 +44,8 @@ class TrainConfig(RunConfig):
     """Maximum tokens of one forward and backward, unless a single group has more."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers and recompute the rest in the backward: less memory, more time."""
+    rank_timeout_seconds: float = Field(default=1800, gt=0)
+    """Under torchrun: how long a rank waits for another one in a computation before the job ends."""
     publish_every: int = Field(default=1, ge=1)
     """Steps between publications of the weights to the workers."""
     max_waiting: int | None = Field(default=None, ge=1)

@@ -1,7 +1,7 @@
 """The learner: trains a model with its optimizer, one step at a time."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.config import LossConfig, OptimizerConfig
+from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
 from policy_trainer.data.probe import Probe, probe_tokens
 from policy_trainer.learner.groups import Batch, make_group, rollout_of, trains
-from policy_trainer.learner.micro_batches import MicroBatch, cut, micro_batches, split_evenly, totals
+from policy_trainer.learner.micro_batches import MicroBatch, cut, join, split_evenly, totals, weightless
 from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
+from policy_trainer.learner.ranks import OneProcess, Ranks
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
@@ -25,6 +26,7 @@ from policy_trainer.objective.loss import LossTokens, token_loss
 from shared.batch import Array, ScoredBatch
 from shared.devices import widest_float
 from shared.logprobs import LogprobForward
+from shared.models import copy_state
 
 
 class Learner:
@@ -48,6 +50,7 @@ class Learner:
         max_completion_length: int,
         num_iterations: int = 1,
         minibatches: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model.eval()
         self._forward = forward
@@ -58,6 +61,7 @@ class Learner:
         self._max_completion_length = max_completion_length
         self._num_iterations = num_iterations
         self._minibatches = minibatches
+        self._ranks = ranks or OneProcess()
         self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
         self.weights = make_weights(model, optimizer)
 
@@ -93,24 +97,31 @@ class Learner:
 
     @torch.no_grad()
     def _logps(self, groups: Sequence[Group]) -> list[Array]:
-        tokens, logps = [group.tokens for group in groups], []
-        for part in cut([group.tokens for group in tokens], self._micro_batch_tokens):
-            own = self._forward(tokens[part], [group.temperature for group in groups[part]]).cpu().numpy()
-            logps += np.split(own, np.cumsum([len(group.completion_ids) for group in tokens[part]])[:-1])
-        return logps
+        tokens = [group.tokens for group in groups]
+        ends = np.cumsum([len(group.completion_ids) for group in tokens])
+        logps = torch.zeros(int(ends[-1]), dtype=torch.promote_types(self.model.dtype, torch.float32))
+        places = torch.arange(len(logps)).tensor_split(torch.from_numpy(ends[:-1]))
+        for part in self._ranks.parts(tokens, self._micro_batch_tokens):
+            own = self._forward([tokens[i] for i in part.places], [groups[i].temperature for i in part.places])
+            if part.counts:
+                logps[torch.cat([places[i] for i in part.places])] = own.cpu()
+        # Each token has been computed by one rank, and is 0 on the others.
+        return np.split(torch.stack(self._ranks.gather(logps)).sum(0).numpy(), ends[:-1])
 
     def _update(self, groups: Sequence[Group], lr: float) -> Update:
         """One update on these groups, unless loss or gradient is not finite."""
         total = totals(groups, self._max_completion_length)
         self.weights.optimizer.zero_grad(set_to_none=True)
-        sums = [
-            self._accumulate(micro_batch, total)
-            for micro_batch in micro_batches(groups, self._micro_batch_tokens, self.model.device)
-        ]
-        update = Update(summed(sums), clip_gradients(self.weights, self._schedule))
+        sums = summed([self._accumulate(micro_batch, total) for micro_batch in self._micro_batches(groups)])
+        update = Update(summed(self._ranks.gather(sums)), clip_gradients(self.weights, self._schedule))
         if update.finite:
             step_weights(self.weights, self._schedule, lr)
         return update
+
+    def _micro_batches(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
+        for part in self._ranks.parts([group.tokens for group in groups], self._micro_batch_tokens):
+            own = [groups[i] for i in part.places]
+            yield join(own if part.counts else [weightless(group) for group in own], self.model.device)
 
     def _accumulate(self, micro_batch: MicroBatch, total: Totals) -> Tensor:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
@@ -158,6 +169,14 @@ class Learner:
         logps = self._forward([group], [1.0])
         return Probe(group.prompt_ids.tolist(), [ids.tolist() for ids in group.completions()], logps.tolist())
 
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the weights; see `copy_state`."""
+        return copy_state(self.model)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """A copy of what the optimizer steps, float32 on the CPU, by names in the model; a tied one once."""
+        return {name: own.detach().to("cpu", torch.float32, copy=True) for name, own in self.weights.stepped.items()}
+
     def noise_floor(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between two forwards of the policy: packed as in training, and half a group at a time.
 
@@ -179,3 +198,21 @@ class Learner:
 
 def _sum(values: Tensor) -> float:
     return float(values.to(widest_float(values.device)).sum())
+
+
+def make_learner(
+    config: TrainConfig, model: PreTrainedModel, forward: LogprobForward, ranks: Ranks | None = None
+) -> Learner:
+    """By the trainer's settings."""
+    return Learner(
+        model,
+        forward,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.max_steps,
+        micro_batch_tokens=config.micro_batch_tokens,
+        max_completion_length=config.sampling.max_completion_length,
+        num_iterations=config.num_iterations,
+        minibatches=config.minibatches,
+        ranks=ranks,
+    )

@@ -1,7 +1,7 @@
 """Micro-batches: whole groups, joined into the tensors of one forward and backward, up to a budget of tokens."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -36,12 +36,6 @@ def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
     )
 
 
-def micro_batches(groups: Sequence[Group], limit: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Consecutive groups with at most `limit` tokens together; a group with more has a micro-batch of its own."""
-    for part in cut([group.tokens.tokens for group in groups], limit):
-        yield _joined(groups[part], device)
-
-
 def cut(sizes: Sequence[int], limit: int) -> Iterator[slice]:
     """Consecutive parts whose sizes sum to at most `limit`; a larger size has a part of its own."""
     start, total = 0, 0
@@ -60,7 +54,14 @@ def split_evenly(count: int, parts: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(ends) if end > start]
 
 
-def _joined(groups: Sequence[Group], device: torch.device) -> MicroBatch:
+def weightless(group: Group) -> Group:
+    """The group, of which no token trains."""
+    return replace(group, sequence_mask=np.zeros_like(group.sequence_mask))
+
+
+def join(groups: Sequence[Group], device: torch.device) -> MicroBatch:
+    """Whole groups as one micro-batch on `device`."""
+
     def joined(parts: Iterable[Array]) -> Tensor:
         return torch.from_numpy(np.concatenate(list(parts))).to(device)
 

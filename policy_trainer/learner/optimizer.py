@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
@@ -66,7 +67,8 @@ def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
     """Clips the gradients to max_grad_norm. Returns their norm before clipping."""
     weights.finish_gradients()
     limit = config.max_grad_norm or math.inf
-    return float(torch.nn.utils.clip_grad_norm_(weights.stepped.values(), limit))
+    norm = torch.nn.utils.clip_grad_norm_(weights.stepped.values(), limit)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def step_weights(weights: Weights, config: OptimizerConfig, lr: float) -> None:

@@ -1,5 +1,6 @@
 """Child processes of the trainer and of the demo."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,8 +9,15 @@ from pathlib import Path
 from shared.lifetime import child_environment
 
 _LAST_LINES = 12
+# How the names of torchrun's variables begin: with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …
+_TORCHRUN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_")
 # Longer than a reference server takes to shut down.
 _STOP_SECONDS = 35.0
+
+
+def in_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 class Child:
@@ -78,6 +86,7 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without settings, which would override the child's configuration file."""
-    prefixes = ("POLICY_TRAINER_", "REF_SERVER_")
+    """This process's environment without settings, which would override the child's configuration file, and without
+    what torchrun told this process alone."""
+    prefixes = ("POLICY_TRAINER_", "REF_SERVER_", "TORCHELASTIC_", *_TORCHRUN)
     return {name: value for name, value in child_environment().items() if not name.startswith(prefixes)}

@@ -129,9 +129,9 @@ class LeaseFeed:
         """Whether half of the allowance waits for a checkpoint. The next step needs the other half."""
         return 2 * self.unsettled >= self._allowance
 
-    def settle(self, checkpoint: Path) -> None:
+    def settle(self, checkpoint: Path, ids: Sequence[str]) -> None:
         """Acks the batches that a durable checkpoint includes. The ledger drops those that the server confirms."""
-        self._ack(self._ledger.settle(), checkpoint.name)
+        self._ack(self._ledger.settle(ids), checkpoint.name)
 
     def settle_rest(self, *, check: Callable[[], None]) -> None:
         """Waits until the batches that are left in the ledger have been leased again and acked.

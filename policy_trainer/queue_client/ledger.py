@@ -89,14 +89,15 @@ class Ledger:
             self._ids |= ids
             self._unsettled |= ids
 
-    def settle(self) -> list[Leased]:
-        """Call it when a durable checkpoint includes all trained batches. Returns the live leases to ack.
+    def settle(self, ids: Iterable[str]) -> list[Leased]:
+        """Call it when a durable checkpoint includes these trained batches. Returns their live leases, to ack.
 
         A batch whose lease was lost is acked when it is leased again.
         """
         with self._lock:
-            self._unsettled.clear()
-            return [lease for id, lease in self._live.items() if id in self._ids]
+            included = self._ids & set(ids)
+            self._unsettled -= included
+            return [lease for id, lease in self._live.items() if id in included]
 
     def acked(self, leases: Iterable[Leased], outcomes: Mapping[str, Outcome]) -> None:
         """Removes the ids whose ack the server confirms. The others stay: their batches may be leased again."""

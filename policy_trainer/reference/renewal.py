@@ -12,8 +12,8 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import ReferenceConfig, WeightsPlace
-from policy_trainer.learner.average import Average, average_of, begin_average, move_average
-from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.average import Average, average_of, averaged_state, move_average
+from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.reference.places import choose_place
 from policy_trainer.reference.served_reference import ServedReference
@@ -58,7 +58,7 @@ class RenewedReference:
         self,
         config: ReferenceConfig,
         state: TrainState,
-        learner: Learner,
+        learner: PolicyLearner,
         tokenizer: PreTrainedTokenizerBase,
         *,
         snapshots: Snapshots,
@@ -100,10 +100,8 @@ class RenewedReference:
     def _next_average(self) -> Average | None:
         if not self._config.decay:
             return None
-        weights = self._learner.weights
-        return (
-            begin_average(weights) if self.average is None else move_average(self.average, weights, self._config.decay)
-        )
+        weights = self._learner.parameters()
+        return weights if self.average is None else move_average(self.average, weights, self._config.decay)
 
     def _keep(self, reference: str) -> None:
         """Puts the run's reference back if the server scores with another one."""
@@ -127,8 +125,9 @@ class RenewedReference:
         known = (self._served.newest_version(), state.reference_version, self._snapshots.newest_version)
         version = max(known) + 1
         with write_failures(f"the reference of step {state.step}"):
+            weights = self._learner.state() if average is None else averaged_state(self._learner.state(), average)
             model, tokenizer = self._learner.model, self._tokenizer
-            name = self._snapshots.write(model, tokenizer, average, epoch=state.epoch, version=version)
+            name = self._snapshots.write(model, tokenizer, weights, epoch=state.epoch, version=version)
         self._serve(name, version)
 
     def _serve(self, snapshot: str, version: int) -> None:
@@ -147,7 +146,7 @@ def choose_renewal(
     config: ReferenceConfig,
     run: str,
     state: TrainState,
-    learner: Learner,
+    learner: PolicyLearner,
     tokenizer: PreTrainedTokenizerBase,
     client: RefServerClient,
     checkpoints: Checkpoints,

@@ -2,12 +2,12 @@
 
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.learner.average import Average, averaged_state
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
 from shared.models import save_model
@@ -31,18 +31,18 @@ class Snapshots:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        average: Average | None,
+        state: Mapping[str, Tensor],
         *,
         epoch: int,
         version: int,
     ) -> str:
-        """Writes a snapshot of the model or of its average. Returns its name once it would survive a power cut.
+        """Writes a model with this state. Returns its name once it would survive a power cut.
 
         Raises OSError, SafetensorError.
         """
         name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
         with whole_directory(self.root / name) as directory:
-            save_model(model, tokenizer, directory, None if average is None else averaged_state(model, average))
+            save_model(model, tokenizer, directory, state)
         return name
 
     def holds(self, name: str) -> bool:

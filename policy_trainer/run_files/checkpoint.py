@@ -6,7 +6,10 @@ synced, and renamed, so that a directory with such a name is complete.
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.learner.average import Average
+from policy_trainer.learner.interface import WRITTEN, WritesWeights, Writing
 from policy_trainer.learner.optimizer import Weights
 from shared.atomic_files import sync, whole_directory, write_json
 from shared.models import save_model
@@ -52,6 +56,28 @@ class TrainState:
     renewed_at: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Saving:
+    """A checkpoint that was begun. state: what it has of the run's progress."""
+
+    target: Path
+    state: TrainState
+    _writing: Writing
+    _block: ExitStack
+    _remove_old: Callable[[TrainState], None]
+
+    def done(self) -> bool:
+        """Whether `finish` need not wait."""
+        return self._writing.done()
+
+    def finish(self) -> Path:
+        """Returns once the checkpoint survives a power cut; without its weights there will be none."""
+        with self._block:
+            self._writing.wait()
+        self._remove_old(self.state)
+        return self.target
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest few, and the best."""
 
@@ -68,18 +94,25 @@ class Checkpoints:
         average: Average | None = None,
     ) -> Path:
         """Returns once the checkpoint survives a power cut."""
-        target = self._path(state.step)
-        if (target / _STATE).exists():
-            # The weights of this step are saved already. Only the state has changed.
-            _write_state(target, state, average)
-            sync(target)
-        else:
-            with whole_directory(target) as directory:
-                save_model(model, tokenizer, directory)
-                _write_weights(directory, weights)
+        return self.begin(state, partial(write_weights, model, tokenizer, weights), average).finish()
+
+    def begin(self, state: TrainState, write: WritesWeights, average: Average | None = None) -> "Saving":
+        """A checkpoint of this moment, which may still be on its way to the disk when this returns.
+
+        write: writes the weights into a directory, or begins to. End one before the next is begun.
+        """
+        state = replace(state, ledger=[*state.ledger], best_scores=[*state.best_scores])
+        target, writing = self._path(state.step), WRITTEN
+        with ExitStack() as block:
+            if (target / _STATE).exists():
+                # The weights of this step are saved already. Only the state has changed.
+                _write_state(target, state, average)
+                block.callback(sync, target)
+            else:
+                directory = block.enter_context(whole_directory(target))
+                writing = write(directory)
                 _write_state(directory, state, average)
-        self._remove_old(state)
-        return target
+            return Saving(target, state, writing, block.pop_all(), self._remove_old)
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from."""
@@ -148,11 +181,16 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
     write_json(directory / _STATE, asdict(state))
 
 
-def _write_weights(directory: Path, weights: Weights) -> None:
+def write_weights(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Weights, directory: Path
+) -> Writing:
+    """A Hugging Face model, with what its training needs to go on."""
+    save_model(model, tokenizer, directory)
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
     _save(saved, directory / _OPTIMIZER)
     if weights.masters:
         _write_masters(weights, directory / _MASTERS)
+    return WRITTEN
 
 
 def _save(saved: dict[str, Any], file: Path) -> None:

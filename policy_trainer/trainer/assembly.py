@@ -18,6 +18,7 @@ from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
 from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.queue_client.server import LeaseTerms, connect, in_flight_allowance
+from policy_trainer.ranks.world import World
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
 from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
@@ -47,10 +48,12 @@ def build_trainer(
     console: Console,
     stack: ExitStack,
     stopwatch: Stopwatch,
+    world: World | None = None,
 ) -> Trainer:
     """A trainer that is ready to run. The stack closes all that was opened, also after an error.
 
-    task: makes the task. Raises UserError for what cannot be used, Stopped when a stop is requested meanwhile.
+    task: makes the task. world: the ranks that share the policy, this one first. Raises UserError for what cannot be
+    used, Stopped when a stop is requested meanwhile.
     """
     display = make_display(console, config.max_steps, files.state.step)
     stop = stack.enter_context(StopRequest())
@@ -76,7 +79,7 @@ def build_trainer(
     turns = choose_turns(config, wait)
     stack.callback(turns.close)
     with stopwatch("load model"), turns.turn():
-        policy = load_policy(config, files.resumed_from, judging, turns, display)
+        policy = load_policy(config, files.resumed_from, judging, turns, display, world)
     stop.check()
     past = read_metrics(files.directory.metrics)
     reporters = _make_reporters(config, files, policy, past, display, console, stopwatch)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.lifecycle.stopwatch import Stopwatch
+from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.sample_views import by_reward, view
 from policy_trainer.reporting.samples import SampledGroup, read_samples
@@ -46,13 +47,13 @@ _STAGES = {
 }
 
 
-def dry_run(config: TrainConfig, console: Console) -> TrainResult:
+def dry_run(config: TrainConfig, console: Console, world: World | None = None) -> TrainResult:
     """Raises what `train` raises. Leaves nothing behind: run_dir is neither read nor written."""
     refuse_missing(config.report_to)
     stopwatch = Stopwatch()
     with _temporary(config.run_dir) as run_dir:
         trial = one_group(config, run_dir)
-        result = train(trial, console, stopwatch)
+        result = train(trial, console, stopwatch, world)
         if result.finished:
             directory = RunDirectory(run_dir)
             step = next(record for record in read_metrics(directory.metrics) if record["kind"] == "step")

@@ -1,10 +1,11 @@
 """Loads the policy of a training run, with its learner, sampler and evaluator."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.cautions import cautions
@@ -12,14 +13,21 @@ from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
+from policy_trainer.learner.learner import make_learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
+from policy_trainer.ranks.checkpoint import has_shards
+from policy_trainer.ranks.lead import load_lead
+from policy_trainer.ranks.world import World
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import tagged_rewards
-from policy_trainer.run_files.checkpoint import restore
+from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.turns import Turns
 from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import Sampler
+from shared.devices import choose_device
+from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer
 
@@ -32,14 +40,15 @@ TEXTS_ARE_MESSAGES = (
 
 @dataclass(frozen=True)
 class Policy:
-    """A model's tokenizer, learner, sampler and evaluator. tagged_rewards: the rewards that look for answer tags.
+    """A model's tokenizer, learner, sampler and evaluator. write: writes its weights into a checkpoint.
 
-    turns: when they may compute.
+    tagged_rewards: the rewards that look for answer tags. turns: when they may compute.
     """
 
     tokenizer: PreTrainedTokenizerBase
-    learner: Learner
-    sampler: HFSampler
+    learner: PolicyLearner
+    sampler: Sampler
+    write: WritesWeights
     evaluator: Evaluator
     tagged_rewards: frozenset[str]
     turns: Turns
@@ -65,9 +74,14 @@ def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> Ju
 
 
 def load_policy(
-    config: TrainConfig, checkpoint: Path | None, judging: Judging, turns: Turns, display: Display
+    config: TrainConfig,
+    checkpoint: Path | None,
+    judging: Judging,
+    turns: Turns,
+    display: Display,
+    world: World | None = None,
 ) -> Policy:
-    """Loads the policy from the checkpoint, or from config.model without one.
+    """Loads the policy from the checkpoint, or from config.model without one. world: the ranks that share its weights.
 
     Raises UserError for a model that cannot be used.
     """
@@ -76,12 +90,27 @@ def load_policy(
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")
-    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    loaded = (
+        _load_alone(config, source, revision, checkpoint, tokenizer)
+        if world is None
+        else load_lead(config, source, revision, checkpoint, tokenizer, world)
+    )
+    learner = loaded.learner
+    display.note(f"checked: log-probs, computed in the {loaded.form} form, equal those of a plain forward")
+    if learner.model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
+        display.note(PURE_BFLOAT16)
+    if config.optimizer.offload == "cpu" and choose_device(config.device).type == "cpu":
+        display.note(OFFLOADED_FROM_CPU)
+    for caution in cautions(config):
+        display.note(caution)
     return Policy(
         tokenizer=tokenizer,
-        learner=_make_learner(config, model, checkpoint, display),
-        sampler=HFSampler(model, tokenizer),
-        evaluator=make_evaluator(config, task, judge, model, tokenizer, batch_size=config.evaluation.batch_size),
+        learner=learner,
+        sampler=loaded.sampler,
+        write=loaded.write,
+        evaluator=make_evaluator(
+            config, task, judge, learner.model, tokenizer, batch_size=config.evaluation.batch_size
+        ),
         tagged_rewards=tagged_rewards(config, task),
         turns=turns,
     )
@@ -92,28 +121,25 @@ def _source(config: TrainConfig, checkpoint: Path | None) -> tuple[str, str | No
     return (str(checkpoint), None) if checkpoint else (config.model, config.revision)
 
 
-def _make_learner(config: TrainConfig, model: PreTrainedModel, checkpoint: Path | None, display: Display) -> Learner:
+def _load_alone(
+    config: TrainConfig,
+    source: str,
+    revision: str | None,
+    checkpoint: Path | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> LoadedLearner:
+    """All of the policy in this process. Raises UserError for a checkpoint of several ranks."""
+    if checkpoint and has_shards(checkpoint):
+        raise UserError(
+            f"resume: {checkpoint} was written under torchrun: go on with torchrun --standalone --nproc-per-node 1 -m "
+            "policy_trainer train … --resume, or with more"
+        )
+    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     forward = choose_forward(model)
-    display.note(f"checked: log-probs, computed in the {forward.name} form, equal those of a plain forward")
-    learner = Learner(
-        model,
-        forward,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        steps=config.max_steps,
-        micro_batch_tokens=config.micro_batch_tokens,
-        max_completion_length=config.sampling.max_completion_length,
-        num_iterations=config.num_iterations,
-        minibatches=config.minibatches,
-    )
-    if model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
-        display.note(PURE_BFLOAT16)
-    if model.device.type == "cpu" and config.optimizer.offload == "cpu":
-        display.note(OFFLOADED_FROM_CPU)
-    for caution in cautions(config):
-        display.note(caution)
+    learner = make_learner(config, model, forward)
     if checkpoint:
         restore(checkpoint, learner.weights)
-    return learner
+    write = partial(write_weights, model, tokenizer, learner.weights)
+    return LoadedLearner(learner, HFSampler(model, tokenizer), write, forward.name)

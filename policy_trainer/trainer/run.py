@@ -12,6 +12,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.lifecycle.stopwatch import Stopwatch
+from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
@@ -35,10 +36,12 @@ class TrainResult:
     best_step: int | None
 
 
-def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = None) -> TrainResult:
+def train(
+    config: TrainConfig, console: Console, stopwatch: Stopwatch | None = None, world: World | None = None
+) -> TrainResult:
     """Trains until the last step or a request to stop.
 
-    stopwatch: gets the seconds of the trainer's stages.
+    stopwatch: gets the seconds of the trainer's stages. world: the ranks that share the policy; this is rank 0.
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
@@ -48,7 +51,7 @@ def train(config: TrainConfig, console: Console, stopwatch: Stopwatch | None = N
     with RunDirectory(config.run_dir).hold():
         files = open_run(config, console)  # config.toml keeps num_train_epochs, and a resumed run counts again
         with ExitStack() as stack, suppress(Stopped):
-            build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch()).run()
+            build_trainer(counted, task, files, console, stack, stopwatch or Stopwatch(), world).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:

@@ -15,6 +15,7 @@ from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import batch_metrics, next_index
 from policy_trainer.rollout.outbox import count_refused
+from policy_trainer.run_files.checkpoint import Saving
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
@@ -24,7 +25,6 @@ from policy_trainer.weights.publication import Publication
 from shared import wire
 from shared.atomic_files import whole_directory
 from shared.client import Leased
-from shared.models import save_model
 
 # By default workers pause when the groups of this many steps wait for training.
 _WAITING_STEPS = 3
@@ -66,6 +66,7 @@ class Trainer:
         self._evaluated = evaluated
         self._noise_floor: float | None = None
         self._trained: Sequence[Batch] = ()  # the latest step's
+        self._saving: Saving | None = None
 
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. A checkpoint then includes all trained batches."""
@@ -125,6 +126,8 @@ class Trainer:
         ) and self._evaluate()
         if best or last or step % config.checkpoint.save_steps == 0 or self._source.feed.settling_is_due:
             self._checkpoint()
+        elif self._saving and self._saving.done():
+            self._settle()
 
     def _publish(self, *, finished: bool = False) -> None:
         self._files.check_directory()
@@ -139,9 +142,9 @@ class Trainer:
             lineage=self._files.lineage,
             probe=self._policy.learner.probe(self._trained) if self._trained and not finished else None,
         )
-        weights, policy = self._source.weights, self._policy
+        weights = self._source.weights
         with self._stopwatch("publish"), write_failures(weights.describe()):
-            weights.publish(ModelCopy.of(policy.learner.model, policy.tokenizer), publication)
+            weights.publish(self._copy(), publication)
 
     def _evaluate(self) -> bool:
         """Measures greedy answers to held-out problems; True if they are the best so far and not those of step 0.
@@ -169,14 +172,21 @@ class Trainer:
         self._reporters.display.evaluating(done, total)
 
     def _checkpoint(self) -> None:
-        """Saves weights and ledger in one rename, then acks the batches."""
-        policy = self._policy
+        """Saves weights and ledger in one rename, or begins to."""
+        self._settle()
         self._state.ledger = self._source.ledger.ids()
         with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {self._state.step}"):
-            path = self._files.checkpoints.save(
-                self._state, policy.learner.model, policy.tokenizer, policy.learner.weights, self._renewal.average
-            )
-        self._source.feed.settle(path)
+            self._saving = self._files.checkpoints.begin(self._state, self._policy.write, self._renewal.average)
+        if self._saving.done():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Ends the checkpoint that was begun, and acks the batches that it includes."""
+        saving, self._saving = self._saving, None
+        if saving:
+            with self._stopwatch("checkpoint"), write_failures(f"the checkpoint of step {saving.state.step}"):
+                path = saving.finish()
+            self._source.feed.settle(path, saving.state.ledger)
 
     def _finish(self) -> bool:
         state = self._state
@@ -184,6 +194,7 @@ class Trainer:
         if finished:
             if self._source.feed.unsettled:  # a stop was requested during the last evaluation
                 self._checkpoint()
+            self._settle()
             self._save_model()
             self._publish(finished=True)  # the workers exit now, so the model is saved before
             with self._stopwatch("publish"), write_failures(self._source.weights.describe()):
@@ -193,13 +204,18 @@ class Trainer:
             self._source.feed.finish()
         elif self._source.ledger.ids() or state.step:
             self._checkpoint()
+            self._settle()
         return finished
+
+    def _copy(self) -> ModelCopy:
+        learner = self._policy.learner
+        return ModelCopy(learner.model, self._policy.tokenizer, learner.state())
 
     def _save_model(self) -> None:
         target = self._files.directory.model
         failures = write_failures(target, "the last checkpoint holds the same model")
         with self._stopwatch("save model"), failures, whole_directory(target) as directory:
-            save_model(self._policy.learner.model, self._policy.tokenizer, directory)
+            self._copy().save(directory)
 
     def _count(self, leased: Sequence[Leased], stats: StepStats) -> None:
         state = self._state
@@ -266,4 +282,5 @@ class Trainer:
         watch = self._source.watch
         if (watch.leases_full or watch.store_fills_up) and self._source.feed.unsettled:
             self._checkpoint()  # frees leases and room by acks: the limit was lowered, or runs share it
+            self._settle()
         self._reporters.display.waiting(self._source.watch.wait_reason(self._source.workers.describe()), seconds)

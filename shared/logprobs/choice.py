@@ -20,19 +20,28 @@ from shared.logprobs.varlen import has_kernel
 log = logging.getLogger(__name__)
 
 
-def choose_forward(model: PreTrainedModel) -> LogprobForward:
-    """The fastest forward whose log-probs agree with row-by-row forwards of this model. UserError when none does."""
+def choose_forward(
+    model: PreTrainedModel,
+    within: Callable[[LogprobForward], LogprobForward] = lambda forward: forward,
+    dtype: torch.dtype | None = None,
+) -> LogprobForward:
+    """The fastest forward whose log-probs agree with row-by-row forwards of this model. UserError when none does.
+
+    within: makes of a forward one that runs where the model has its weights. dtype: what it computes in; default: the
+    weights' own.
+    """
+    dtype = dtype or model.dtype
     refuse_lasting_frequencies(model)
     attention: Any = model.config._attn_implementation
     errors: dict[str, str] = {}
-    for candidate in _candidates(model):
+    for candidate in _candidates(model, dtype):
         try:
-            forward = candidate(model)
-            difference = self_test_difference(model, forward)
+            forward = within(candidate(model))
+            difference = self_test_difference(model, forward, dtype)
         except Exception as error:  # an unsupported architecture may raise anything
             errors[candidate.name] = repr(error)
         else:
-            if difference <= self_test_tolerance(model.dtype):
+            if difference <= self_test_tolerance(dtype):
                 return forward
             errors[candidate.name] = (
                 f"differs from a plain forward by {difference:.2g} of the log-probs' standard deviation"
@@ -42,14 +51,16 @@ def choose_forward(model: PreTrainedModel) -> LogprobForward:
     raise UserError(f"model: no forward computes correct log-probs for {type(model).__name__}: {errors}")
 
 
-def _candidates(model: PreTrainedModel) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:
+def _candidates(
+    model: PreTrainedModel, dtype: torch.dtype
+) -> list[type[VarlenForward | PackedForward | PaddedForward | PlainForward]]:
     """The forwards to try, fastest first.
 
     Excludes forwards by the model's configuration, since the self-test cannot see everything: its rows may be shorter
     than a sliding window, its logits smaller than a cap.
     """
     packed = [PackedForward] if attends_fully(model) else []
-    varlen = [VarlenForward] if packed and has_kernel(model.dtype, model.device) else []
+    varlen = [VarlenForward] if packed and has_kernel(dtype, model.device) else []
     return [*varlen, *packed, *([PaddedForward] if _has_known_head(model) else []), PlainForward]
 
 
@@ -79,7 +90,9 @@ def _has_known_head(model: PreTrainedModel) -> bool:
 
 
 def self_test_difference(
-    model: PreTrainedModel, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor]
+    model: PreTrainedModel,
+    forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor],
+    dtype: torch.dtype | None = None,
 ) -> float:
     """The difference between `forward` and unpadded rows computed one by one, on random groups.
 
@@ -97,7 +110,7 @@ def self_test_difference(
     finally:
         model.train(training)
     difference = (got.to(rows.device) - rows).abs() / rows.std().clamp(min=0.01)
-    return float(difference.max() if model.dtype in (torch.float32, torch.float64) else difference.mean())
+    return float(difference.max() if (dtype or model.dtype) in (torch.float32, torch.float64) else difference.mean())
 
 
 def self_test_tolerance(dtype: torch.dtype) -> float:

@@ -16,14 +16,18 @@ class HiddenForward(ABC):
     """Log-probs by the tiled head. Raises NotImplementedError if the LM head is not a plain nn.Linear."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._head = LMHead.of(model)
+        LMHead.of(model)  # raises
         self._model = model
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
-        return self._head.logps(*self._inputs(groups, temperatures))
+        return self._head().logps(*self._inputs(groups, temperatures))
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        return self._head.logps_and_entropy(*self._inputs(groups, temperatures))
+        return self._head().logps_and_entropy(*self._inputs(groups, temperatures))
+
+    def _head(self) -> LMHead:
+        """Of this forward: a sharded model has the head's whole weight only while it runs."""
+        return LMHead.of(self._model)
 
     @abstractmethod
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
@@ -34,7 +38,7 @@ class HiddenForward(ABC):
         model that is spread over devices may be elsewhere."""
         tokens = np.concatenate([group.completion_ids for group in groups])
         per_token = np.repeat(temperatures, [len(group.completion_ids) for group in groups])
-        device = self._head.weight.device
+        device = self._head().weight.device
         return (
             self._hidden(groups).to(device),
             torch.tensor(tokens, device=device),

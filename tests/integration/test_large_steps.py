@@ -67,7 +67,7 @@ def test_a_step_of_512_groups_is_leased_in_a_handful_of_requests(tmp_path: Path,
         for step in range(STEPS):
             leased = feed.take(GROUPS, version=step, on_idle=impatient)
             feed.trained(leased)
-            feed.settle(tmp_path / f"step-{step}")
+            feed.settle(tmp_path / f"step-{step}", [lease.id for lease in leased])
             trained += [lease.id for lease in leased]
         assert len(trained) == len(sent) and set(trained) == sent
         assert 1 <= lease_requests(url) <= 2 * STEPS

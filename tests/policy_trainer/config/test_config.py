@@ -209,6 +209,7 @@ FULL: list[BaseSettings] = [
         groups_per_step=4,
         micro_batch_tokens=100,
         gradient_checkpointing=True,
+        rank_timeout_seconds=7,
         publish_every=3,
         max_lag=0,
         order="freshest",

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
-from policy_trainer.learner.micro_batches import micro_batches, totals
+from policy_trainer.learner.micro_batches import join, totals
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch, TokenGroup
 from shared.logprobs import PackedForward, PlainForward
@@ -517,9 +517,9 @@ class TestBfloat16:
         pure = learner(model, optimizer=OptimizerConfig(master_weights="none"))
         groups = ready_groups(batches, LOSS)
         expected = torch.zeros_like(weights(model), dtype=torch.float32)
-        for micro_batch in micro_batches(groups, 1, torch.device("cpu")):
+        for group in groups:
             model.zero_grad()
-            pure._accumulate(micro_batch, totals(groups, 10))
+            pure._accumulate(join([group], torch.device("cpu")), totals(groups, 10))
             expected += gradient(model)
         got = torch.cat([master.grad.flatten() for master in mixed.weights.stepped.values() if master.grad is not None])
         assert len(groups) == 3 and torch.equal(got, expected)

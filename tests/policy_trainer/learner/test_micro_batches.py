@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
-from policy_trainer.learner.micro_batches import cut, micro_batches, split_evenly, totals
+from policy_trainer.learner.micro_batches import cut, join, split_evenly, totals, weightless
 from policy_trainer.objective.aggregation import Totals
 from policy_trainer.objective.group import Group
 from tests.policy_trainer.learner.steps import ready_groups
@@ -44,7 +44,7 @@ def groups(make_scored: Make) -> list[Group]:
 
 
 def test_groups_are_joined(groups: list[Group]) -> None:
-    (got,) = micro_batches(groups, 100, torch.device("cpu"))
+    got = join(groups, torch.device("cpu"))
     assert got.temperatures == [0.5, 1.0] and [group.size for group in got.groups] == [2, 2]
     assert got.tokens.sequence_ids.tolist() == [0, 0, 1, 2, 3, 3]
     assert got.tokens.mask.tolist() == [True] * 4 + [False] * 2
@@ -58,9 +58,15 @@ def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -
     unscored = make_scored([3], [[4]], [1.0]).rollout
     object.__setattr__(unscored, "sampler_logps", None)
     more = ready_groups([unscored], loss)
-    (got,) = micro_batches([*groups, *more], 100, torch.device("cpu"))
+    got = join([*groups, *more], torch.device("cpu"))
     assert got.tokens.old_logps is None and got.tokens.ref_logps is None and got.sampler_logps is None
 
 
 def test_totals_count_what_trains(groups: list[Group]) -> None:
     assert totals(groups, 7) == Totals(completions=3, tokens=4, max_completion_length=7)
+
+
+def test_of_a_weightless_group_nothing_trains(groups: list[Group]) -> None:
+    got = join([weightless(group) for group in groups], torch.device("cpu"))
+    assert len(got.tokens.mask) == 6 and not got.tokens.mask.any()
+    assert totals([weightless(group) for group in groups], 7).tokens == 0

@@ -31,7 +31,7 @@ def test_a_trained_batch_that_comes_again_waits_for_a_checkpoint_and_is_acked_af
     assert ledger.add(first) is Fate.TRAIN
     ledger.train([first])
     assert ledger.add(second) is Fate.WAIT
-    ledger.settle()
+    ledger.settle(ledger.ids())
     assert ledger.add(lease("a", "third")) is Fate.ACK
 
 
@@ -42,7 +42,7 @@ def test_settling_acks_the_live_lease_of_what_was_trained_and_no_other(lease: Ca
         ledger.add(own)
     ledger.train([old, lost])
     ledger.forget([lost])
-    assert ledger.settle() == [new] and ledger.unsettled == 0
+    assert ledger.settle(ledger.ids()) == [new] and ledger.unsettled == 0
     assert ledger.ids() == ["a", "b"], "nothing was answered yet"
 
 
@@ -51,10 +51,10 @@ def test_what_was_not_answered_is_acked_again(lease: Callable[..., Leased]) -> N
     for own in leases:
         ledger.add(own)
     ledger.train(leases)
-    assert ledger.settle() == ledger.settle() == leases
+    assert ledger.settle(ledger.ids()) == ledger.settle(ledger.ids()) == leases
     answers = (Outcome.OK, Outcome.ALREADY, Outcome.STALE, Outcome.UNKNOWN)
     ledger.acked(leases, dict(zip("abcd", answers, strict=True)))
-    assert ledger.ids() == ["c", "d"] and not ledger.live() and not ledger.settle()
+    assert ledger.ids() == ["c", "d"] and not ledger.live() and not ledger.settle(ledger.ids())
 
 
 def test_only_the_newest_live_lease_of_an_untrained_batch_can_be_trained(lease: Callable[..., Leased]) -> None:
@@ -81,5 +81,17 @@ def test_what_is_given_back_at_the_end_was_not_trained(lease: Callable[..., Leas
     for own in (trained, other):
         ledger.add(own)
     ledger.train([trained])
-    ledger.settle()
+    ledger.settle(ledger.ids())
     assert ledger.untrained() == [other]
+
+
+def test_a_batch_that_the_checkpoint_lacks_stays_unsettled(lease: Callable[..., Leased]) -> None:
+    """It was trained while the checkpoint was written."""
+    ledger, (first, second) = Ledger(), (lease("a"), lease("b"))
+    for own in (first, second):
+        ledger.add(own)
+    ledger.train([first])
+    saved = ledger.ids()
+    ledger.train([second])
+    assert ledger.settle(saved) == [first] and ledger.unsettled == 1
+    assert ledger.add(lease("b", "again")) is Fate.WAIT

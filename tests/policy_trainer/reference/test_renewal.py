@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import OptimizerConfig, ReferenceConfig
+from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.reference.renewal import FixedReference, choose_renewal
@@ -182,6 +184,7 @@ class Life:
 
     def choose(self, settings: ReferenceConfig) -> Any:
         learner: Any = SimpleNamespace(model=self.model, weights=self.weights)
+        learner.state, learner.parameters = partial(Learner.state, learner), partial(Learner.parameters, learner)
         return choose_renewal(
             settings, self.run.name, self.state, learner, self.run.tokenizer, self.run.client, self.checkpoints,
             lineage="first", weights=self.run.place, on_wait=self.wait, note=self.run.notes.append,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -23,7 +24,7 @@ from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
-from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, write_weights
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.turns import NoTurns
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
@@ -34,6 +35,7 @@ from policy_trainer.weights.directory import WeightsDirectory
 from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward
+from shared.models import save_model
 
 
 @dataclass
@@ -59,8 +61,8 @@ class Feed:
     def trained(self, leased: list[Leased]) -> None:
         self.ledger.train(leased)
 
-    def settle(self, checkpoint: Path) -> None:
-        self.settled += [f"{lease.id} by {checkpoint.name}" for lease in self.ledger.settle()]
+    def settle(self, checkpoint: Path, ids: list[str]) -> None:
+        self.settled += [f"{lease.id} by {checkpoint.name}" for lease in self.ledger.settle(ids)]
 
     def settle_rest(self, *, check: Callable[[], None]) -> None:
         check()
@@ -148,7 +150,13 @@ def make_trainer(
         feed = Feed(batches, ledger)
         display = LineDisplay(Console(quiet=True), 2, 0)
         policy = Policy(
-            tokenizer, learner, cast(Any, None), cast(Any, Evaluator(stop, stops_at, evaluated)), frozenset(), NoTurns()
+            tokenizer,
+            learner,
+            cast(Any, None),
+            partial(write_weights, model, tokenizer, learner.weights),
+            cast(Any, Evaluator(stop, stops_at, evaluated)),
+            frozenset(),
+            NoTurns(),
         )
         trainer = Trainer(
             config,
@@ -219,11 +227,13 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(make_trainer: Any, mo
     directory.model.mkdir()
     (directory.model / "old").touch()
 
-    def full(model: Any, tokenizer: Any, target: Path) -> None:
+    def full(model: Any, tokenizer: Any, target: Path, state: Any) -> None:
+        if target.name != ".tmp-model":
+            return save_model(model, tokenizer, target, state)
         (target / "half").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("policy_trainer.trainer.train.save_model", full)
+    monkeypatch.setattr("policy_trainer.weights.model_copy.save_model", full)
     with pytest.raises(RunFailed, match=r"model cannot be written: .*No space left.*checkpoint holds"):
         trainer.run()
     assert [path.name for path in directory.model.iterdir()] == ["old"]

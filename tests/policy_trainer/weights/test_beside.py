@@ -15,6 +15,7 @@ from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
+from shared.models import copy_state
 
 
 class SlowPlace:
@@ -51,7 +52,7 @@ def publication(version: int) -> Publication:
 
 @pytest.fixture
 def copy(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> ModelCopy:
-    return ModelCopy.of(make_tiny(), tokenizer)
+    return ModelCopy(model := make_tiny(), tokenizer, copy_state(model))
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_what_is_published_is_the_model_of_that_moment(
 ) -> None:
     model, other = make_tiny(seed=1, tied=tied), make_tiny(seed=2, tied=tied)
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    taken = ModelCopy.of(model, tokenizer)
+    taken = ModelCopy(model, tokenizer, copy_state(model))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

@@ -18,6 +18,7 @@ from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import WeightsDirectory
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import KEPT, Publication
+from shared.models import copy_state
 
 Make = Callable[..., PreTrainedModel]
 Publish = Callable[..., None]
@@ -36,7 +37,7 @@ def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
 @pytest.fixture
 def publish(tokenizer: PreTrainedTokenizerFast) -> Publish:
     def publish(model: PreTrainedModel, directory: Path, publication: Publication) -> None:
-        WeightsDirectory(directory).publish(ModelCopy.of(model, tokenizer), publication)
+        WeightsDirectory(directory).publish(ModelCopy(model, tokenizer, copy_state(model)), publication)
 
     return publish
 

@@ -28,7 +28,7 @@ from policy_trainer.weights.publication import Publication
 from policy_trainer.weights.upload import UploadedWeights
 from ref_server.service.service import Service
 from shared.client import RefServerClient, RefServerError
-from shared.models import load_model, load_tokenizer
+from shared.models import copy_state, load_model, load_tokenizer
 from tests.ref_server.conftest import make_service, model, serve
 
 __all__ = ["make_service", "model", "serve"]
@@ -77,7 +77,7 @@ def copies(
         with torch.no_grad():
             for parameter in tiny.parameters():
                 parameter.fill_(value)
-        return ModelCopy.of(tiny, tokenizer)
+        return ModelCopy(tiny, tokenizer, copy_state(tiny))
 
     return make
 

@@ -1,0 +1,70 @@
+"""What a trainer asks of a learner, wherever the weights are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from policy_trainer.data.probe import Probe
+from policy_trainer.learner.groups import Batch
+from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.objective.group import Group
+from policy_trainer.sampling.sampler import Sampler
+
+
+class PolicyLearner(Protocol):
+    """model: its configuration; its weights may be elsewhere. The methods are described at `Learner`."""
+
+    model: PreTrainedModel
+
+    def step(
+        self, batches: Sequence[Batch], *, step: int, on_groups: Callable[[Sequence[Group]], None] = ...
+    ) -> StepStats: ...
+
+    def kl(self, batches: Sequence[Batch]) -> float: ...
+
+    def noise_floor(self, batches: Sequence[Batch]) -> float: ...
+
+    def probe(self, batches: Sequence[Batch]) -> Probe: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def parameters(self) -> dict[str, Tensor]: ...
+
+
+class Writing(Protocol):
+    """Weights on their way to the disk."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Raises OSError or what else went wrong."""
+        ...
+
+
+class Written:
+    """Weights that are there."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+WRITTEN: Writing = Written()
+WritesWeights = Callable[[Path], Writing]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedLearner:
+    """sampler: of the same weights. write: writes them into a directory, with what training needs to go on, or begins
+    to. form: of the forward, for people."""
+
+    learner: PolicyLearner
+    sampler: Sampler
+    write: WritesWeights
+    form: str

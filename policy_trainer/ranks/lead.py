@@ -1,0 +1,200 @@
+"""Rank 0 leads: what its trainer asks of the learner it tells the other ranks, and all do it together.
+
+The trainer knows nothing of this: it has a learner and a sampler as ever. What crosses are JSON and the wire format of
+batches, never pickles.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.data.completion import Completion
+from policy_trainer.data.probe import Probe
+from policy_trainer.learner.groups import Batch
+from policy_trainer.learner.interface import LoadedLearner, Writing
+from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.objective.group import Group
+from policy_trainer.ranks.checkpoint import ShardsWriting, write_shards
+from policy_trainer.ranks.rank import Rank, load_rank
+from policy_trainer.ranks.sharding import whole_state, whole_weights
+from policy_trainer.ranks.world import World
+from policy_trainer.sampling.sampler import SamplingParams
+from shared import wire
+from shared.batch import TokenGroup
+from shared.models import load_outline
+
+
+class Lead:
+    """The learner of rank 0's trainer. model: an outline without weights, which are divided among the ranks."""
+
+    def __init__(self, rank: Rank, outline: PreTrainedModel) -> None:
+        self.model = outline
+        self._rank = rank
+        self._world = rank.world
+
+    def step(
+        self,
+        batches: Sequence[Batch],
+        *,
+        step: int,
+        on_groups: Callable[[Sequence[Group]], None] = lambda groups: None,
+    ) -> StepStats:
+        with self._world.together():
+            self._tell("step", batches, step=step)
+            return self._rank.learner.step(batches, step=step, on_groups=on_groups)
+
+    def kl(self, batches: Sequence[Batch]) -> float:
+        with self._world.together():
+            self._tell("kl", batches)
+            return self._rank.learner.kl(batches)
+
+    def noise_floor(self, batches: Sequence[Batch]) -> float:
+        with self._world.together():
+            self._tell("noise_floor", batches)
+            return self._rank.learner.noise_floor(batches)
+
+    def probe(self, batches: Sequence[Batch]) -> Probe:
+        with self._world.together():
+            self._tell("probe", batches)
+            return self._rank.learner.probe(batches)
+
+    def state(self) -> dict[str, Tensor]:
+        with self._world.together():
+            self._tell("state")
+            return _state(self._rank)
+
+    def parameters(self) -> dict[str, Tensor]:
+        with self._world.together():
+            self._tell("parameters")
+            return _parameters(self._rank)
+
+    def write(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> Writing:
+        """The model's configuration and the tokenizer at once, the ranks' parts beside training."""
+        self.model.config.save_pretrained(directory)
+        if self.model.generation_config is not None:
+            self.model.generation_config.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        with self._world.together():
+            self._tell("write", directory=str(directory.resolve()))
+            return _write(self._rank, directory)
+
+    def _tell(self, word: str, batches: Sequence[Batch] = (), **header: Any) -> None:
+        self._world.tell(word, header, [wire.encode(batch) for batch in batches])
+
+
+class LeadSampler:
+    """Samples with all ranks, each its share of the prompts; for evaluations, whose sampling is greedy."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        asked = {"prompts": [list(prompt) for prompt in prompts], "params": asdict(params), "seed": seed}
+        with self._rank.world.together():
+            self._rank.world.tell("sample", asked)
+            return _sample(self._rank, prompts, params, seed)
+
+    def load(self, model: Path) -> None:
+        raise NotImplementedError("the learner trains these weights")
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        raise NotImplementedError("the learner has them")
+
+
+def load_lead(
+    config: TrainConfig,
+    source: str,
+    revision: str | None,
+    checkpoint: Path | None,
+    tokenizer: PreTrainedTokenizerBase,
+    world: World,
+) -> LoadedLearner:
+    """Loads the policy on all ranks. Arguments as of `load_rank`; world: this is its rank 0."""
+    with world.together():
+        settings = config.model_dump(mode="json")
+        where = None if checkpoint is None else str(checkpoint.resolve())
+        world.tell("load", {"config": settings, "source": source, "revision": revision, "checkpoint": where})
+        rank, form = load_rank(config, source, revision, checkpoint, world)
+    outline = load_outline(source, revision=revision).to(rank.compute)  # type: ignore[arg-type]
+    learner = Lead(rank, outline)
+    return LoadedLearner(learner, LeadSampler(rank), partial(learner.write, tokenizer), form)
+
+
+def follow(world: World) -> None:
+    """Does what rank 0 tells, until it says that this was all."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 ends the job, between steps
+    word, header, _ = world.hear()
+    if word != "load":
+        return
+    checkpoint = header["checkpoint"] and Path(header["checkpoint"])
+    config = TrainConfig(**header["config"])
+    rank, _ = load_rank(config, header["source"], header["revision"], checkpoint, world)
+    while True:
+        word, header, bodies = world.hear()
+        if word == "end":
+            return
+        _DEEDS[word](rank, header, [wire.decode(body) for body in bodies])
+
+
+def _state(rank: Rank) -> dict[str, Tensor]:
+    return whole_state(rank.model, rank.compute, rank.ties)
+
+
+def _parameters(rank: Rank) -> dict[str, Tensor]:
+    names = {name for name, _ in rank.model.named_parameters()}
+    whole = whole_state(rank.model, torch.float32, rank.ties)
+    return {name: own for name, own in whole.items() if name in names}
+
+
+def _write(rank: Rank, directory: Path) -> ShardsWriting:
+    return write_shards(rank.learner, directory, rank.world.files)
+
+
+def _sample(rank: Rank, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+    """All completions, on every rank. Rank k samples for prompts k, k + n, …"""
+    world = rank.world
+    own = prompts[world.rank :: world.size]
+    with whole_weights(rank.model):
+        sampled = rank.sampler.sample(own, params, seed) if own else []
+    written = json.dumps([[_fields(completion) for completion in group] for group in sampled]).encode()
+    completions: list[list[Completion]] = [[]] * len(prompts)
+    for number, part in enumerate(world.gather_bytes(written)):
+        completions[number :: world.size] = [[_completion(**fields) for fields in group] for group in json.loads(part)]
+    return completions
+
+
+def _fields(completion: Completion) -> dict[str, Any]:
+    return {**vars(completion), "ids": completion.ids.tolist(), "logps": completion.logps.tolist()}
+
+
+def _completion(ids: list[int], logps: list[float], finished: bool, eos: bool) -> Completion:
+    return Completion(np.array(ids, np.int64), np.array(logps, np.float32), finished, eos)
+
+
+_Deed = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], object]
+_DEEDS: Mapping[str, _Deed] = {
+    "step": lambda rank, header, batches: rank.learner.step(batches, step=header["step"]),
+    "kl": lambda rank, header, batches: rank.learner.kl(batches),
+    "noise_floor": lambda rank, header, batches: rank.learner.noise_floor(batches),
+    "probe": lambda rank, header, batches: rank.learner.probe(batches),
+    "state": lambda rank, header, batches: _state(rank),
+    "parameters": lambda rank, header, batches: _parameters(rank),
+    "write": lambda rank, header, batches: _write(rank, Path(header["directory"])),
+    "sample": lambda rank, header, batches: _sample(
+        rank,
+        header["prompts"],
+        SamplingParams(**{**header["params"], "stop": tuple(header["params"]["stop"])}),
+        header["seed"],
+    ),
+}

@@ -1,0 +1,79 @@
+"""One rank's part of a policy, from the trainer's configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
+from policy_trainer.learner.learner import Learner, make_learner
+from policy_trainer.ranks.checkpoint import has_shards, read_optimizer, read_weights
+from policy_trainer.ranks.sharding import (
+    ShardedForward,
+    ShardedRanks,
+    divide_again,
+    load_sharded,
+    read_model,
+    tied_names,
+)
+from policy_trainer.ranks.sharing import Costs
+from policy_trainer.ranks.world import World
+from policy_trainer.sampling.hf import HFSampler
+from shared.errors import UserError
+from shared.logprobs import choose_forward
+from shared.models import load_tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """compute: the dtype of its forwards. ties: names of tensors that have another name, too, and that name."""
+
+    world: World
+    learner: Learner
+    sampler: HFSampler
+    compute: torch.dtype
+    ties: Mapping[str, str]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.learner.model
+
+
+def load_rank(
+    config: TrainConfig, source: str, revision: str | None, checkpoint: Path | None, world: World
+) -> tuple[Rank, str]:
+    """A rank's part, and what its forward is called. All ranks call it together.
+
+    source: a model, or the checkpoint's directory. Raises UserError for a model or a checkpoint that cannot be used.
+    """
+    if config.optimizer.offload != "none":
+        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
+    if checkpoint and not has_shards(checkpoint):
+        raise UserError(
+            f"resume: {checkpoint} was written by one process: go on without torchrun, or begin a new run from it "
+            f"with --model {checkpoint} and another --run-dir"
+        )
+
+    def prepare(model: nn.Module) -> None:
+        if config.gradient_checkpointing:
+            checkpoint_layers(model)
+
+    masters = config.optimizer.master_weights == "float32"
+    model, compute = load_sharded(
+        source, revision=revision, dtype=config.dtype, masters=masters, world=world, prepare=prepare
+    )
+    if checkpoint:
+        read_weights(model, checkpoint)
+    else:
+        read_model(model, source, revision=revision, dtype=config.dtype, world=world)
+    forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
+    divide_again(model)
+    learner = make_learner(config, model, forward, ShardedRanks(model, world, Costs.of(model)))
+    if checkpoint:
+        read_optimizer(learner, checkpoint)
+    sampler = HFSampler(model, load_tokenizer(source, revision=revision))
+    return Rank(world, learner, sampler, compute, tied_names(model)), forward.name

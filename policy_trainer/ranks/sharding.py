@@ -1,0 +1,161 @@
+"""FSDP2: weights, gradients and optimizer states are divided among the ranks, and whole only where they are used.
+
+Each layer's weights are gathered before it computes and dropped after it, in the forward and in the backward (Zhao et
+al., PyTorch FSDP, arXiv 2304.11277; `fully_shard` of torch.distributed.fsdp).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from policy_trainer.learner.ranks import Part
+from policy_trainer.ranks.sharing import Costs, parts_of_rank
+from policy_trainer.ranks.world import World
+from shared.batch import TokenGroup
+from shared.errors import UserError
+from shared.logprobs import LogprobForward
+from shared.models import load_empty, load_model
+from shared.settings import Dtype
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def shard(model: PreTrainedModel, world: World, compute: torch.dtype) -> None:
+    """Divides a model's parameters, which may still be on the meta device, among the ranks.
+
+    compute: the dtype of forward and backward. Gradients are summed, not averaged, in float32.
+    Raises UserError for a model whose layers transformers does not mark as such.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"model: {type(model).__name__} has no layers that could be sharded: train on one device")
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    for module in _sharded(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+class ShardedForward:
+    """A forward that runs within the model's own, where its weights are whole."""
+
+    def __init__(self, model: PreTrainedModel, forward: LogprobForward) -> None:
+        self.name = f"{forward.name}, sharded"
+        self._model: Any = model
+        model.token_logps = forward.__call__  # type: ignore[assignment]
+        model.token_logps_with_entropy = forward.with_entropy  # type: ignore[assignment]
+        for method in ("token_logps", "token_logps_with_entropy"):
+            register_fsdp_forward_method(model, method)
+
+    def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        return self._model.token_logps(groups, temperatures)
+
+    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        return self._model.token_logps_with_entropy(groups, temperatures)
+
+
+class ShardedRanks:
+    """`Ranks` of a sharded model."""
+
+    def __init__(self, model: PreTrainedModel, world: World, costs: Costs) -> None:
+        self._model = cast(FSDPModule, model)
+        self._world = world
+        self._costs = costs
+
+    def parts(self, groups: Sequence[TokenGroup], limit: int) -> Iterator[Part]:
+        parts = parts_of_rank(groups, self._world.rank, self._world.size, limit, self._costs)
+        for number, part in enumerate(parts):
+            # Gradients of earlier parts are added up here, and cross the network once.
+            self._model.set_requires_gradient_sync(number == len(parts) - 1)
+            yield part
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        return self._world.gather(own)
+
+
+@contextmanager
+def whole_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Within it each rank has all weights in the compute dtype, so that it may do forwards that the others do not."""
+    modules = _sharded(model)
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_reshard_after_forward(module is not model, recurse=False)
+        divide_again(model)
+
+
+def whole_state(model: PreTrainedModel, dtype: torch.dtype, ties: Mapping[str, str]) -> dict[str, Tensor]:
+    """A copy of all weights on rank 0's CPU; empty on the others, which must call it, too. ties: names of tensors that
+    are others' under a second name."""
+    state = cast(Mapping[str, Tensor], get_model_state_dict(model, options=_WHOLE))
+    # The whole tensor of a single rank is the parameter itself.
+    copies = {name: tensor.to(dtype, copy=True) for name, tensor in state.items() if name not in ties}
+    return {name: copies[ties.get(name, name)] for name in state}
+
+
+def divide_again(model: nn.Module) -> None:
+    """After forwards without a backward: the outermost weights stay whole until then, and are not the parameters that
+    an optimizer steps."""
+    for module in _sharded(model):
+        module.reshard()
+
+
+def _sharded(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def load_sharded(
+    name: str, *, revision: str | None, dtype: Dtype, masters: bool, world: World, prepare: Callable[[nn.Module], None]
+) -> tuple[PreTrainedModel, torch.dtype]:
+    """A model with memory for its weights, divided among the ranks, and the dtype that it computes in.
+
+    masters: keep a bfloat16 model's weights in float32. prepare: called with the model before it is divided.
+    """
+    model = load_empty(name, revision=revision, dtype=dtype)
+    compute = model.dtype
+    if masters and compute == torch.bfloat16:
+        model.float()
+    prepare(model)
+    shard(model, world, compute)
+    materialise(model, world.device)
+    return model, compute
+
+
+def read_model(model: PreTrainedModel, name: str, *, revision: str | None, dtype: Dtype, world: World) -> None:
+    """Fills a sharded model. Rank 0 reads the weights, and has all of them in main memory for a moment."""
+    state: dict[str, Any] = {}
+    if world.rank == 0:
+        whole = load_model(name, revision=revision, device="cpu", dtype=dtype)
+        state = {key: tensor.to(model.dtype) for key, tensor in whole.state_dict().items()}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, state, options=options)
+
+
+def materialise(model: PreTrainedModel, device: torch.device) -> None:
+    """Memory for a model, or this rank's shards of it; buffers keep their values."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    model.tie_weights()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Names of parameters that are others' under a second name, and the first names."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: known for name, own in named if (known := first.setdefault(id(own), name)) != name}

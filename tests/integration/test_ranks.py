@@ -1,0 +1,83 @@
+"""Training under torchrun: killed, interrupted, and resumed on another number of ranks."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.models import load_model
+from tests.integration.processes import Process, Server, processes_of, steps_of, until
+from tests.integration.runs import QUICK, assert_trained_exactly_once
+
+pytestmark = pytest.mark.slow
+
+STEPS = 24
+
+
+def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model: Path, tmp_path: Path, start) -> None:
+    """Two ranks, one of them killed; three, interrupted by Ctrl-C; one to the end. Each batch is trained once."""
+    server = start(Server(random_model, tmp_path / "server")).until_ready()
+    place = tmp_path / "run"
+
+    command = (
+        "policy_trainer", "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
+        "--max-steps", str(STEPS), "--device", "cpu", *QUICK,
+    )  # fmt: skip
+
+    def torchrun(ranks: int, *options: str) -> Process:
+        launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m")
+        return start(Process(*launcher, *command, *options, log=tmp_path / f"{ranks}.log"))
+
+    def until_checkpoint(step: int, process: Process) -> None:
+        target = place / "checkpoints" / f"step-{step:08d}"
+        until(target.exists, f"the checkpoint of step {step}", process)
+
+    job = torchrun(2)
+    until_checkpoint(5, job)
+    os.kill(follower_of(place), signal.SIGKILL)
+    assert job.wait() == 1
+    assert "another of the 2 ranks ended" in job.output() and "--resume" in job.output()
+
+    job = torchrun(3, "--resume")
+    until_checkpoint(10, job)
+    job.popen.send_signal(signal.SIGINT)
+    assert job.wait() != 0
+    assert "add --resume to continue" in job.output()
+    done = len(steps_of(place))
+    assert 10 <= done < STEPS
+
+    alone = start(Process(*command, "--resume", log=tmp_path / "alone.log"))
+    assert alone.wait() == 2 and "torchrun --standalone --nproc-per-node 1" in alone.output()
+
+    job = torchrun(1, "--resume")
+    assert job.wait() == 0, job.output()
+    assert [record["step"] for record in steps_of(place)] == list(range(1, STEPS + 1))
+    assert_trained_exactly_once(server, place)
+    exported = start(
+        Process(
+            "policy_trainer", "export", "--checkpoint", str(place / "checkpoints" / f"step-{STEPS:08d}"),
+            "--output", str(tmp_path / "exported"), log=tmp_path / "export.log",
+        )
+    )  # fmt: skip
+    assert exported.wait() == 0, exported.output()
+    trained, found = (
+        load_model(str(path), revision=None, device="cpu", dtype="auto").state_dict()
+        for path in (place / "model", tmp_path / "exported")
+    )
+    assert trained.keys() == found.keys() and all(torch.equal(trained[name], found[name]) for name in found)
+
+
+def follower_of(run_dir: Path) -> int:
+    """A process of the job whose rank is 1."""
+    for pid in processes_of(run_dir):
+        if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
+            return pid
+    raise AssertionError("no process has rank 1")
+
+
+def test_torchrun_is_for_training_alone(tmp_path: Path, start) -> None:
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
+    job = start(Process(*launcher, "policy_trainer", "presets", log=tmp_path / "log"))
+    assert job.wait() == 1 and "torchrun is for `policy-trainer train` alone" in job.output()

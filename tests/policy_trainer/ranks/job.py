@@ -1,0 +1,58 @@
+"""What each rank of a test runs: `torchrun job.py SETTINGS`. Rank 0 trains, and writes what became of it."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.ranks.lead import follow, load_lead
+from policy_trainer.ranks.world import World, join_world
+from policy_trainer.sampling.sampler import SamplingParams
+from shared import wire
+from shared.models import load_tokenizer
+
+
+def train(world: World, settings: dict[str, Any], config: TrainConfig, directory: Path) -> None:
+    """Trains steps first to last, and writes statistics, weights and a checkpoint."""
+    first, last = settings["steps"]
+    checkpoint = directory / f"checkpoint-{first}" if first else None
+    source = str(checkpoint or config.model)
+    loaded = load_lead(config, source, None, checkpoint, load_tokenizer(config.model), world)
+    stats = []
+    for step in range(first, last):
+        bodies = sorted((directory / f"step-{step}").iterdir())
+        stats.append(asdict(loaded.learner.step([wire.decode(body.read_bytes()) for body in bodies], step=step)))
+    batches = [wire.decode(body.read_bytes()) for body in sorted((directory / "step-0").iterdir())]
+    sampled = loaded.sampler.sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
+    (checkpoint := directory / f"checkpoint-{last}").mkdir()
+    writing = loaded.write(checkpoint)
+    found = {
+        "stats": stats,
+        "kl": loaded.learner.kl(batches),
+        "probe": loaded.learner.probe(batches).logps,
+        "sampled": [group[0].ids.tolist() for group in sampled],
+        "form": loaded.form,
+    }
+    writing.wait()
+    (directory / f"found-{last}.json").write_text(json.dumps(found))
+    safetensors.torch.save_file(loaded.learner.parameters(), directory / f"parameters-{last}.safetensors")
+    state = {name: tensor.clone() for name, tensor in loaded.learner.state().items()}
+    safetensors.torch.save_file(state, directory / f"state-{last}.safetensors")
+
+
+def main() -> None:
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    config = TrainConfig(**settings["config"])
+    with join_world("cpu", 60) as world:
+        if world.rank:
+            follow(world)
+        else:
+            train(world, settings, config, Path(sys.argv[1]).parent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A step is the same on one process and on several ranks: real processes, joined by torchrun."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.learner.learner import Learner, make_learner
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import SamplingParams
+from shared import wire
+from shared.batch import ScoredBatch
+from shared.logprobs import choose_forward
+from shared.models import copy_state, save_model
+from tests.policy_trainer.ranks import job
+
+Make = Callable[..., Any]
+# Groups of each step: unequal, and now and then fewer than there are ranks.
+SIZES = (5, 1, 3, 2, 7) * 4
+
+
+@pytest.fixture
+def steps(make_scored: Make) -> list[list[ScoredBatch]]:
+    chance = np.random.default_rng(0)
+
+    def batch(number: int) -> ScoredBatch:
+        rows = [chance.integers(2, 60, length).tolist() for length in chance.integers(1, 9, 4)]
+        noise = -3 + 0.1 * chance.normal(size=(2, sum(map(len, rows))))
+        rewards = chance.normal(size=4).tolist()
+        prompt = chance.integers(2, 60, int(chance.integers(2, 9))).tolist()
+        return make_scored(
+            prompt, rows, rewards, old_logps=noise[0], ref_logps=noise[1], temperature=0.9, number=number
+        )
+
+    return [[batch(100 * step + number) for number in range(size)] for step, size in enumerate(SIZES)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, steps: list[list[ScoredBatch]]) -> Path:
+    for step, batches in enumerate(steps):
+        (directory := tmp_path / f"step-{step}").mkdir()
+        for number, batch in enumerate(batches):
+            (directory / str(number)).write_bytes(wire.encode(batch))
+    return tmp_path
+
+
+def launch(ranks: int, place: Path, config: TrainConfig, first: int = 0, last: int = len(SIZES)) -> dict[str, Any]:
+    """What rank 0 found."""
+    settings = {"config": config.model_dump(mode="json"), "steps": [first, last]}
+    (place / "settings.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run(
+        [*command, job.__file__, str(place / "settings.json")], capture_output=True, text=True, timeout=300
+    )
+    assert not done.returncode, done.stderr[-4000:]
+    return json.loads((place / f"found-{last}.json").read_text())
+
+
+def alone(model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[ScoredBatch]]) -> tuple[Learner, Any]:
+    learner = make_learner(config, model, choose_forward(model))
+    return learner, [asdict(learner.step(batches, step=number)) for number, batches in enumerate(steps)]
+
+
+def configured(place: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **settings: Any) -> TrainConfig:
+    save_model(model, tokenizer, place / "model")
+    settings = {"dtype": "float32", "loss": {"beta": 0.1}, "optimizer": {"learning_rate": 1e-3}, **settings}
+    return TrainConfig(model=str(place / "model"), max_steps=len(SIZES), micro_batch_tokens=60, **settings)
+
+
+def difference(place: Path, learner: Learner, last: int = len(SIZES)) -> float:
+    found = safetensors.torch.load_file(place / f"parameters-{last}.safetensors")
+    own = learner.parameters()
+    assert found.keys() == own.keys()
+    return max(float((found[name] - own[name]).abs().max()) for name in own)
+
+
+SETTINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
+    "two ranks": (2, True, {}),
+    "four ranks, an untied head": (4, False, {}),
+    "layers computed again, several updates": (
+        3, True, {"gradient_checkpointing": True, "num_iterations": 2, "minibatches": 2,
+                  "loss": {"beta": 0.1, "old_logps": "recomputed"}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "tied", "settings"), SETTINGS.values(), ids=SETTINGS)
+def test_twenty_steps_on_several_ranks_are_those_of_one_process(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, ranks: int, tied: bool, settings: dict[str, Any]
+) -> None:
+    model = make_tiny(vocabulary=len(tokenizer), tied=tied)
+    config = configured(place, model, tokenizer, **settings)
+    found = launch(ranks, place, config)
+    learner, stats = alone(model, config, steps)
+    assert "packed" in found["form"]
+    assert difference(place, learner) < 1e-6
+    for own, expected in zip(found["stats"], stats, strict=True):
+        assert own == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert found["kl"] == pytest.approx(learner.kl(steps[0]), rel=1e-4)
+    assert found["probe"] == pytest.approx(learner.probe(steps[0]).logps, abs=1e-5)
+    greedy = HFSampler(model, tokenizer).sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
+    assert found["sampled"] == [group[0].ids.tolist() for group in greedy]
+
+
+@pytest.mark.slow
+def test_one_rank_is_one_process_to_the_bit(place: Path, steps: Any, make_tiny: Make, tokenizer: Any) -> None:
+    model = make_tiny(vocabulary=len(tokenizer))
+    config = configured(place, model, tokenizer)
+    launch(1, place, config)
+    assert difference(place, alone(model, config, steps)[0]) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
+) -> None:
+    """Ten steps on two ranks, five on three, five on one: as twenty in one process, moments and all."""
+    model = make_tiny(vocabulary=len(tokenizer))
+    config = configured(place, model, tokenizer)
+    for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
+        launch(ranks, place, config, first, last)
+    assert difference(place, alone(model, config, steps)[0]) < 1e-6
+
+
+@pytest.mark.slow
+def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
+) -> None:
+    """What is published is bfloat16; what is stepped has more bits, and goes where one process's masters go."""
+    model = make_tiny(vocabulary=len(tokenizer), dtype=torch.bfloat16)
+    before = copy.deepcopy(model)
+    config = configured(place, model, tokenizer, dtype="bfloat16")
+    launch(2, place, config)
+    learner, _ = alone(model, config, steps)
+    found = safetensors.torch.load_file(place / f"parameters-{len(SIZES)}.safetensors")
+    assert any((own != own.bfloat16()).any() for own in found.values())
+    state = safetensors.torch.load_file(place / f"state-{len(SIZES)}.safetensors")
+    assert {own.dtype for own in state.values()} == {torch.bfloat16} and state.keys() == copy_state(model).keys()
+    masters, begin = learner.parameters(), dict(before.named_parameters())
+    way, expected = (
+        torch.cat([(own[name] - begin[name].float()).flatten() for name in masters]) for own in (found, masters)
+    )
+    assert torch.nn.functional.cosine_similarity(way, expected, dim=0) > 0.9
