@@ -13,6 +13,7 @@ environment (POLICY_TRAINER_MAX_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and f
 COMMANDS = {
     "sft": "teach a model the completions of a JSONL file, before GRPO",
     "train": "train a policy; starts a rollout worker of its own unless told --rollout external",
+    "plan": "what the processes of `train` would need in memory, before anything is loaded",
     "rollout": "sample completions with a run's published weights and upload them",
     "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",

@@ -14,6 +14,7 @@ from policy_trainer.config import (
     DemoSetupConfig,
     EvalConfig,
     ExportConfig,
+    PlanConfig,
     RolloutConfig,
     SftConfig,
     TrainConfig,
@@ -25,6 +26,7 @@ from shared.settings.files import EarlierLife
 
 COMMANDS: Mapping[str, type[BaseModel]] = {
     "train": TrainConfig,
+    "plan": PlanConfig,
     "rollout": RolloutConfig,
     "eval": EvalConfig,
     "sft": SftConfig,
@@ -41,6 +43,11 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
         "sampling.max_completion_length", "optimizer.learning_rate", "loss.beta", "server", "device", "config",
     ),
     "rollout": ("config", "run_dir", "server", "run", "weights", "device", "devices", "dtype", "worker", "workers"),
+    "plan": (
+        "model", "device", "reference.device", "dtype", "gpu_memory_gib", "micro_batch_tokens",
+        "gradient_checkpointing", "optimizer.offload", "sampling.num_generations", "sampling.max_completion_length",
+        "sampling.prompts_per_round", "groups_per_step", "server", "rollout", "config",
+    ),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",
         "samples", "sampling.temperature", "sampling.max_completion_length", "device", "dtype", "config",
@@ -52,7 +59,7 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-class FileSchema(TrainConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
+class FileSchema(PlanConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
     """The schema of the environment: the settings of every command.
 
     If sections share a name, the first base class wins.

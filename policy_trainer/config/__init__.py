@@ -33,7 +33,7 @@ from policy_trainer.config.sections import (
     SamplesConfig,
 )
 from policy_trainer.config.sft import SftConfig
-from policy_trainer.config.train import TrainConfig
+from policy_trainer.config.train import PlanConfig, TrainConfig
 from policy_trainer.config.vllm import SamplerName, VllmConfig
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "MixtureSource",
     "OptimizerConfig",
     "PenaltyConfig",
+    "PlanConfig",
     "PromptConfig",
     "ReferenceConfig",
     "RewardModelConfig",

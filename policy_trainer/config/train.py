@@ -117,6 +117,14 @@ class TrainConfig(RunConfig):
         return self
 
 
+class PlanConfig(TrainConfig):
+    """Print what each process of a run would need in memory and what limits its speed. Nothing is loaded. Status 1:
+    something does not fit."""
+
+    gpu_memory_gib: float | None = Field(default=None, gt=0)
+    """Plan for GPUs with this much memory, in GiB. Default: the devices of this machine."""
+
+
 def _single_completion_error(config: TrainConfig) -> str | None:
     """Why groups of one completion cannot train; None if they can: by step rewards, or with reinforce++."""
     if config.loss.advantage == "process":

@@ -29,7 +29,7 @@ from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.tracking import Trackers, start_trackers
 from policy_trainer.sampling.choice import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
-from policy_trainer.trainer.policy import Policy, load_judging, load_policy
+from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.train import Trainer
 from policy_trainer.trainer.turns import choose_turns
@@ -75,6 +75,8 @@ def build_trainer(
     judging = load_judging(config, task(), files.resumed_from)
     if config.rollout == "inline":
         check_engine(config)
+    if world is None:  # the plan is of a policy on one device
+        warn_of_memory(config, files.resumed_from, display)
     server.start(wait)  # before the policy, so that both load at the same time
     turns = choose_turns(config, wait)
     stack.callback(turns.close)

@@ -26,10 +26,11 @@ from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.turns import Turns
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.trainer.plan import plan, shortages
 from shared.devices import choose_device
 from shared.errors import UserError
 from shared.logprobs import choose_forward
-from shared.models import load_model, load_tokenizer
+from shared.models import load_model, load_outline, load_tokenizer
 
 # Said once: TRL takes such prompts as they stand.
 TEXTS_ARE_MESSAGES = (
@@ -71,6 +72,13 @@ def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> Ju
     # A chat template that is missing or refuses the problem shows at once, too.
     PromptEncoder(tokenizer, config.data).encode(task.problem(0))
     return Judging(task, tokenizer, judge)
+
+
+def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display) -> None:
+    """Notes what will not fit on the devices of this machine. Raises UserError for a model that cannot be read."""
+    source, revision = _source(config, checkpoint)
+    for shortage in shortages(config, plan(config, load_outline(source, revision=revision), None), None):
+        display.note(f"this may run out of memory: {shortage} (policy-trainer plan says more)")
 
 
 def load_policy(

@@ -1,0 +1,30 @@
+"""The command `policy-trainer plan`."""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+
+from policy_trainer.cli.settings import read_settings
+from policy_trainer.config import PlanConfig
+
+COLUMNS = 120
+
+
+def run(arguments: list[str]) -> int:
+    """Returns 1 where something does not fit. Raises UserError for a model or a device that is not there."""
+    config = read_settings(PlanConfig, arguments, "plan")
+    from policy_trainer.trainer.plan import GB, plan, shortages  # late, so that wrong options fail before PyTorch loads
+    from shared.models import load_outline
+
+    gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
+    needs = plan(config, load_outline(config.model, revision=config.revision), gpu_bytes)
+    table = Table("process", "memory", "needs", Column("GB", justify="right"), "what limits its speed", box=SIMPLE_HEAD)
+    for need in needs:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.parts.items())
+        table.add_row(need.process, need.memory, parts, f"{need.total / GB:.1f}", need.limit)
+    console = Console(width=COLUMNS, highlight=False)
+    console.print(table)
+    short = shortages(config, needs, gpu_bytes)
+    for shortage in short:
+        console.print(f"does not fit: {shortage}", soft_wrap=True)
+    return 1 if short else 0

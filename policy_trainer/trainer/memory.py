@@ -1,0 +1,142 @@
+"""What a process needs in memory, in bytes, from the shapes of a model alone. docs/scaling.md says what each term is.
+
+Exact for what has the size of parameters. Activations are those of layers like Llama's: attention, and a gated MLP.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from transformers import PreTrainedModel
+
+from policy_trainer.config import OptimizerConfig
+
+Parts = dict[str, int]
+"""Bytes by what holds them."""
+
+FLOAT32 = 4
+# Logits that the LM head keeps for its backward, and of one tile on a GPU: shared/logprobs/head.py.
+_KEPT_LOGITS, _TILE_LOGITS = 2**27, 2**26
+# float32 tensors of a tile that are alive at a time: its logits, their log-softmax and its exponential.
+_TILES = 3
+# A full cache of keys and values grows by half: policy_trainer/sampling/kv_cache.py.
+_CACHE_ROOM = 1.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes. parameters: in all, a tied weight once; largest: of the largest matrix. hidden, mlp, queries,
+    keys, head: channels of a token in the residual stream, in the MLP, in all query heads, in all key heads, in one."""
+
+    parameters: int
+    largest: int
+    layers: int
+    hidden: int
+    mlp: int
+    queries: int
+    keys: int
+    head: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """model: may be on the meta device."""
+        config: Any = model.config.get_text_config()
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        hidden = config.hidden_size
+        heads = getattr(config, "num_attention_heads", None) or 1
+        width = getattr(config, "head_dim", None) or hidden // heads
+        experts = getattr(config, "num_experts_per_tok", None)
+        mlp = getattr(config, "intermediate_size", None) or 4 * hidden
+        return cls(
+            parameters=sum(sizes),
+            largest=max(sizes),
+            layers=config.num_hidden_layers,
+            hidden=hidden,
+            mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
+            queries=heads * width,
+            keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
+            head=width,
+            vocabulary=config.vocab_size,
+        )
+
+
+def training(
+    shape: Shape, width: int, optimizer: OptimizerConfig, *, tokens: int, completion_tokens: int, recompute: bool
+) -> Parts:
+    """The trainer, on its device. width: bytes of a weight. tokens, completion_tokens: of a micro-batch.
+    recompute: gradient checkpointing."""
+    return {
+        "weights": width * shape.parameters,
+        **_optimizer(shape, width, optimizer),
+        "activations": activations(shape, width, tokens, completion_tokens, recompute=recompute),
+    }
+
+
+def _optimizer(shape: Shape, width: int, optimizer: OptimizerConfig) -> Parts:
+    if optimizer.offload == "cpu":  # one gradient with its float32 sum, and the next one
+        return {"gradients that leave": (2 * width + FLOAT32) * shape.largest}
+    has_masters = width < FLOAT32 and optimizer.master_weights == "float32"
+    stepped = FLOAT32 if has_masters else width
+    masters = {"masters": FLOAT32 * shape.parameters} if has_masters else {}
+    return {**masters, "gradients": stepped * shape.parameters, "AdamW": 2 * stepped * shape.parameters}
+
+
+def offloaded(shape: Shape) -> Parts:
+    """Main memory beside an offloading trainer."""
+    return {
+        "float32 copies": FLOAT32 * shape.parameters,
+        "gradients": FLOAT32 * shape.parameters,
+        "AdamW": 2 * FLOAT32 * shape.parameters,
+    }
+
+
+def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *, recompute: bool) -> int:
+    """What a packed forward keeps for its backward, and the largest tensors that come and go beside it."""
+    # RMSNorm computes in float32, and keeps its input so; then the normalised and the scaled output.
+    norm = (FLOAT32 + 2 * width) * shape.hidden
+    # Queries as projected, as laid out in spans, and the output; keys and values twice. Gate, its SiLU, up, product.
+    layer = 2 * norm + width * (3 * shape.queries + 4 * shape.keys + 4 * shape.mlp)
+    kept = width * shape.hidden if recompute else layer
+    # In the backward: the gradients of the MLP, and the one layer that is computed again.
+    passing = 2 * width * shape.mlp + layer * recompute
+    logits = _logits(shape, completion_tokens, kept=_KEPT_LOGITS)
+    return tokens * (shape.layers * kept + norm + _rotary(shape, width)) + max(tokens * passing, logits)
+
+
+def _rotary(shape: Shape, width: int) -> int:
+    """Cosines and sines of a position, with what is made on the way: as measured."""
+    return 6 * width * shape.head
+
+
+def _logits(shape: Shape, completion_tokens: int, *, kept: int) -> int:
+    """Those that the LM head keeps, and the tile at work."""
+    logits = completion_tokens * shape.vocabulary
+    return FLOAT32 * (min(logits, kept) + _TILES * min(logits, _TILE_LOGITS))
+
+
+def scoring(shape: Shape, width: int, *, tokens: int, completion_tokens: int) -> Parts:
+    """The reference server: forwards that keep nothing. tokens, completion_tokens: of a forward."""
+    passing = width * (4 * shape.hidden + 3 * max(shape.mlp, shape.queries)) + _rotary(shape, width)
+    return {
+        "weights": width * shape.parameters,
+        "activations": max(tokens * passing, _logits(shape, completion_tokens, kept=0)),
+    }
+
+
+def cache_of_token(shape: Shape, width: int) -> int:
+    """Keys and values of one token."""
+    return 2 * shape.layers * shape.keys * width
+
+
+def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
+    """A worker with sampler hf. tokens: of a round, prompts once. rows: its completions."""
+    return {
+        "weights": width * shape.parameters,
+        "cache": int(_CACHE_ROOM * tokens * cache_of_token(shape, width)),
+        "logits": _TILES * FLOAT32 * rows * shape.vocabulary,
+    }
+
+
+def publication(shape: Shape, width: int) -> Parts:
+    """Main memory for the version that is being written or uploaded."""
+    return {"weights": width * shape.parameters}

@@ -1,0 +1,190 @@
+"""What the processes of a run need in memory and what limits their speed, planned before anything is loaded."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.data.prompts import prompt_limit
+from policy_trainer.trainer import memory
+from policy_trainer.trainer.memory import Parts, Shape
+from policy_trainer.trainer.reference_servers import reference_device
+from shared.devices import choose_device
+
+GB = 10**9
+_WIDTHS = {"float32": 4, "bfloat16": 2}
+# ref-server's default of scoring_tokens.
+_SCORING_TOKENS = 16_384
+MAIN_MEMORY = "main memory"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one process needs in one memory. limit: what its speed depends on; empty beside another row of it."""
+
+    process: str
+    memory: str
+    parts: Parts
+    limit: str = ""
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A memory of `size` bytes that needs more. remedies: settings, the cheapest first."""
+
+    memory: str
+    needed: int
+    size: int
+    remedies: Sequence[str]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.memory} has {self.size / GB:.1f} GB, and the run's processes there need about "
+            f"{self.needed / GB:.1f} GB; what lowers that: {', '.join(self.remedies)}"
+        )
+
+
+def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None) -> list[Need]:
+    """outline: the policy's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine.
+
+    Raises UserError for a device that is not here, where gpu_bytes is None.
+    """
+    shape, width = Shape.of(outline), _WIDTHS.get(config.dtype, outline.dtype.itemsize)
+    policy, reference = _devices(config, gpu_bytes)
+    work = _Work.of(config, outline)
+    return [
+        *_trainer(config, shape, width, work, policy),
+        *_reference(config, shape, width, work, reference),
+        *_worker(config, shape, width, work, policy, gpu_bytes),
+    ]
+
+
+def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None) -> list[Shortage]:
+    """The memories that are too small: of this machine, or GPUs of `gpu_bytes` each."""
+    found = []
+    for place in dict.fromkeys(need.memory for need in needs):
+        size = _size(place, gpu_bytes)
+        needed = sum(need.total for need in needs if need.memory == place)
+        if size is not None and needed > size:
+            found.append(Shortage(place, needed, size, _remedies(config, needs, place)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Tokens if every prompt and completion is as long as it may be. group_completions: completion tokens of a group.
+    step: tokens of a step."""
+
+    prompt: int
+    completion: int
+    group: int
+    group_completions: int
+    step: int
+
+    @classmethod
+    def of(cls, config: TrainConfig, outline: PreTrainedModel) -> "_Work":
+        prompt, completion = prompt_limit(outline, config), config.sampling.max_completion_length
+        completions = config.sampling.num_generations * completion
+        group = prompt + completions
+        return cls(prompt, completion, group, completions, config.groups_per_step * group)
+
+    def forward(self, budget: int) -> dict[str, int]:
+        """Tokens of the largest forward: whole groups up to a budget, or one that is larger."""
+        groups = max(1, min(budget, self.step) // self.group)
+        return {"tokens": groups * self.group, "completion_tokens": groups * self.group_completions}
+
+
+def _devices(config: TrainConfig, gpu_bytes: int | None) -> tuple[str, str]:
+    """Of the policy, and of the reference."""
+    if gpu_bytes is None:
+        policy = str(choose_device(config.device))
+        # Not checked: the server, which starts there, refuses a device that does not exist.
+        return policy, reference_device(config.reference.device, config.device)
+    policy = "cuda:0" if config.device == "auto" else config.device
+    return policy, policy if config.reference.device == "auto" else config.reference.device
+
+
+def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str) -> list[Need]:
+    recompute, offload = config.gradient_checkpointing, config.optimizer.offload == "cpu"
+    parts = memory.training(
+        shape, width, config.optimizer, **work.forward(config.micro_batch_tokens), recompute=recompute
+    )
+    # Two for each weight and token in a forward, twice as many in a backward (Kaplan et al., arXiv 2001.08361, 2.1).
+    flops = (8 if recompute else 6) * shape.parameters * work.step * config.num_iterations
+    limit = f"computes {_si(flops)}FLOP a step"
+    host = memory.publication(shape, width) | (memory.offloaded(shape) if offload else {})
+    if offload:
+        limit += f", and AdamW moves {_si(28 * shape.parameters)}B of main memory"
+    return [
+        Need("trainer", _place(device), parts, limit),
+        Need("trainer", MAIN_MEMORY, {"published version": host.pop("weights"), **host}),
+    ]
+
+
+def _reference(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str) -> list[Need]:
+    if not config.loss.beta:  # the server is a queue alone
+        return []
+    place = _place(device) if config.server == INLINE else f"at {config.server}"
+    parts = memory.scoring(shape, width, **work.forward(_SCORING_TOKENS))
+    return [Need("reference server", place, parts, f"computes {_si(2 * shape.parameters * work.step)}FLOP a step")]
+
+
+def _worker(
+    config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, gpu_bytes: int | None
+) -> list[Need]:
+    if config.sampler == "vllm-server":
+        return []
+    place = _place(device) if config.rollout == "inline" else "each worker's device"
+    rows = config.sampling.prompts_per_round * config.sampling.num_generations
+    tokens = config.sampling.prompts_per_round * work.group
+    parts = memory.sampling(shape, width, tokens=tokens, rows=rows)
+    if config.sampler == "vllm" and (size := _size(_place(device), gpu_bytes)) is not None:
+        # Asleep, its memory is the trainer's.
+        asleep = config.vllm.enable_sleep_mode
+        parts = {"vLLM": 0 if asleep else int(config.vllm.gpu_memory_utilization * size)}
+    reads = _si(width * shape.parameters * work.completion)
+    return [Need("worker", place, parts, f"reads {reads}B of weights a round, for {rows} completions at once")]
+
+
+def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[str]:
+    here = {need.process for need in needs if need.memory == place}
+    trains, gpu = "trainer" in here, place != MAIN_MEMORY
+    several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
+    known = {
+        "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
+        "a smaller --micro-batch-tokens": gpu and trains and several_groups,
+        "--dtype bfloat16": config.dtype != "bfloat16",
+        "--optimizer.offload cpu": gpu and trains and config.optimizer.offload == "none",
+        "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
+        "--reference.device of another GPU": gpu and {"trainer", "reference server"} <= here,
+        "--rollout external with workers elsewhere": {"trainer", "worker"} <= here,
+        "a smaller --sampling.prompts-per-round": "worker" in here and config.sampler == "hf",
+    }
+    return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]
+
+
+def _place(device: str) -> str:
+    return MAIN_MEMORY if device == "cpu" else device
+
+
+def _size(place: str, gpu_bytes: int | None) -> int | None:
+    """Bytes of a memory; None where they are not known: elsewhere, and the main memory beside GPUs of `gpu_bytes`."""
+    if place == MAIN_MEMORY:
+        return None if gpu_bytes else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if gpu_bytes is None and place in {f"cuda:{index}" for index in range(torch.cuda.device_count())}:
+        return torch.cuda.get_device_properties(place).total_memory
+    return gpu_bytes
+
+
+def _si(number: float) -> str:
+    """In three digits, with a prefix: 1.5 G."""
+    power = int(math.log10(max(number, 1))) // 3
+    return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z'][power]}"

@@ -1,0 +1,31 @@
+"""`policy-trainer plan`: a table and a status, from a model's configuration alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from policy_trainer.cli.plan import run
+
+
+@pytest.fixture
+def model(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> str:
+    make_tiny().config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(("gib", "status"), [("1", 0), ("0.001", 1)])
+def test_says_whether_it_fits(model: str, gib: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--model", model, *lengths, "--gpu-memory-gib", gib]) == status
+    said = capsys.readouterr().out
+    for row in ("trainer", "reference server", "worker", "main memory", "FLOP a step", "weights a round"):
+        assert row in said
+    assert ("does not fit: cuda:0 has" in said) is bool(status)
+
+
+def test_takes_the_command_line_of_train(model: str) -> None:
+    train = ("--task", "gsm8k", "--max-steps", "9", "--run-dir", "/nowhere", "--loss.beta", "0.1")
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--model", model, *train, *lengths]) == 0

@@ -1,0 +1,105 @@
+"""The formulas of memory beside what forwards and backwards of a small model allocate, counted on the CPU."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from policy_trainer.config import OptimizerConfig
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
+from policy_trainer.learner.optimizer import make_weights
+from policy_trainer.trainer.memory import Shape, activations, offloaded, sampling, scoring, training
+from shared.batch import TokenGroup
+from shared.logprobs import PackedForward
+from tests.policy_trainer.learner.live_bytes import peak_bytes
+
+WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
+PROMPT, COMPLETION, SIZE = 32, 32, 8
+GROUPS = 2
+TOKENS, COMPLETION_TOKENS = GROUPS * (PROMPT + SIZE * COMPLETION), GROUPS * SIZE * COMPLETION
+
+
+def make(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, dtype: torch.dtype) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval().to(dtype)  # type: ignore[arg-type]
+
+
+def logps(model: PreTrainedModel) -> Callable[[], torch.Tensor]:
+    rng, forward = np.random.default_rng(0), PackedForward(model)
+    groups = [
+        TokenGroup(rng.integers(0, 64, PROMPT), rng.integers(0, 64, SIZE * COMPLETION), np.full(SIZE, COMPLETION))
+        for _ in range(GROUPS)
+    ]
+    return lambda: forward.with_entropy(groups, [1.0] * GROUPS)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(3, 128, 256, 2, 1), (6, 128, 384, 4, 4)])
+class TestOfActivations:
+    @pytest.mark.parametrize("recompute", [False, True])
+    def test_a_backward_allocates_them(
+        self, dtype: torch.dtype, sizes: tuple[int, int, int, int, int], recompute: bool
+    ) -> None:
+        """Beside gradients of parameters, which are freed at once."""
+        model = make(*sizes, dtype=dtype)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+        if recompute:
+            checkpoint_layers(model)
+        forward = logps(model)
+        measured = peak_bytes(lambda: forward().sum().backward())
+        planned = activations(Shape.of(model), WIDTHS[dtype], TOKENS, COMPLETION_TOKENS, recompute=recompute)
+        assert 0.94 < planned / measured < 1.18
+
+    def test_a_forward_allocates_less(self, dtype: torch.dtype, sizes: tuple[int, int, int, int, int]) -> None:
+        model = make(*sizes, dtype=dtype)
+        forward = logps(model)
+        with torch.no_grad():
+            measured = peak_bytes(forward)
+        parts = scoring(Shape.of(model), WIDTHS[dtype], tokens=TOKENS, completion_tokens=COMPLETION_TOKENS)
+        assert 0.95 < parts["activations"] / measured < 1.15
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masters", "of_parameter"),
+    [(torch.float32, "float32", 16), (torch.bfloat16, "float32", 18), (torch.bfloat16, "none", 8)],
+)
+def test_optimizers_hold_what_is_planned(dtype: torch.dtype, masters: str, of_parameter: int) -> None:
+    model = make(2, 64, 128, 2, 2, dtype)
+    config = OptimizerConfig.model_validate({"master_weights": masters})
+    weights = make_weights(model, config)
+    for parameter in weights.stepped.values():
+        parameter.grad = torch.zeros_like(parameter)
+    weights.step()
+    moments = [state[name] for state in weights.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    stepped = [*weights.stepped.values(), *(parameter.grad for parameter in weights.stepped.values())]
+    held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *stepped, *moments) if tensor is not None}
+    shape = Shape.of(model)
+    parts = training(shape, WIDTHS[dtype], config, tokens=1, completion_tokens=1, recompute=False)
+    del parts["activations"]
+    assert sum(parts.values()) == sum(held.values()) == of_parameter * shape.parameters
+
+
+def test_offloaded_they_are_elsewhere() -> None:
+    shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig(offload="cpu")
+    parts = training(shape, 2, config, tokens=1, completion_tokens=1, recompute=False)
+    assert parts["weights"] == 2 * shape.parameters and parts["gradients that leave"] == 8 * shape.largest
+    assert parts.keys() == {"weights", "gradients that leave", "activations"}
+    assert sum(offloaded(shape).values()) == 16 * shape.parameters
+
+
+def test_a_cache_holds_keys_and_values_of_all_layers() -> None:
+    """57 kB a token of Qwen2.5-7B: 28 layers, 4 key heads of 128, two bytes each. Room for half more."""
+    shape = Shape(7_600_000_000, 545_000_000, 28, 3584, 18_944, 3584, 512, 128, 152_064)
+    assert sampling(shape, 2, tokens=1000, rows=1)["cache"] == 1.5 * 1000 * 57_344

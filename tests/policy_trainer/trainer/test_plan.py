@@ -1,0 +1,106 @@
+"""Plans of runs: which process is where, what does not fit, and what to do then."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.reporting.display import LineDisplay
+from policy_trainer.trainer.plan import MAIN_MEMORY, plan, shortages
+from policy_trainer.trainer.policy import warn_of_memory
+from shared.settings import from_values
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def outline() -> PreTrainedModel:
+    """Qwen2.5-7B, without weights."""
+    config = Qwen2Config(
+        num_hidden_layers=28,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152_064,
+        tie_word_embeddings=False,
+        max_position_embeddings=32_768,
+    )
+    with torch.device("meta"):
+        return Qwen2ForCausalLM(config)
+
+
+def run(**settings: object) -> TrainConfig:
+    return from_values(TrainConfig, **{"model": "m", "dtype": "bfloat16", **settings})
+
+
+def test_one_gpu_holds_all_three_processes(outline: PreTrainedModel) -> None:
+    needs = plan(run(), outline, 80 * GIB)
+    places = [(need.process, need.memory) for need in needs]
+    assert places == [
+        ("trainer", "cuda:0"), ("trainer", MAIN_MEMORY), ("reference server", "cuda:0"), ("worker", "cuda:0"),
+    ]  # fmt: skip
+    trainer, _, reference, worker = needs
+    assert (
+        trainer.parts["weights"] == reference.parts["weights"] == worker.parts["weights"] == pytest.approx(15.2e9, 0.01)
+    )
+    assert trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"] == pytest.approx(122e9, 0.01)
+    (shortage,) = shortages(run(), needs, 80 * GIB)
+    assert (shortage.memory, shortage.size) == ("cuda:0", 80 * GIB)
+    assert shortage.needed == trainer.total + reference.total + worker.total
+
+
+def test_its_remedies_suffice(outline: PreTrainedModel) -> None:
+    """Each that the run does not use yet is named; with them it fits."""
+    first = str(shortages(run(), plan(run(), outline, 80 * GIB), 80 * GIB)[0])
+    for remedy in ("--gradient-checkpointing", "--optimizer.offload cpu", "--reference.device", "--rollout external"):
+        assert remedy in first
+    assert "--dtype bfloat16" not in first
+    better = run(gradient_checkpointing=True, optimizer={"offload": "cpu"})
+    needs = plan(better, outline, 80 * GIB)
+    assert not shortages(better, needs, 80 * GIB)
+    assert next(need for need in needs if need.memory == MAIN_MEMORY).total == pytest.approx(137e9, 0.01)
+    (shortage,) = shortages(better, needs, 48 * GIB)
+    assert "offload" not in str(shortage) and "checkpointing" not in str(shortage)
+
+
+def test_processes_elsewhere_are_elsewhere(outline: PreTrainedModel) -> None:
+    config = run(device="cuda:1", reference={"device": "cuda:0"}, rollout="external")
+    places = {need.process: need.memory for need in plan(config, outline, 80 * GIB) if need.memory != MAIN_MEMORY}
+    assert places == {"trainer": "cuda:1", "reference server": "cuda:0", "worker": "each worker's device"}
+    remote = run(server="http://far:8400", sampler="vllm-server", vllm_url="http://near:8000")
+    places = {need.process: need.memory for need in plan(remote, outline, 80 * GIB) if need.memory != MAIN_MEMORY}
+    assert places == {"trainer": "cuda:0", "reference server": "at http://far:8400"}
+
+
+def test_without_a_kl_penalty_no_reference_is_loaded(outline: PreTrainedModel) -> None:
+    assert "reference server" not in {need.process for need in plan(run(loss={"beta": 0}), outline, 80 * GIB)}
+
+
+def test_a_device_that_is_not_here_is_left_to_the_process_that_runs_there(outline: PreTrainedModel) -> None:
+    config = run(device="cpu", reference={"device": "cuda:77"})
+    needs = plan(config, outline, None)
+    assert "cuda:77" in {need.memory for need in needs}
+    assert "cuda:77" not in {shortage.memory for shortage in shortages(config, needs, None)}
+
+
+@pytest.mark.parametrize(("asleep", "share"), [(False, 0.3), (True, 0.0)])
+def test_vllm_takes_its_share_unless_it_sleeps(outline: PreTrainedModel, asleep: bool, share: float) -> None:
+    config = run(sampler="vllm", vllm={"enable_sleep_mode": asleep})
+    worker = plan(config, outline, 80 * GIB)[-1]
+    assert worker.parts == {"vLLM": int(share * 80 * GIB)}
+
+
+def test_train_warns_before_anything_is_loaded(
+    outline: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory has a configuration and no weights. 70B are more than this machine has."""
+    outline.config.update({"num_hidden_layers": 300})
+    outline.config.layer_types = None
+    outline.config.save_pretrained(tmp_path)
+    warn_of_memory(run(model=str(tmp_path), device="cpu"), None, LineDisplay(Console(), 1, 0))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "this may run out of memory: main memory has" in said and "--reference.device" not in said
