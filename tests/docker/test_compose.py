@@ -216,7 +216,7 @@ def test_a_queue_on_postgresql(project: MakeProject, postgresql_image: str, roll
 
 def test_every_profile_is_valid(project: MakeProject) -> None:
     """The directories that the monitoring images mount exist."""
-    names = ("gpu", "worker", "trainer", "demo", "vllm", "postgresql", "monitoring")
+    names = ("gpu", "worker", "workers", "trainer", "demo", "vllm", "postgresql", "monitoring")
     config = project().compose(*(word for name in names for word in ("--profile", name)), "config").stdout
     for path in re.findall(rf"{ROOT}/docker/[\w/]+", config):
         assert Path(path).is_dir()
