@@ -143,7 +143,9 @@ SETTINGS_FILES = {
 MODELS = {
     "path": train("--model ./modle", "model:", "no directory ./modle"),
     "directory without a model": train("--model empty", "model:", "config.json"),
-    "no weights": train("--model weightless", "model:", "model.safetensors", "save_pretrained"),
+    "no weights": train(
+        "--model weightless --sampling.max-completion-length 64", "model:", "model.safetensors", "save_pretrained"
+    ),
     "no tokenizer": train("--model speechless", "model:", "tokenizer"),
     "damaged configuration": train("--model damaged", "model:", "config.json"),
     "to evaluate": Mistake("policy-trainer eval --model weightless --device cpu", ("model:", "model.safetensors")),
