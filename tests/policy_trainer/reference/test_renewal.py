@@ -323,14 +323,10 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
         torch.testing.assert_close(own, expected.detach(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decay", "restarts", "place"),
-    [
-        pytest.param(0.0, False, "directory", marks=pytest.mark.slow),
-        pytest.param(0.0, False, "server", marks=pytest.mark.slow),
-        pytest.param(0.0, True, "server", marks=pytest.mark.slow),
-        (0.5, True, "directory"),
-    ],
+    [(0.0, False, "directory"), (0.0, False, "server"), (0.0, True, "server"), (0.5, True, "directory")],
 )
 def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
     tmp_path: Path,
