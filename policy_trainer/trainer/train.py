@@ -277,6 +277,7 @@ class Trainer:
     def _idle(self, seconds: float) -> None:
         """Called while there is nothing to train on: checks the workers, and shows the reason."""
         self._stop.check()
+        self._renewal.ensure()  # a server that has lost the run's reference scores nothing until it has it again
         self._source.workers.check()
         self._source.watch.look()
         watch = self._source.watch
