@@ -10,13 +10,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from shared.errors import UserError
 
 
+def layers_of(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    """The layers that transformers marks as such; none for some architectures."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def checkpoint_layers(model: nn.Module) -> None:
     """Turns it on for all layers, in training and evaluation mode; without gradients nothing changes.
 
     transformers' own switch works in training mode only, where dropout is active.
     Raises UserError for a model whose layers transformers does not mark as such.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise UserError(
             f"gradient_checkpointing: {type(model).__name__} has no layers that support it; "

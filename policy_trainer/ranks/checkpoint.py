@@ -56,7 +56,7 @@ def has_shards(directory: Path) -> bool:
 def read_weights(model: PreTrainedModel, directory: Path) -> None:
     """All ranks call it together, or one process alone. Restores the weights."""
     state = {"model": get_model_state_dict(model)}
-    load(state, checkpoint_id=directory / SHARDS, no_dist=not dist.is_initialized())
+    load(state, checkpoint_id=directory / SHARDS)
     set_model_state_dict(model, state["model"])
 
 

@@ -40,7 +40,6 @@ class Lead:
     def __init__(self, rank: Rank, outline: PreTrainedModel) -> None:
         self.model = outline
         self._rank = rank
-        self._world = rank.world
 
     def step(
         self,
@@ -49,34 +48,24 @@ class Lead:
         step: int,
         on_groups: Callable[[Sequence[Group]], None] = lambda groups: None,
     ) -> StepStats:
-        with self._world.together():
-            self._tell("step", batches, step=step)
+        with self._rank.world.together():
+            _tell(self._rank, "step", batches, step=step)
             return self._rank.learner.step(batches, step=step, on_groups=on_groups)
 
     def kl(self, batches: Sequence[Batch]) -> float:
-        with self._world.together():
-            self._tell("kl", batches)
-            return self._rank.learner.kl(batches)
+        return _do(self._rank, "kl", batches)
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
-        with self._world.together():
-            self._tell("noise_floor", batches)
-            return self._rank.learner.noise_floor(batches)
+        return _do(self._rank, "noise_floor", batches)
 
     def probe(self, batches: Sequence[Batch]) -> Probe:
-        with self._world.together():
-            self._tell("probe", batches)
-            return self._rank.learner.probe(batches)
+        return _do(self._rank, "probe", batches)
 
     def state(self) -> dict[str, Tensor]:
-        with self._world.together():
-            self._tell("state")
-            return _state(self._rank)
+        return _do(self._rank, "state")
 
     def parameters(self) -> dict[str, Tensor]:
-        with self._world.together():
-            self._tell("parameters")
-            return _parameters(self._rank)
+        return _do(self._rank, "parameters")
 
     def write(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> Writing:
         """The model's configuration and the tokenizer at once, the ranks' parts beside training."""
@@ -84,12 +73,7 @@ class Lead:
         if self.model.generation_config is not None:
             self.model.generation_config.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
-        with self._world.together():
-            self._tell("write", directory=str(directory.resolve()))
-            return _write(self._rank, directory)
-
-    def _tell(self, word: str, batches: Sequence[Batch] = (), **header: Any) -> None:
-        self._world.tell(word, header, [wire.encode(batch) for batch in batches])
+        return _do(self._rank, "write", directory=str(directory.resolve()))
 
 
 class LeadSampler:
@@ -99,10 +83,7 @@ class LeadSampler:
         self._rank = rank
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        asked = {"prompts": [list(prompt) for prompt in prompts], "params": asdict(params), "seed": seed}
-        with self._rank.world.together():
-            self._rank.world.tell("sample", asked)
-            return _sample(self._rank, prompts, params, seed)
+        return _do(self._rank, "sample", prompts=[list(prompt) for prompt in prompts], params=asdict(params), seed=seed)
 
     def load(self, model: Path) -> None:
         raise NotImplementedError("the learner trains these weights")
@@ -147,6 +128,17 @@ def follow(world: World) -> None:
         _DEEDS[word](rank, header, [wire.decode(body) for body in bodies])
 
 
+def _tell(rank: Rank, word: str, batches: Sequence[Batch], **header: Any) -> None:
+    rank.world.tell(word, header, [wire.encode(batch) for batch in batches])
+
+
+def _do(rank: Rank, word: str, batches: Sequence[Batch] = (), **header: Any) -> Any:
+    """Tells the other ranks a deed and does it with them."""
+    with rank.world.together():
+        _tell(rank, word, batches, **header)
+        return _DEEDS[word](rank, header, batches)
+
+
 def _state(rank: Rank) -> dict[str, Tensor]:
     return whole_state(rank.model, rank.compute, rank.ties)
 
@@ -182,7 +174,7 @@ def _completion(ids: list[int], logps: list[float], finished: bool, eos: bool) -
     return Completion(np.array(ids, np.int64), np.array(logps, np.float32), finished, eos)
 
 
-_Deed = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], object]
+_Deed = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], Any]
 _DEEDS: Mapping[str, _Deed] = {
     "step": lambda rank, header, batches: rank.learner.step(batches, step=header["step"]),
     "kl": lambda rank, header, batches: rank.learner.kl(batches),

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.ranks import Part
 from policy_trainer.ranks.sharing import Costs, parts_of_rank
 from policy_trainer.ranks.world import World
@@ -34,7 +34,7 @@ def shard(model: PreTrainedModel, world: World, compute: torch.dtype) -> None:
     compute: the dtype of forward and backward. Gradients are summed, not averaged, in float32.
     Raises UserError for a model whose layers transformers does not mark as such.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise UserError(f"model: {type(model).__name__} has no layers that could be sharded: train on one device")
     mesh = init_device_mesh(world.device.type, (world.size,))
