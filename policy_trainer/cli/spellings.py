@@ -58,7 +58,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "optim": ("optimizer.learning_rate", "optimizer.betas", "optimizer.master_weights"),
 }
 
-_DEVICES = "a policy trains on one device, --device; more workers and servers may have devices of their own"
+_DEVICES = "`torchrun --nproc-per-node N -m policy_trainer train …` divides the policy among N GPUs (FSDP2)"
 _HUB = "nothing is uploaded; RUN_DIR/model is a Hugging Face model, which `hf upload` takes"
 _LOGGED = "every step is in RUN_DIR/metrics.jsonl; --report-to names trackers besides"
 
