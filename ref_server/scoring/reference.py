@@ -1,4 +1,4 @@
-"""The interface of a reference model. `replicas.py` implements it with a model, `no_model.py` without."""
+"""The interface of a reference model. `frozen_model.py` implements it with a model, `no_model.py` without."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
