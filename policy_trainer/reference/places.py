@@ -1,13 +1,12 @@
 """Where the server finds the snapshots of a run, by the names of the setting `weights`."""
 
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
 from policy_trainer.config import WeightsPlace
 from policy_trainer.reference.snapshots import version_of
-from policy_trainer.weights.upload import upload_directory
+from policy_trainer.weights.upload import is_there, upload_directory
 from shared.api import WeightsName
 from shared.client import RefServerClient, RefServerError
 
@@ -71,21 +70,11 @@ class UploadedSnapshots:
 
     def bring(self, snapshot: str) -> None:
         name = self._address(snapshot)
-        if not self._is_there(name):
+        if not is_there(self._client, name):
             self._client.commit_weights(name, upload_directory(self._client, name, self._root / snapshot), {})
 
     def explain(self, snapshot: str, error: RefServerError) -> str:
         return f"reference.sync_steps: the server does not take {self.name(snapshot)}: {error}"
-
-    def _is_there(self, name: WeightsName) -> bool:
-        """The question also keeps the server from removing it for a while."""
-        try:
-            self._client.weights(name)
-        except RefServerError as error:
-            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-                raise
-            return False
-        return True
 
     def _address(self, snapshot: str) -> WeightsName:
         version, epoch = version_of(snapshot)

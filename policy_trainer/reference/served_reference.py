@@ -10,8 +10,9 @@ from shared.client.connection import OnWait
 from shared.client.credentials import remedy
 from shared.errors import UserError
 
-# Codes of errors to retry after: another client replaces the reference, or has just replaced it.
-_RETRIED = ("busy", "older_version")
+# Codes of errors to retry after: another client replaces the reference, or has just replaced it; or the server has lost
+# files since they were uploaded.
+_RETRIED = ("busy", "older_version", "not_whole")
 _BUSY_SECONDS = 0.5
 
 

@@ -274,10 +274,19 @@ class Trainer:
             f"the last batches are in {directory}. Try a lower optimizer.learning_rate, or float32"
         )
 
+    def _restore(self) -> None:
+        """Brings back what a server has lost: without the run's reference it scores nothing, and without its weights
+        workers may wait for ever."""
+        self._renewal.ensure()
+        with write_failures(self._source.weights.describe()):
+            lost = self._source.weights.lost()
+        if lost:
+            self._publish()
+
     def _idle(self, seconds: float) -> None:
         """Called while there is nothing to train on: checks the workers, and shows the reason."""
         self._stop.check()
-        self._renewal.ensure()  # a server that has lost the run's reference scores nothing until it has it again
+        self._restore()
         self._source.workers.check()
         self._source.watch.look()
         watch = self._source.watch

@@ -11,7 +11,7 @@ _ENDING_SECONDS = 10.0
 
 
 class PublishedBeside:
-    """A `Publisher` whose versions a thread publishes, one version after the other: the trainer waits for none.
+    """Publishes in a thread, one version after the other: the trainer waits for none.
 
     Of those that wait only the newest is published.
     """
@@ -20,6 +20,7 @@ class PublishedBeside:
         self._weights = weights
         self._changing = threading.Lock()
         self._waiting: tuple[ModelCopy, Publication] | None = None
+        self._published: Publication | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -32,6 +33,13 @@ class PublishedBeside:
                 # A daemon: a request to a server that hangs cannot be broken off, and must not keep the process.
                 self._thread = threading.Thread(target=self._publish_waiting, name="publish", daemon=True)
                 self._thread.start()
+
+    def lost(self) -> bool:
+        """Whether the newest version was published and is gone. Raises what went wrong with one."""
+        self._raise_failure()
+        with self._changing:
+            published = self._published if self._thread is None else None
+        return published is not None and not self._weights.has(published)
 
     def describe(self) -> str:
         return self._weights.describe()
@@ -62,6 +70,7 @@ class PublishedBeside:
         while (waiting := self._take()) is not None:
             try:
                 self._weights.publish(*waiting)
+                self._published = waiting[1]
             except BaseException as error:  # raised where the trainer asks
                 self._failure = error
 

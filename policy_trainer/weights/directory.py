@@ -36,6 +36,9 @@ class WeightsDirectory:
         for old in sorted(self._root.glob("[0-9]*-[0-9]*"))[:-KEPT]:
             shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all
 
+    def has(self, publication: Publication) -> bool:
+        return (self._root / publication.name).is_dir()
+
     def newest(self) -> Publication | None:
         try:
             fields = json.loads(_read_newest(self._root / LATEST))

@@ -60,6 +60,10 @@ class Publisher(Protocol):
         """Readers see all of it afterwards, and nothing of it before."""
         ...
 
+    def has(self, publication: Publication) -> bool:
+        """Whether readers still find it."""
+        ...
+
     def describe(self) -> str:
         """Where it is, for messages."""
         ...

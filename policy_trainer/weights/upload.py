@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import write_json
-from shared.client import RefServerClient
+from shared.client import RefServerClient, RefServerError
 
 # The key of a commit that has the settings for workers.
 SETTINGS = "settings"
@@ -33,14 +34,25 @@ class UploadedWeights:
         """Uploads the files and commits them. At the end of a run only the commit is new."""
         self._directory.mkdir(parents=True, exist_ok=True)
         write_json(self._directory / LATEST, asdict(publication))
-        name = publication.address
-        if self._uploaded is None or self._uploaded[0] != name:
-            self._uploaded = name, self._upload(copy, name)
         words = {**asdict(publication), SETTINGS: self._settings}
-        self._client.commit_weights(name, self._uploaded[1], words)
+        try:
+            self._commit(copy, publication.address, words)
+        except RefServerError as error:
+            if error.code != "not_whole":
+                raise
+            self._uploaded = None  # the server has lost files since they were uploaded
+            self._commit(copy, publication.address, words)
+
+    def has(self, publication: Publication) -> bool:
+        return is_there(self._client, publication.address)
 
     def describe(self) -> str:
         return f"the reference server at {self._client.url}"
+
+    def _commit(self, copy: ModelCopy, name: WeightsName, words: Mapping[str, Any]) -> None:
+        if self._uploaded is None or self._uploaded[0] != name:
+            self._uploaded = name, self._upload(copy, name)
+        self._client.commit_weights(name, self._uploaded[1], words)
 
     def _upload(self, copy: ModelCopy, name: WeightsName) -> Mapping[str, WeightsFile]:
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._directory) as directory:
@@ -52,3 +64,14 @@ def upload_directory(client: RefServerClient, name: WeightsName, directory: Path
     """Uploads the files of a model directory, for a commit. Again is harmless. Raises OSError."""
     files = sorted(path for path in directory.iterdir() if path.is_file())
     return {path.name: client.put_weights(name, path) for path in files}
+
+
+def is_there(client: RefServerClient, name: WeightsName) -> bool:
+    """Whether the server has a version. The question also keeps the server from removing it for a while."""
+    try:
+        client.weights(name)
+    except RefServerError as error:
+        if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+            raise
+        return False
+    return True

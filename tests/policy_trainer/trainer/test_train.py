@@ -1,5 +1,7 @@
 """The training loop with parts that fail or are stopped at the worst moment."""
 
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +40,13 @@ from shared.logprobs import PackedForward
 from shared.models import save_model
 
 
+def until(fulfilled: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not fulfilled():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @dataclass
 class Feed:
     """Hands out one batch after another, and notes what is settled."""
@@ -47,12 +56,15 @@ class Feed:
     settled: list[str] = field(default_factory=list)
     settling_is_due = False
     finished: bool = False
+    idle: Callable[[Callable[[float], None]], None] | None = None
 
     @property
     def unsettled(self) -> int:
         return self.ledger.unsettled
 
-    def take(self, count: int, **_: Any) -> list[Leased]:
+    def take(self, count: int, *, on_idle: Callable[[float], None], **_: Any) -> list[Leased]:
+        if self.idle is not None:
+            self.idle(on_idle)
         batch = self.batches.pop(0)
         lease = Leased(batch, batch.rollout.id, "token", 1)
         self.ledger.add(lease)
@@ -220,6 +232,23 @@ def test_a_run_ends_with_all_of_it(make_trainer: Any) -> None:
     assert [path.name for path in directory.root.iterdir() if path.name.startswith(".")] == []
     kl = [record["kl_at_step_0"] for record in metrics if "kl_at_step_0" in record]
     assert len(kl) == 1 and kl[0] < 1e-9
+
+
+def test_a_trainer_that_waits_publishes_weights_again_that_were_lost(make_trainer: Any) -> None:
+    """Workers that begin meanwhile would wait for it, and it for them."""
+    trainer, feed, directory, _ = make_trainer()
+    versions = []
+
+    def lose(on_idle: Callable[[float], None]) -> None:
+        newest = WeightsDirectory(directory.weights).newest
+        until(lambda: (found := newest()) is not None and found.version == len(versions))
+        shutil.rmtree(directory.weights)
+        until(lambda: on_idle(1.0) or newest() is not None)
+        versions.append((found := newest()) and found.version)
+
+    feed.idle = lose
+    assert trainer.run()
+    assert versions == [0, 1]
 
 
 def test_a_model_that_cannot_be_written_leaves_the_old_one(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,9 @@ class SlowPlace:
             raise self.failure
         self.versions.append(publication.version)
 
+    def has(self, publication: Publication) -> bool:
+        return publication.version in self.versions
+
     def describe(self) -> str:
         raise AssertionError
 
@@ -73,7 +76,18 @@ def test_of_those_that_wait_the_newest_is_published(place: SlowPlace, copy: Mode
     assert place.versions == [1, 4]
 
 
-@pytest.mark.parametrize("then", ["publish", "wait"])
+def test_what_is_on_its_way_is_not_lost(place: SlowPlace, copy: ModelCopy) -> None:
+    beside = PublishedBeside(place)
+    beside.publish(copy, publication(1))
+    assert place.began.wait(60) and not beside.lost()
+    place.go_on.set()
+    beside.wait(go_on)
+    assert not beside.lost()
+    place.versions.clear()
+    assert beside.lost()
+
+
+@pytest.mark.parametrize("then", ["publish", "wait", "lost"])
 def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: str) -> None:
     place.failure = OSError("No space left on device")
     place.go_on.set()
@@ -82,6 +96,8 @@ def test_a_failure_is_told_afterwards(place: SlowPlace, copy: ModelCopy, then: s
     with pytest.raises(OSError, match="No space left"):
         while then == "publish":
             beside.publish(copy, publication(2))
+        while then == "lost":
+            assert not beside.lost()
         beside.wait(go_on)
     beside.close()
     assert not place.versions

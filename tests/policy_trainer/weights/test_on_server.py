@@ -1,6 +1,7 @@
 """Weights that meet on a real reference server: a trainer uploads them, workers without its directory read them."""
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from policy_trainer.config.worker_settings import worker_settings
 from policy_trainer.data.probe import Probe
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import open_run
+from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.download import DownloadedWeights
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
@@ -42,10 +44,13 @@ def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def url(
-    make_service: Callable[..., Service], serve: Callable[[Service], AbstractContextManager[httpx.Client]]
-) -> Iterator[str]:
-    with serve(make_service()) as http:
+def service(make_service: Callable[..., Service]) -> Service:
+    return make_service()
+
+
+@pytest.fixture(scope="module")
+def url(service: Service, serve: Callable[[Service], AbstractContextManager[httpx.Client]]) -> Iterator[str]:
+    with serve(service) as http:
         yield str(http.base_url)
 
 
@@ -195,6 +200,42 @@ def test_a_server_that_hangs_keeps_no_worker(tmp_path: Path, open_site: Any, mon
     reader.close()
     assert not answer.is_set()
     answer.set()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_files_that_the_server_lost_are_uploaded_again(
+    service: Service, publisher: UploadedWeights, client: RefServerClient, copies: Any, first: Publication,
+    finished: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Before the commit, or, at the end of a run, since an earlier one."""
+    if finished:
+        publisher.publish(copies(1.0), first)
+    weights = service.config.data_dir / "weights"
+    commit, commits = client.commit_weights, []
+
+    def lose_once(*arguments: Any) -> Any:
+        commits.append(arguments)
+        if len(commits) == 1:
+            shutil.rmtree(weights / first.run, ignore_errors=True)
+            shutil.rmtree(weights / ".staging" / first.run)
+        return commit(*arguments)
+
+    monkeypatch.setattr(client, "commit_weights", lose_once)
+    publisher.publish(copies(2.0), replace(first, finished=finished))
+    found = client.newest_weights(first.run)
+    assert found is not None and (found.words["finished"], len(commits)) == (finished, 2)
+
+
+def test_a_published_version_that_the_server_lost_is_noticed(
+    service: Service, publisher: UploadedWeights, copies: Any, first: Publication
+) -> None:
+    beside = PublishedBeside(publisher)
+    assert not beside.lost(), "there was none"
+    beside.publish(copies(1.0), first)
+    beside.wait(lambda: None)
+    assert not beside.lost()
+    shutil.rmtree(service.config.data_dir / "weights" / first.run)
+    assert beside.lost()
 
 
 def test_a_resumed_run_begins_a_later_epoch(
