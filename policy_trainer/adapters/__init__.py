@@ -1,0 +1,1 @@
+"""LoRA's adapters on disk, and weights that have taken them up."""
