@@ -1,6 +1,8 @@
 """The command `policy-trainer train`, also under torchrun."""
 
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -9,6 +11,7 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.processes import in_torchrun
+from shared.lifetime import when_parent_is_gone
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
     from policy_trainer.ranks.world import World
@@ -20,7 +23,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _as_rank(config: TrainConfig) -> int:
-    """Rank 0 trains as ever, and the others do what it tells them."""
+    """Rank 0 trains as ever, and the others do what it tells them. torchrun's end is theirs: one that is killed ends no
+    rank itself."""
+    when_parent_is_gone(os.getppid(), _end_orphan)
     from policy_trainer.ranks.lead import follow
     from policy_trainer.ranks.world import join_world
 
@@ -29,6 +34,16 @@ def _as_rank(config: TrainConfig) -> int:
             return _train(config, world)
         follow(world)
         return 0
+
+
+def _end_orphan() -> None:
+    print(
+        "policy-trainer train: torchrun has ended, so this rank ends, too. "
+        "The same command with --resume goes on from the last checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)  # in the middle of whatever it does, as if killed: a follower may be waiting in native code
 
 
 def _train(config: TrainConfig, world: "World | None" = None) -> int:

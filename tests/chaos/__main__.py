@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.chaos import clock, database, disk, engine, frozen, kill, linear, network, resume, weights
+from tests.chaos import clock, database, disk, engine, frozen, kill, linear, network, ranks, resume, weights
 from tests.chaos.proof import BACKENDS, Proof
 
 _REPORT = Path("runs/chaos/report.json")
@@ -48,6 +48,7 @@ CHAOS: Mapping[str, Chaos] = {
     "database": Chaos(database.run, ("postgresql",)),
     "weights": Chaos(weights.run, ("sqlite",)),
     "engine": Chaos(engine.run, ("sqlite",)),
+    "ranks": Chaos(ranks.run, ("sqlite",)),
 }
 
 

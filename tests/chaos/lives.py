@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.checkpoint import Checkpoints, read_state
-from tests.chaos.launch import Launched, Launcher
+
+
+class Life(Protocol):
+    """What runs in one life. kill: by SIGKILL; the exit status is -9 unless it had ended by itself."""
+
+    @property
+    def running(self) -> bool: ...
+    def kill(self) -> int: ...
+    def wait(self, seconds: float) -> int: ...
+
+
+class Starts(Protocol):
+    def start(self, module: str, arguments: Sequence[str], log: Path) -> Life: ...
 
 
 @dataclass(frozen=True)
@@ -51,14 +63,15 @@ def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
 class Trainer:
     """`policy-trainer train` in one run's directory, started several times."""
 
-    def __init__(self, launcher: Launcher, run_dir: Path, steps: int, *options: str) -> None:
+    def __init__(self, launcher: Starts, run_dir: Path, steps: int, *options: str) -> None:
         self._launcher = launcher
         self._arguments = ("train", "--run-dir", str(run_dir), "--max-steps", str(steps), "--resume", *options)
         self._log = run_dir.with_suffix(".log")
+        self._read: tuple[int, list[tuple[int, int]]] = (0, [])
         self.run_dir = run_dir
         self.steps = steps
 
-    def start(self) -> Launched:
+    def start(self) -> Life:
         return self._launcher.start("policy_trainer.__main__", self._arguments, self._log)
 
     def finish(self) -> None:
@@ -69,8 +82,11 @@ class Trainer:
     def records(self) -> list[tuple[int, int]]:
         """Epoch and step of every step in metrics.jsonl."""
         path = self.run_dir / "metrics.jsonl"
-        records = read_metrics(path) if path.exists() else []
-        return [(record["epoch"], record["step"]) for record in records if record["kind"] == "step"]
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._read[0]:  # it is asked every millisecond
+            records = [record for record in read_metrics(path) if record["kind"] == "step"]
+            self._read = size, [(record["epoch"], record["step"]) for record in records]
+        return self._read[1]
 
     def half_written(self) -> set[tuple[str, int]]:
         """Incomplete checkpoints, each with the time of its last change."""

@@ -22,7 +22,7 @@ from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from tests.chaos.batches import random_batch, with_sampler_logps
 from tests.chaos.launch import Launcher
-from tests.chaos.lives import Trainer, crash_and_resume, plan_crashes
+from tests.chaos.lives import Starts, Trainer, crash_and_resume, plan_crashes
 from tests.chaos.proof import Proof, store_options
 from tests.chaos.serving import serving, tiny_model
 from tests.integration.processes import Server, until
@@ -31,14 +31,14 @@ BAR = "the multiset of trained ids and the final weights equal those of an unint
 
 _RUN = "resumed"
 _LINEAGE = "chaos"
-_GROUPS_PER_STEP = 2
+GROUPS_PER_STEP = 2
 _STEPS_PER_CRASH = 6
-_OPTIONS = (
-    "--run", _RUN, "--rollout", "external", "--threads", "1", "--groups-per-step", str(_GROUPS_PER_STEP),
+OPTIONS = (
+    "--run", _RUN, "--rollout", "external", "--threads", "1", "--groups-per-step", str(GROUPS_PER_STEP),
     "--checkpoint.save-steps", "2", "--optimizer.learning-rate", "1e-3", "--optimizer.warmup-steps", "5",
     "--sampling.max-completion-length", "8", "--evaluation.eval-steps", "0", "--evaluation.problems", "4",
 )  # fmt: skip
-_SERVER_OPTIONS = (
+SERVER_OPTIONS = (
     # One batch per forward: packing changes the last bits of the log-probs.
     "--scoring-tokens", "1",
     # Crashes may hit the same two steps repeatedly, and their batches must not become dead.
@@ -65,18 +65,18 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
     model = tiny_model(directory)
     bodies: list[bytes] = []
     with Launcher() as launcher:
-        with store_options(backend) as store, serving(model, directory / "calm", *store, *_SERVER_OPTIONS) as server:
-            bodies += _make_bodies(server, chance, steps * _GROUPS_PER_STEP)
-            _fill(server, bodies)
+        with store_options(backend) as store, serving(model, directory / "calm", *store, *SERVER_OPTIONS) as server:
+            bodies += make_bodies(server, chance, steps * GROUPS_PER_STEP)
+            fill(server, bodies)
             began = time.monotonic()
-            _trainer(launcher, server, steps).finish()
+            trainer_of(server, launcher, steps, *OPTIONS).finish()
             calm_seconds = time.monotonic() - began
-            calm = _ending(server)
-        with store_options(backend) as store, serving(model, directory / "shaken", *store, *_SERVER_OPTIONS) as server:
-            _fill(server, bodies)
-            lives = crash_and_resume(_trainer(launcher, server, steps), plan_crashes(cycles, chance))
-            shaken = _ending(server)
-    faults = compare(calm, shaken, wanted=[_id_of(body) for body in bodies])
+            calm = ending(server)
+        with store_options(backend) as store, serving(model, directory / "shaken", *store, *SERVER_OPTIONS) as server:
+            fill(server, bodies)
+            lives = crash_and_resume(trainer_of(server, launcher, steps, *OPTIONS), plan_crashes(cycles, chance))
+            shaken = ending(server)
+    faults = compare(calm, shaken, wanted=[id_of(body) for body in bodies])
     if lives.crashes < cycles:
         faults.append(f"only {lives.crashes} of {cycles} crashes: the others came after the end")
     return Proof(
@@ -109,22 +109,21 @@ def compare(calm: Ending, shaken: Ending, wanted: Sequence[str]) -> list[str]:
     return faults
 
 
-def _trainer(launcher: Launcher, server: Server, steps: int) -> Trainer:
+def trainer_of(server: Server, launcher: Starts, steps: int, *options: str) -> Trainer:
     """Its directory has the lineage of the batches that are in the queue already."""
     directory = RunDirectory(server.directory / "run")
     directory.root.mkdir()
     write_json(directory.identity, {"lineage": _LINEAGE})
-    options = ("--model", str(server.model), "--server", server.url, *_OPTIONS)
-    return Trainer(launcher, directory.root, steps, *options)
+    return Trainer(launcher, directory.root, steps, "--model", str(server.model), "--server", server.url, *options)
 
 
-def _make_bodies(server: Server, chance: random.Random, count: int) -> list[bytes]:
+def make_bodies(server: Server, chance: random.Random, count: int) -> list[bytes]:
     with RefServerClient(server.url) as client:
         batches = [with_sampler_logps(random_batch(chance, _RUN), client) for _ in range(count)]
     return [wire.encode(replace(batch, lineage=_LINEAGE)) for batch in batches]
 
 
-def _fill(server: Server, bodies: Sequence[bytes]) -> None:
+def fill(server: Server, bodies: Sequence[bytes]) -> None:
     """Uploads in order, and waits until all are scored, so that both trainers find the same queue."""
     with RefServerClient(server.url) as client:
         for body in bodies:
@@ -136,7 +135,7 @@ def _states(server: Server) -> dict[str, int]:
     return {state: depth["batches"] for state, depth in server.get("/v1/queue")["runs"].get(_RUN, {}).items()}
 
 
-def _ending(server: Server) -> Ending:
+def ending(server: Server) -> Ending:
     run_dir = server.directory / "run"
     steps = [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "step"]
     newest = Checkpoints(run_dir / "checkpoints", keep=1).newest()
@@ -158,7 +157,7 @@ def _digests(path: Path) -> dict[str, str]:
     }
 
 
-def _id_of(body: bytes) -> str:
+def id_of(body: bytes) -> str:
     batch = wire.decode(body)
     assert not isinstance(batch, wire.ScoredBatch)
     return batch.id

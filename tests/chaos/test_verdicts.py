@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 from uuid6 import uuid7
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
@@ -14,7 +16,7 @@ from policy_trainer.weights.publication import version_directory
 from shared.batch import RolloutBatch, TokenGroup
 from shared.logprobs import PlainForward
 from shared.models import save_model
-from tests.chaos import clock, database, disk, engine, frozen, resume, trouble, weights
+from tests.chaos import clock, database, disk, engine, frozen, ranks, resume, trouble, weights
 
 
 class TestWeights:
@@ -113,6 +115,41 @@ class TestResume:
         assert resume.compare(same, same, ["a", "b"]), "both lost the same batch"
         nothing = replace(self.CALM, weights={})
         assert resume.compare(nothing, nothing, ["a", "b"]), "no weights on either side"
+
+
+class TestRanks:
+    SUMMARY = "Root Cause (first observed failure):\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)\n"
+    RANK = ranks.Kill("1", ranks=2, alone=False, seconds=3.0, words=SUMMARY)
+    TORCHRUN = ranks.Kill(
+        "torchrun", ranks=2, alone=False, seconds=1.0, words="torchrun has ended, so this rank ends, too"
+    )
+
+    def test_jobs_that_end_and_say_why_pass(self) -> None:
+        assert ranks.judge([self.RANK, self.TORCHRUN], 2) == []
+        assert ranks.judge([replace(self.TORCHRUN, alone=True, words="")], 1) == []
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"seconds": 61.0},
+            {"words": ""},
+            {"words": SUMMARY.replace("-9", "1")},
+            {"words": SUMMARY.replace("rank      : 1", "rank      : 0")},
+        ],
+    )
+    def test_one_that_lives_on_or_does_not_say_who_died_fails(self, wrong: dict[str, Any]) -> None:
+        assert len(ranks.judge([replace(self.RANK, **wrong)], 1)) == 1
+
+    def test_orphans_must_say_why_they_end(self) -> None:
+        assert len(ranks.judge([replace(self.TORCHRUN, words="")], 1)) == 1
+
+    def test_too_few_kills_fail(self) -> None:
+        assert len(ranks.judge([self.RANK], 2)) == 1
+
+    def test_the_largest_difference_of_all_weights_counts(self, tmp_path: Path) -> None:
+        for name, last in (("calm", 1.0), ("shaken", 1.5)):
+            save_file({"a": torch.zeros(3), "b": torch.tensor([0.0, last])}, tmp_path / name)
+        assert ranks.difference(tmp_path / "calm", tmp_path / "shaken") == 0.5
 
 
 class TestFrozen:

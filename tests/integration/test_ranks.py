@@ -17,7 +17,8 @@ STEPS = 24
 
 
 def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model: Path, tmp_path: Path, start) -> None:
-    """Two ranks, one of them killed; three, interrupted by Ctrl-C; one to the end. Each batch is trained once."""
+    """Two ranks, one of them killed; three, interrupted by Ctrl-C; two, whose torchrun is killed; one to the end. Each
+    batch is trained once."""
     server = start(Server(random_model, tmp_path / "server")).until_ready()
     place = tmp_path / "run"
 
@@ -47,6 +48,12 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     assert "add --resume to continue" in job.output()
     done = len(steps_of(place))
     assert 10 <= done < STEPS
+
+    job = torchrun(2, "--resume")
+    until_checkpoint(15, job)
+    job.kill()
+    until(lambda: not processes_of(place), "the ranks to end", job)
+    assert "torchrun has ended" in job.output()
 
     alone = start(Process(*command, "--resume", log=tmp_path / "alone.log"))
     assert alone.wait() == 2 and "torchrun --standalone --nproc-per-node 1" in alone.output()

@@ -1,0 +1,234 @@
+"""A policy on several ranks, any process of which is killed, ends with the weights of an uninterrupted run.
+
+torchrun starts one to three ranks. SIGKILL hits one of them, or torchrun itself: all processes must end soon, and the
+job is resumed on another number of ranks. As in `resume`, all jobs train on the same queue, which is filled beforehand.
+"""
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import safetensors.torch
+
+from tests.chaos import resume
+from tests.chaos.lives import Crash, Lives, crash_and_resume
+from tests.chaos.proof import Proof, store_options
+from tests.chaos.resume import GROUPS_PER_STEP, SERVER_OPTIONS, Ending
+from tests.chaos.serving import serving, tiny_model
+from tests.integration.processes import Process, Server, processes_of
+
+BAR = (
+    "kill -9 of torchrun or of any rank: no process stays, the dead rank is named, 0 batches lost or doubled, and the "
+    "weights of an uninterrupted run: to the bit on as many ranks, to 1e-6 on others"
+)
+
+_TORCHRUN = "torchrun"
+_RANKS = (1, 2, 3)
+_FIXED = (2,)
+_FIXED_SHARE = 5
+_STEPS_PER_CRASH = 12
+_TOLERANCE = 1e-6
+# torchrun kills ranks half a minute after its SIGTERM.
+_LONGEST_END = 60.0
+_OPTIONS = (*resume.OPTIONS, "--device", "cpu", "--rank-timeout-seconds", "45", "--optimizer.learning-rate", "1e-4")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL. victim: torchrun, or the number of a rank. alone: no other process of the job was there.
+
+    seconds: until none was left. words: what the job wrote.
+    """
+
+    victim: str
+    ranks: int
+    alone: bool
+    seconds: float
+    words: str
+
+    @property
+    def named(self) -> bool:
+        """Whether the job says what died."""
+        if self.victim == _TORCHRUN:
+            return self.alone or "torchrun has ended" in self.words or "the model is in" in self.words
+        return re.search(rf"rank\s+: {self.victim} .*\n\s+exitcode\s+: -9 ", self.words) is not None
+
+
+class Job:
+    """torchrun with its ranks. victim: whom `kill` kills; torchrun where no such rank has begun."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, run_dir: Path, ranks: int, victim: str) -> None:
+        self._run_dir, self._ranks, self._victim = run_dir, ranks, victim
+        self._begin = log.stat().st_size if log.exists() else 0
+        # Without `--` torchrun takes `--run` for an option of its own.
+        launcher = ("--standalone", "--nproc-per-node", str(ranks), "-m", "--", "policy_trainer")
+        self._torchrun = Process("torch.distributed.run", *launcher, *arguments, log=log)
+        self.killed: Kill | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._torchrun.popen.poll() is None
+
+    def wait(self, seconds: float) -> int:
+        return self._torchrun.wait(seconds)
+
+    def kill(self) -> int:
+        if not self.running:
+            return self.wait(0)
+        pids = _ranks_of(self._run_dir)
+        victim = self._victim if self._victim in pids else _TORCHRUN
+        began = time.monotonic()
+        os.kill(pids.get(victim, self._torchrun.popen.pid), signal.SIGKILL)
+        seconds = self._end(began)
+        words = self._torchrun.log.read_bytes()[self._begin :].decode(errors="replace")
+        self.killed = Kill(victim, self._ranks, not pids, seconds, words)
+        return -signal.SIGKILL
+
+    def _end(self, began: float) -> float:
+        """Seconds until all processes have ended; after _LONGEST_END they are killed."""
+        while self.running or processes_of(self._run_dir):
+            if time.monotonic() - began > _LONGEST_END:
+                self.clear()
+                return time.monotonic() - began
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def clear(self) -> None:
+        self._torchrun.kill()
+        for pid in processes_of(self._run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _ranks_of(run_dir: Path) -> dict[str, int]:
+    """Processes by their rank."""
+    found = {}
+    for pid in processes_of(run_dir):
+        with suppress(OSError):  # it has just ended
+            if rank := re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes()):
+                found[rank[1].decode()] = pid
+    return found
+
+
+class Torchrun:
+    """Starts jobs on a number of ranks out of `numbers`, and chooses who of each is to be killed."""
+
+    def __init__(self, run_dir: Path, numbers: Sequence[int], chance: random.Random) -> None:
+        self._run_dir, self._numbers, self._chance = run_dir, numbers, chance
+        self.jobs: list[Job] = []
+
+    def start(self, module: str, arguments: Sequence[str], log: Path) -> Job:
+        ranks = self._chance.choice(self._numbers)
+        follower = str(self._chance.randrange(1, max(ranks, 2)))
+        victim = self._chance.choice((_TORCHRUN, "0", follower))
+        self.jobs.append(Job(arguments, log, self._run_dir, ranks, victim if victim != str(ranks) else "0"))
+        return self.jobs[-1]
+
+    @property
+    def kills(self) -> list[Kill]:
+        return [job.killed for job in self.jobs if job.killed]
+
+
+@dataclass(frozen=True)
+class Play:
+    """What became of one run that was killed. weights: the file of its last ones."""
+
+    ending: Ending
+    lives: Lives
+    kills: Sequence[Kill]
+    weights: Path
+
+
+def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
+    chance, model = random.Random(seed), tiny_model(directory)
+    fixed = -(-cycles // _FIXED_SHARE)
+    steps = _STEPS_PER_CRASH * max(cycles, 1)
+    bodies: list[bytes] = []
+    with _filled(model, directory / "calm", backend, bodies, chance, steps) as server:
+        calm = _play(server, _FIXED, [], steps, chance)
+    with _filled(model, directory / "changing", backend, bodies, chance, steps) as server:
+        changing = _play(server, _RANKS, plan_crashes(cycles, chance), steps, chance)
+    with _filled(model, directory / "fixed", backend, bodies, chance, steps) as server:
+        same = _play(server, _FIXED, plan_crashes(fixed, chance), steps, chance)
+    wanted = [resume.id_of(body) for body in bodies]
+    apart = difference(calm.weights, changing.weights)
+    near = replace(changing.ending, weights=calm.ending.weights) if apart <= _TOLERANCE else changing.ending
+    faults = [
+        *(f"other ranks: {fault}" for fault in resume.compare(calm.ending, near, wanted)),
+        *(f"as many ranks: {fault}" for fault in resume.compare(calm.ending, same.ending, wanted)),
+        *judge(changing.kills, cycles),
+        *judge(same.kills, fixed),
+    ]
+    kills = [*changing.kills, *same.kills]
+    return Proof(
+        "ranks killed and resumed", backend, BAR, not faults,
+        {
+            "kills": len(kills),
+            "of torchrun": sum(kill.victim == _TORCHRUN for kill in kills),
+            "of rank 0": sum(kill.victim == "0" for kill in kills),
+            "while a checkpoint was written": changing.lives.in_checkpoint + same.lives.in_checkpoint,
+            "on 1, 2, 3 ranks": "/".join(str(sum(kill.ranks == ranks for kill in kills)) for ranks in _RANKS),
+            "longest end, s": round(max((kill.seconds for kill in kills), default=0), 1),
+            "steps": steps, "steps trained again": changing.lives.steps_repeated + same.lives.steps_repeated,
+            "batches": len(bodies), "largest difference": f"{apart:.1e}", "faults": "; ".join(faults) or "none",
+        },
+    )  # fmt: skip
+
+
+def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
+    """Within a start of ten seconds, at steps, half of the time while a checkpoint is written, and once at the end."""
+    kinds = {
+        "start": lambda: Crash("start", 0, chance.uniform(0, 12)),
+        "step": lambda: Crash("step", chance.randint(1, 4), chance.uniform(0, 0.1)),
+        "checkpoint": lambda: Crash("checkpoint", chance.randint(1, 3), chance.uniform(0, 0.05)),
+    }
+    order = ("checkpoint", "step", "checkpoint", "step", "start", "checkpoint")
+    crashes = [kinds[order[i % len(order)]]() for i in range(cycles - 1)]
+    return [*crashes, Crash("end", 0, chance.uniform(0, 0.05))][:cycles]
+
+
+def judge(kills: Sequence[Kill], wanted: int) -> list[str]:
+    """Lists the faults of the jobs' ends; empty if the test passed."""
+    faults = [f"{len(kills)} of {wanted} kills: the others came after the end"] if len(kills) < wanted else []
+    for kill in kills:
+        what = f"{kill.victim} of {kill.ranks} ranks"
+        if kill.seconds > _LONGEST_END:
+            faults.append(f"{what} was killed, and others lived on for {kill.seconds:.0f} s")
+        if not kill.named:
+            faults.append(f"{what} was killed, and the job does not say so")
+    return faults
+
+
+def difference(calm: Path, shaken: Path) -> float:
+    """The largest one between two files' weights."""
+    one, other = safetensors.torch.load_file(calm), safetensors.torch.load_file(shaken)
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@contextmanager
+def _filled(
+    model: Path, directory: Path, backend: str, bodies: list[bytes], chance: random.Random, steps: int
+) -> Iterator[Server]:
+    """A server with all batches, which the first one makes."""
+    with store_options(backend) as store, serving(model, directory, *store, *SERVER_OPTIONS) as server:
+        if not bodies:
+            bodies += resume.make_bodies(server, chance, steps * GROUPS_PER_STEP)
+        resume.fill(server, bodies)
+        yield server
+
+
+def _play(server: Server, numbers: Sequence[int], plan: Sequence[Crash], steps: int, chance: random.Random) -> Play:
+    run_dir = server.directory / "run"
+    torchrun = Torchrun(run_dir, numbers, chance)
+    try:
+        lives = crash_and_resume(resume.trainer_of(server, torchrun, steps, *_OPTIONS), plan)
+    finally:
+        for job in torchrun.jobs[-1:]:
+            job.clear()
+    return Play(resume.ending(server), lives, torchrun.kills, run_dir / "model" / "model.safetensors")
