@@ -31,6 +31,12 @@ class LowRank:
     scale: float
     transposed: bool = False
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        out, into = len(self.b), self.a.shape[1]
+        return (into, out) if self.transposed else (out, into)
+
     def merged(self, weight: Tensor) -> Tensor:
         """A new float32 tensor, on the weight's device: to be rounded once, and never to be merged into again."""
         added = self.b.to(weight.device).float() @ self.a.to(weight.device).float()

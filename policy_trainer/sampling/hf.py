@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.completion_buffer import CompletionBuffer
 from policy_trainer.sampling.decoders import make_decoder
+from policy_trainer.sampling.merged_adapters import MergedAdapters
 from policy_trainer.sampling.next_token import sample_tokens
 from policy_trainer.sampling.prefill import prefill
 from policy_trainer.sampling.repetition import make_repetition
@@ -31,9 +33,13 @@ class HFSampler:
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._eos = torch.tensor(eos_token_ids(model, tokenizer), device=model.device)
+        self._adapters = MergedAdapters(model)
 
     def load(self, model: Path) -> None:
-        load_weights(self._model, model)
+        if is_adapter(model):
+            self._adapters.load(model)
+        else:
+            load_weights(self._model, model)
 
     @torch.inference_mode()
     def logps(self, group: TokenGroup) -> np.ndarray:

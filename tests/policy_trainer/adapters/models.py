@@ -1,12 +1,30 @@
 """Adapters as a run publishes them, written by peft itself."""
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from tests.policy_trainer.sampling.architectures import ARCHITECTURES, small
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    **{name: ARCHITECTURES[name] for name in ("llama", "gpt2", "gemma3")},
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**small())),
+}
+
+
+@contextmanager
+def ignore_peft() -> Iterator[None]:
+    """Of peft's warnings those that are not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # it sees GPT-2, and sets it
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # it asks for it
+        yield
 
 
 def save_adapter(
@@ -14,9 +32,7 @@ def save_adapter(
 ) -> dict[str, Tensor]:
     """Writes a random adapter of the model, and returns the weights that peft merges: the model's own are changed."""
     plain = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft sees GPT-2's, and sets it
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft asks for it
+    with ignore_peft():
         adapted = get_peft_model(model, config or plain)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in adapted.named_parameters():

@@ -1,23 +1,16 @@
 """Beside peft's own merge, in float64."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from policy_trainer.adapters.adapter import CONFIG, is_adapter, read_adapter
 from shared.errors import UserError
-from tests.policy_trainer.adapters.models import save_adapter
-from tests.policy_trainer.sampling.architectures import ARCHITECTURES, small
-
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    **{name: ARCHITECTURES[name] for name in ("llama", "gpt2", "gemma3")},
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**small())),
-}
+from tests.policy_trainer.adapters.models import MODELS, save_adapter
 
 
 @pytest.fixture(params=list(MODELS))
