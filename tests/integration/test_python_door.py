@@ -50,6 +50,7 @@ def small(code: str, model: Path, steps: int, **settings: Any) -> str:
     return code
 
 
+@pytest.mark.slow
 def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert EXAMPLE in README
     space: dict[str, Any] = {"__name__": "__main__"}

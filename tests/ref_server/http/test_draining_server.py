@@ -119,6 +119,7 @@ def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
     wait_until((server.folder / "begun").exists)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(start: Launch, rollout: Rollout) -> None:
     server = start("hold")
     leased, in_hand = rollout(), rollout()
@@ -203,6 +204,7 @@ def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     assert server.batches()[batch.id].state == State.READY
 
 
+@pytest.mark.slow
 def test_a_start_that_takes_long_can_be_ended(launch: Launch) -> None:
     server = launch("endless-loading")
     assert server.process.stdout
