@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     from shared.models import load_outline
 
     gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
-    needs = plan(config, load_outline(config.model, revision=config.revision), gpu_bytes)
+    needs = plan(config, load_outline(config.model, revision=config.revision), gpu_bytes, config.ranks)
     table = Table("process", "memory", "needs", Column("GB", justify="right"), "what limits its speed", box=SIMPLE_HEAD)
     for need in needs:
         parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.parts.items())

@@ -44,7 +44,7 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
     ),
     "rollout": ("config", "run_dir", "server", "run", "weights", "device", "devices", "dtype", "worker", "workers"),
     "plan": (
-        "model", "device", "reference.device", "dtype", "gpu_memory_gib", "micro_batch_tokens",
+        "model", "device", "reference.device", "dtype", "gpu_memory_gib", "ranks", "micro_batch_tokens",
         "gradient_checkpointing", "optimizer.offload", "sampling.num_generations", "sampling.max_completion_length",
         "sampling.prompts_per_round", "groups_per_step", "server", "rollout", "config",
     ),

@@ -123,6 +123,8 @@ class PlanConfig(TrainConfig):
 
     gpu_memory_gib: float | None = Field(default=None, gt=0)
     """Plan for GPUs with this much memory, in GiB. Default: the devices of this machine."""
+    ranks: int = Field(default=1, ge=1)
+    """Plan for a policy that torchrun divides among so many GPUs. 1: without torchrun."""
 
 
 def _single_completion_error(config: TrainConfig) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
+from policy_trainer.learner.gradient_checkpointing import layers_of
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -24,8 +25,9 @@ _CACHE_ROOM = 1.5
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes. parameters: in all, a tied weight once; largest: of the largest matrix. hidden, mlp, queries,
-    keys, head: channels of a token in the residual stream, in the MLP, in all query heads, in all key heads, in one."""
+    """A model's sizes. parameters: in all, a tied weight once; largest: of the largest matrix; layer: of the largest
+    layer, 0 where transformers does not mark layers. hidden, mlp, queries, keys, head: channels of a token in the
+    residual stream, in the MLP, in all query heads, in all key heads, in one."""
 
     parameters: int
     largest: int
@@ -36,6 +38,12 @@ class Shape:
     keys: int
     head: int
     vocabulary: int
+    layer: int
+
+    @property
+    def outside(self) -> int:
+        """Parameters of the embedding, the last norm and the head."""
+        return self.parameters - self.layers * self.layer
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -57,6 +65,7 @@ class Shape:
             keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
             head=width,
             vocabulary=config.vocab_size,
+            layer=max((sum(own.numel() for own in layer.parameters()) for layer in layers_of(model)), default=0),
         )
 
 
@@ -79,6 +88,24 @@ def _optimizer(shape: Shape, width: int, optimizer: OptimizerConfig) -> Parts:
     stepped = FLOAT32 if has_masters else width
     masters = {"masters": FLOAT32 * shape.parameters} if has_masters else {}
     return {**masters, "gradients": stepped * shape.parameters, "AdamW": 2 * stepped * shape.parameters}
+
+
+def divided(shape: Shape, width: int, optimizer: OptimizerConfig, *, ranks: int, micro_batches: int) -> Parts:
+    """One of several ranks, on its device, beside activations. width: bytes of a weight in a forward. micro_batches: of
+    a rank in a step."""
+    stepped = FLOAT32 if optimizer.master_weights == "float32" else width
+    share = stepped * -(-shape.parameters // ranks)
+    # The layer at work and the next one; a layer's gradient, and its float32 copy on the way to the other ranks.
+    whole = width * (shape.outside + 2 * shape.layer) + (width + FLOAT32) * (shape.outside + shape.layer)
+    several = {"gradients of several micro-batches": FLOAT32 * shape.parameters} if micro_batches > 1 else {}
+    return {"weights": share, "gradients": share, "AdamW": 2 * share, "whole layers": whole, **several}
+
+
+def traffic(shape: Shape, width: int, *, ranks: int, micro_batches: int) -> int:
+    """Bytes that one of several ranks sends in a step, and as many that it receives: each layer's weights for each
+    forward and again for its backward, the others for both; and all gradients once, in float32."""
+    gathered = width * (2 * shape.layers * shape.layer + shape.outside)
+    return (micro_batches * gathered + FLOAT32 * shape.parameters) * (ranks - 1) // ranks
 
 
 def offloaded(shape: Shape) -> Parts:

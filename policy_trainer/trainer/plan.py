@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -14,6 +15,7 @@ from policy_trainer.trainer import memory
 from policy_trainer.trainer.memory import Parts, Shape
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device
+from shared.errors import UserError
 
 GB = 10**9
 _WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -52,16 +54,18 @@ class Shortage:
         )
 
 
-def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None) -> list[Need]:
-    """outline: the policy's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine.
+def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, ranks: int = 1) -> list[Need]:
+    """outline: the policy's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
+    torchrun divides the policy among.
 
-    Raises UserError for a device that is not here, where gpu_bytes is None.
+    Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do.
     """
     shape, width = Shape.of(outline), _WIDTHS.get(config.dtype, outline.dtype.itemsize)
     policy, reference = _devices(config, gpu_bytes)
     work = _Work.of(config, outline)
+    trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
     return [
-        *_trainer(config, shape, width, work, policy),
+        *trainer(config, shape, width, work, policy),
         *_reference(config, shape, width, work, reference),
         *_worker(config, shape, width, work, policy, gpu_bytes),
     ]
@@ -96,6 +100,11 @@ class _Work:
         group = prompt + completions
         return cls(prompt, completion, group, completions, config.groups_per_step * group)
 
+    def micro_batches(self, budget: int, parts: int) -> int:
+        """Of one of so many equal parts of a step."""
+        groups = -(-self.step // (self.group * parts))
+        return -(-groups // max(1, budget // self.group))
+
     def forward(self, budget: int) -> dict[str, int]:
         """Tokens of the largest forward: whole groups up to a budget, or one that is larger."""
         groups = max(1, min(budget, self.step) // self.group)
@@ -129,6 +138,28 @@ def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device:
     ]
 
 
+def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, *, ranks: int) -> list[Need]:
+    if config.optimizer.offload != "none":
+        raise UserError(
+            "ranks: they divide the optimizer's memory: leave --optimizer.offload out, or plan for one rank"
+        )
+    if not shape.layer:
+        raise UserError("ranks: the model has no layers that could be divided: plan for one rank")
+    recompute, updates = config.gradient_checkpointing, config.num_iterations * config.minibatches
+    micro_batches = work.micro_batches(config.micro_batch_tokens, ranks * config.minibatches)
+    parts = {
+        **memory.divided(shape, width, config.optimizer, ranks=ranks, micro_batches=micro_batches),
+        "activations": memory.activations(shape, width, **work.forward(config.micro_batch_tokens), recompute=recompute),
+    }
+    flops = (8 if recompute else 6) * shape.parameters * work.step * config.num_iterations / ranks
+    moved = memory.traffic(shape, width, ranks=ranks, micro_batches=micro_batches) * updates
+    limit = f"computes {_si(flops)}FLOP a step, sends and receives {_si(moved)}B"
+    return [
+        Need(f"trainer, each of {ranks} ranks", _place(device), parts, limit),
+        Need("trainer, rank 0", MAIN_MEMORY, {"published version": memory.publication(shape, width)["weights"]}),
+    ]
+
+
 def _reference(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str) -> list[Need]:
     if not config.loss.beta:  # the server is a queue alone
         return []
@@ -156,16 +187,18 @@ def _worker(
 
 def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[str]:
     here = {need.process for need in needs if need.memory == place}
-    trains, gpu = "trainer" in here, place != MAIN_MEMORY
+    trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
+    alone = "trainer" in here
     several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
     known = {
         "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
         "a smaller --micro-batch-tokens": gpu and trains and several_groups,
         "--dtype bfloat16": config.dtype != "bfloat16",
-        "--optimizer.offload cpu": gpu and trains and config.optimizer.offload == "none",
+        "--optimizer.offload cpu": gpu and alone and config.optimizer.offload == "none",
         "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
-        "--reference.device of another GPU": gpu and {"trainer", "reference server"} <= here,
-        "--rollout external with workers elsewhere": {"trainer", "worker"} <= here,
+        "more ranks under torchrun": gpu and trains,
+        "--reference.device of another GPU": gpu and trains and "reference server" in here,
+        "--rollout external with workers elsewhere": trains and "worker" in here,
         "a smaller --sampling.prompts-per-round": "worker" in here and config.sampler == "hf",
     }
     return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights
-from policy_trainer.trainer.memory import Shape, activations, offloaded, sampling, scoring, training
+from policy_trainer.trainer.memory import Shape, activations, divided, offloaded, sampling, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
 from tests.policy_trainer.learner.live_bytes import peak_bytes
@@ -99,7 +99,28 @@ def test_offloaded_they_are_elsewhere() -> None:
     assert sum(offloaded(shape).values()) == 16 * shape.parameters
 
 
+def test_ranks_divide_what_one_device_holds() -> None:
+    """docs/scaling.md has what real ranks hold and send: tests/policy_trainer/ranks/test_costs.py."""
+    shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig()
+    parts = {ranks: divided(shape, 2, config, ranks=ranks, micro_batches=1) for ranks in (2, 4)}
+    for ranks, own in parts.items():
+        assert own["weights"] + own["gradients"] + own["AdamW"] == 16 * shape.parameters // ranks
+    assert parts[2]["whole layers"] == parts[4]["whole layers"]
+    pure = divided(shape, 2, OptimizerConfig(master_weights="none"), ranks=2, micro_batches=1)
+    assert pure["weights"] + pure["gradients"] + pure["AdamW"] == 4 * shape.parameters
+    several = divided(shape, 2, config, ranks=2, micro_batches=3)
+    assert sum(several.values()) - sum(parts[2].values()) == 4 * shape.parameters
+
+
+def test_a_rank_sends_all_but_its_own_part() -> None:
+    shape = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16))
+    once, twice = (traffic(shape, 2, ranks=4, micro_batches=count) for count in (1, 2))
+    layers = shape.parameters - shape.outside
+    assert once == 3 * (2 * (2 * layers + shape.outside) + 4 * shape.parameters) // 4
+    assert twice - once == 3 * 2 * (2 * layers + shape.outside) // 4
+
+
 def test_a_cache_holds_keys_and_values_of_all_layers() -> None:
     """57 kB a token of Qwen2.5-7B: 28 layers, 4 key heads of 128, two bytes each. Room for half more."""
-    shape = Shape(7_600_000_000, 545_000_000, 28, 3584, 18_944, 3584, 512, 128, 152_064)
+    shape = Shape(7_600_000_000, 545_000_000, 28, 3584, 18_944, 3584, 512, 128, 152_064, 233_000_000)
     assert sampling(shape, 2, tokens=1000, rows=1)["cache"] == 1.5 * 1000 * 57_344

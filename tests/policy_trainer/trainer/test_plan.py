@@ -11,6 +11,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.trainer.plan import MAIN_MEMORY, plan, shortages
 from policy_trainer.trainer.policy import warn_of_memory
+from shared.errors import UserError
 from shared.settings import from_values
 
 GIB = 2**30
@@ -74,6 +75,24 @@ def test_processes_elsewhere_are_elsewhere(outline: PreTrainedModel) -> None:
     remote = run(server="http://far:8400", sampler="vllm-server", vllm_url="http://near:8000")
     places = {need.process: need.memory for need in plan(remote, outline, 80 * GIB) if need.memory != MAIN_MEMORY}
     assert places == {"trainer": "cuda:0", "reference server": "at http://far:8400"}
+
+
+def test_ranks_divide_the_trainer(outline: PreTrainedModel) -> None:
+    config = run(gradient_checkpointing=True, micro_batch_tokens=100_000, groups_per_step=32)
+    rank, published, *others = plan(config, outline, 80 * GIB, ranks=8)
+    assert (rank.process, rank.memory, published.process) == ("trainer, each of 8 ranks", "cuda:0", "trainer, rank 0")
+    assert rank.parts["weights"] + rank.parts["gradients"] + rank.parts["AdamW"] == pytest.approx(16 * 7.6e9 / 8, 0.01)
+    assert "gradients of several micro-batches" not in rank.parts and "sends and receives" in rank.limit
+    assert others == plan(config, outline, 80 * GIB)[2:]
+    (shortage,) = shortages(config, [rank, published, *others], 40 * GIB)
+    assert "more ranks under torchrun" in str(shortage) and "offload" not in str(shortage)
+    several = config.model_copy(update={"micro_batch_tokens": 1})
+    assert plan(several, outline, 80 * GIB, ranks=8)[0].parts["gradients of several micro-batches"] > 30e9
+
+
+def test_what_ranks_cannot_do_is_refused(outline: PreTrainedModel) -> None:
+    with pytest.raises(UserError, match="they divide the optimizer's memory"):
+        plan(run(optimizer={"offload": "cpu"}), outline, 80 * GIB, ranks=2)
 
 
 def test_without_a_kl_penalty_no_reference_is_loaded(outline: PreTrainedModel) -> None:
