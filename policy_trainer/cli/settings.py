@@ -46,7 +46,7 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
     "plan": (
         "model", "device", "reference.device", "dtype", "gpu_memory_gib", "ranks", "micro_batch_tokens",
         "gradient_checkpointing", "optimizer.offload", "sampling.num_generations", "sampling.max_completion_length",
-        "sampling.prompts_per_round", "groups_per_step", "server", "rollout", "config",
+        "groups_per_step", "server", "rollout", "config",
     ),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",
