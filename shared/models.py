@@ -45,6 +45,7 @@ def load_model(name: str, *, revision: str | None, device: str, dtype: Dtype) ->
     Raises UserError with transformers' message when the model or the device does not exist.
     """
     where = choose_device(device)
+    _refuse_adapter(name)
     with _explained(name, revision):
         return _read(name, revision=revision, dtype=dtype).to(where).eval()  # type: ignore[arg-type]
 
@@ -53,6 +54,7 @@ def load_mapped_model(
     name: str, *, revision: str | None, device_map: Mapping[str, Any], dtype: Dtype
 ) -> PreTrainedModel:
     """As load_model, but each module goes straight to its device: those of a device map of transformers'."""
+    _refuse_adapter(name)
     with _explained(name, revision):
         return _read(name, revision=revision, dtype=dtype, device_map=dict(device_map)).eval()
 
@@ -69,6 +71,7 @@ def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
 
     Raises UserError when there is none.
     """
+    _refuse_adapter(name)
     _join_logs()
     with _explained(name, revision), torch.device("meta"):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
@@ -83,6 +86,7 @@ def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedMo
 
     Raises UserError when there is none.
     """
+    _refuse_adapter(name)
     _join_logs()
     with _explained(name, revision), init_empty_weights(include_buffers=False):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
@@ -103,6 +107,15 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
             "made from into its directory"
         )
     return tokenizer
+
+
+def _refuse_adapter(name: str) -> None:
+    """Raises UserError for LoRA's adapters, which transformers would load with any base that their file names."""
+    if Path(name, "adapter_config.json").is_file():
+        raise UserError(
+            f"model: {name} holds adapters (LoRA), and not a whole model; make one of them and their base with "
+            f"`policy-trainer export --checkpoint {name} --output NEW_DIRECTORY`"
+        )
 
 
 def _join_logs() -> None:

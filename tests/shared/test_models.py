@@ -1,5 +1,6 @@
 """Loading models and tokenizers, and telling whether two tokenizers mean the same by an id."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from transformers import (
 )
 
 from shared.errors import UserError
-from shared.models import context_length, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint, use_threads
+from shared.models import (
+    context_length,
+    eos_token_ids,
+    load_empty,
+    load_model,
+    load_outline,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    use_threads,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -224,3 +234,19 @@ def test_threads() -> None:
     assert torch.get_num_threads() == 2
     use_threads(1)
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda name: load_model(name, revision=None, device="cpu", dtype="auto"),
+        lambda name: load_outline(name, revision=None),
+        lambda name: load_empty(name, revision=None, dtype="auto"),
+    ],
+)
+def test_adapters_are_no_model(tmp_path: Path, load: Callable[[str], object]) -> None:
+    """Not even where their base is at hand: it may be another one by now."""
+    Qwen2Config(**SIZES).save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds adapters .* `policy-trainer export --checkpoint "):
+        load(str(tmp_path))
