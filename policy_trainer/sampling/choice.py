@@ -10,6 +10,7 @@ from policy_trainer.config import CommonConfig, SamplerName
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.sampling.vllm_adapters import check_takes_adapters, engine_options
 from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
 from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake
 from shared.client.connection import OnWait
@@ -29,31 +30,35 @@ class LoadedSampler:
 class Choice:
     """load: see `load_sampler`. check: see `check_engine`."""
 
-    load: Callable[[CommonConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]
-    check: Callable[[CommonConfig], object]
+    load: Callable[[CommonConfig, PreTrainedTokenizerBase, OnWait, int], LoadedSampler]
+    check: Callable[[CommonConfig, int], object]
 
 
-def load_sampler(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+def load_sampler(
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, *, lora_rank: int = 0
+) -> LoadedSampler:
     """The configured sampler, with the weights of config.model.
 
-    on_wait: called while a server does not answer; it may raise to give up. Raises UserError for a model or an engine
-    that cannot be used.
+    on_wait: called while a server does not answer; it may raise to give up. lora_rank: of the adapters that will be
+    loaded; 0: whole models will. Raises UserError for a model or an engine that cannot be used.
     """
-    return SAMPLERS[config.sampler].load(config, tokenizer, on_wait)
+    return SAMPLERS[config.sampler].load(config, tokenizer, on_wait, lora_rank)
 
 
-def check_engine(config: CommonConfig) -> None:
+def check_engine(config: CommonConfig, *, lora_rank: int = 0) -> None:
     """Raises UserError where this machine lacks the engine or its server would not do. Loads no weights."""
-    SAMPLERS[config.sampler].check(config)
+    SAMPLERS[config.sampler].check(config, lora_rank)
 
 
-def _load_hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+def _load_hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, _: int) -> LoadedSampler:
     model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     return LoadedSampler(HFSampler(model, tokenizer), model)
 
 
-def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
-    _check_vllm(config)
+def _load_vllm(
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora_rank: int
+) -> LoadedSampler:
+    _check_vllm(config, lora_rank)
     from policy_trainer.sampling.vllm import VllmSampler  # a large library, which others do not need
 
     model = load_outline(config.model, revision=config.revision)
@@ -64,10 +69,12 @@ def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait
             f"vllm.max_model_len: prompt and completion need {longest} tokens, got {own}: raise it, or lower "
             "data.max_prompt_length or sampling.max_completion_length"
         )
-    return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer)), model)
+    options = engine_options(lora_rank)
+    return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer), options), model)
 
 
-def _check_vllm(config: CommonConfig) -> None:
+def _check_vllm(config: CommonConfig, lora_rank: int) -> None:
+    engine_options(lora_rank)
     if find_spec("vllm") is None:
         raise UserError(
             "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
@@ -75,22 +82,26 @@ def _check_vllm(config: CommonConfig) -> None:
         )
 
 
-def _load_vllm_server(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+def _load_vllm_server(
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora_rank: int
+) -> LoadedSampler:
     model = load_outline(config.model, revision=config.revision)
-    name = _greet(config, model)
+    name = _greet(config, model, lora_rank)
     ready = _READY[config.vllm.enable_sleep_mode]
     eos = eos_token_ids(model, tokenizer)
     return LoadedSampler(VllmServerSampler(server_url(config), name, eos, on_wait, ready), model)
 
 
-def _check_vllm_server(config: CommonConfig) -> None:
-    _greet(config, load_outline(config.model, revision=config.revision))
+def _check_vllm_server(config: CommonConfig, lora_rank: int) -> None:
+    _greet(config, load_outline(config.model, revision=config.revision), lora_rank)
 
 
-def _greet(config: CommonConfig, model: PreTrainedModel) -> str:
-    name = greet(server_url(config), config.model, _longest(config, model))
+def _greet(config: CommonConfig, model: PreTrainedModel, lora_rank: int) -> str:
+    name = greet(server_url(config), config.model, _longest(config, model), lora_rank)
     if config.vllm.enable_sleep_mode:
         check_sleep_mode(server_url(config))
+    if lora_rank:
+        check_takes_adapters(server_url(config), lora_rank)
     return name
 
 
@@ -109,7 +120,7 @@ def _longest(config: CommonConfig, model: PreTrainedModel) -> int:
 # By vllm.enable_sleep_mode.
 _READY: Mapping[bool, Ready] = {False: always, True: awake}
 SAMPLERS: Mapping[SamplerName, Choice] = {
-    "hf": Choice(_load_hf, lambda config: None),
+    "hf": Choice(_load_hf, lambda config, lora_rank: None),
     "vllm": Choice(_load_vllm, _check_vllm),
     "vllm-server": Choice(_load_vllm_server, _check_vllm_server),
 }

@@ -1,7 +1,7 @@
 """Samples with vLLM in this process. The only file that imports vllm."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams
@@ -33,15 +34,22 @@ vllm: Any = import_module("vllm")
 class VllmSampler:
     """The engine has the weights of config.model until `load` replaces them."""
 
-    def __init__(self, config: CommonConfig, outline: PreTrainedModel, longest: int, eos: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: CommonConfig,
+        outline: PreTrainedModel,
+        longest: int,
+        eos: Sequence[int],
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """outline: the model without its weights. longest: tokens of the longest sequence. eos: the ids that end a
-        completion.
+        completion. options: more of them for the engine.
 
         Raises UserError for a model or settings that the engine refuses.
         """
         # The engine in this process rather than in a child, which a worker that is killed would leave behind.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        with _explained(config):
+        with _explained(f"start with {config.model}"):
             self._engine: Any = vllm.LLM(
                 model=config.model,
                 revision=config.revision,
@@ -58,11 +66,27 @@ class VllmSampler:
                 enable_sleep_mode=config.vllm.enable_sleep_mode,
                 # A prompt with a seed that is read in parts ends vLLM 0.32's engine on a CPU.
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
+                **(options or {}),
             )
         self._eos = eos
         self._salt: dict[str, str] = {}
+        self._adapter: Any = None
 
     def load(self, model: Path) -> None:
+        if is_adapter(model):
+            self._load_adapter(model)
+        else:
+            self._load_whole(model)
+
+    def _load_adapter(self, model: Path) -> None:
+        """vLLM reads it now, and keeps prompts of one apart from those of others by its name."""
+        number = self._adapter.lora_int_id + 1 if self._adapter else 1
+        adapter = import_module("vllm.lora.request").LoRARequest(weights_mark(model), number, str(model))
+        with _explained("take up the run's adapter"):
+            self._engine.llm_engine.add_lora(adapter)
+        self._adapter = adapter
+
+    def _load_whole(self, model: Path) -> None:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
         self._engine.collective_rpc("pack_head")
         # What a prompt's keys and values were computed with is not to be read by another version.
@@ -75,13 +99,14 @@ class VllmSampler:
             vllm.SamplingParams(**sampling_options(params, self._eos, seed, number), detokenize=bool(params.stop))
             for number in range(len(prompts))
         ]
-        answers = self._engine.generate(asked, options, use_tqdm=False)
+        answers = self._engine.generate(asked, options, use_tqdm=False, lora_request=self._adapter)
         return [make_group([self._completion(one) for one in answer.outputs], params) for answer in answers]
 
     def logps(self, group: TokenGroup) -> np.ndarray:
         rows = sequences(group)
         asked = [{"prompt_token_ids": row, **self._salt} for row in rows]
-        answers = self._engine.generate(asked, vllm.SamplingParams(**scoring_options()), use_tqdm=False)
+        options = vllm.SamplingParams(**scoring_options())
+        answers = self._engine.generate(asked, options, use_tqdm=False, lora_request=self._adapter)
         scored = (_own_logps(row[1:], answer.prompt_logprobs[1:]) for row, answer in zip(rows, answers, strict=True))
         return completion_logps(group, scored)
 
@@ -107,10 +132,10 @@ def _dtype(config: CommonConfig, outline: PreTrainedModel) -> str:
 
 
 @contextmanager
-def _explained(config: CommonConfig) -> Iterator[None]:
-    """What vLLM says of a model or of settings that it cannot use is for the user."""
+def _explained(deed: str) -> Iterator[None]:
+    """What vLLM says of a model, an adapter or settings that it cannot use is for the user."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
         words = " ".join(str(error).split())[:500]
-        raise UserError(f"sampler: vLLM cannot start with {config.model}: {words}") from error
+        raise UserError(f"sampler: vLLM cannot {deed}: {words}") from error

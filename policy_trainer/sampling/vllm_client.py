@@ -41,9 +41,13 @@ class VllmClient:
     async def post(self, path: str, body: Any = None, **params: str) -> Any:
         return await self._ask("POST", path, json=body, params=params)
 
-    async def config(self) -> Mapping[str, Any]:
+    async def info(self) -> Mapping[str, Any]:
         """What the server was started with. Refused with 404 without its development mode."""
-        return (await self.get("/server_info?config_format=json"))["vllm_config"]
+        return await self.get("/server_info?config_format=json")
+
+    async def config(self) -> Mapping[str, Any]:
+        """Of it vLLM's own configuration."""
+        return (await self.info())["vllm_config"]
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
         try:
@@ -54,7 +58,7 @@ class VllmClient:
             raise Unavailable(_words(response))
         if not response.is_success:
             raise Refused(response.status_code, _words(response))
-        return response.json() if response.content else None
+        return response.json() if "json" in response.headers.get("content-type", "") else response.text
 
 
 def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from policy_trainer.sampling.vllm_adapters import server_environment, server_flags
 from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask
 from shared.errors import UserError
 
@@ -11,12 +12,16 @@ from shared.errors import UserError
 _TOLERANCE = 1e-3
 
 
-def greet(url: str, model: str, longest: int) -> str:
-    """The name by which the server has the model. longest: tokens of the longest sequence of the run.
+def greet(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
+    """The name by which the server has the model. longest: tokens of the longest sequence of the run. lora_rank: of the
+    run's adapters; 0: it has none.
 
     Raises UserError, with the command that starts a server that would do.
     """
-    command = f"VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs --max-model-len {longest}"
+    command = (
+        f"{server_environment(lora_rank)}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs "
+        f"--max-model-len {longest}{server_flags(lora_rank)}"
+    )
 
     async def words(client: VllmClient) -> tuple[Sequence[Mapping[str, Any]], bool]:
         cards = (await client.get("/v1/models"))["data"]

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.vllm_adapters import adapter_refusal, load_adapter, unload_adapter
 from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, ask, persist
 from policy_trainer.sampling.vllm_requests import (
     ENDS,
@@ -19,15 +21,10 @@ from policy_trainer.sampling.vllm_requests import (
     sequences,
     weights_mark,
 )
-from policy_trainer.sampling.vllm_worker import PackedHead
+from policy_trainer.sampling.vllm_weights import FIRST, Loaded, load_whole, refusal, version
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 from shared.errors import UserError
-
-# What vLLM calls the weights that a server begins with.
-_FIRST = "default"
-_PACK_HEAD = "pack_head"
-
 
 # Sees to it that a server computes.
 Ready = Callable[[VllmClient], Awaitable[None]]
@@ -69,23 +66,40 @@ class VllmServerSampler:
         self._eos = eos
         self._on_wait = on_wait
         self._ready = ready
-        self._mark: str | None = None
+        self._loaded = Loaded(name)
+        self._adapters: list[str] = []
 
     def load(self, model: Path) -> None:
         """Raises UserError if the server refuses the weights, FileNotFoundError if they are gone meanwhile."""
+        load, words = (self._load_adapter, adapter_refusal) if is_adapter(model) else (self._load_whole, refusal)
         mark = weights_mark(model)
 
-        async def work(client: VllmClient) -> None:
+        async def work(client: VllmClient) -> Loaded:
             await self._ready(client)
-            await _load(client, model, mark)
+            return await load(client, model, mark)
 
         try:
-            persist(self._url, work, self._on_wait)
+            self._loaded = persist(self._url, work, self._on_wait)
         except Refused as error:
             if not model.exists():
                 raise FileNotFoundError(str(model)) from None
-            raise UserError(_refusal(self._url, error)) from None
-        self._mark = mark
+            raise UserError(words(self._url, error)) from None
+
+    async def _load_whole(self, client: VllmClient, model: Path, mark: str) -> Loaded:
+        await load_whole(client, model, mark)
+        return Loaded(self._name, mark, {"cache_salt": mark})
+
+    async def _load_adapter(self, client: VllmClient, model: Path, mark: str) -> Loaded:
+        """vLLM keeps adapters apart by name, in its prefix cache, too. The one before stays: others may use it."""
+        if await version(client) != FIRST:
+            raise UserError(f"vllm_url: {self._others()}: start it again")
+        name = f"lora-{mark}"
+        await load_adapter(client, name, model)
+        older = [other for other in self._adapters if other != name]
+        for other in older[:-1]:
+            await unload_adapter(client, other)
+        self._adapters = [*older[-1:], name]
+        return Loaded(name)
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """Raises WeightsLost if the server does not have the weights that were loaded last."""
@@ -128,26 +142,30 @@ class VllmServerSampler:
     async def _check_weights(self, client: VllmClient) -> None:
         """A server that was restarted has the weights that it began with, and would sample as if nothing had been."""
         try:
-            version = await _version(client)
+            found = await version(client)
         except Refused as error:
-            if self._mark is None and error.status == 404:
+            if self._loaded.version == FIRST and error.status == 404:
                 return  # without its development mode nobody can have replaced them
             raise
-        if version != (self._mark or _FIRST):
-            raise WeightsLost(
-                f"vllm_url: the vLLM server at {self._url} has other weights than those that were loaded: "
-                "it was restarted, or another run uses it; give each run a server of its own"
-            )
+        if found != self._loaded.version:
+            raise WeightsLost(f"vllm_url: {self._others()}")
+
+    def _others(self) -> str:
+        return (
+            f"the vLLM server at {self._url} has other weights than those that were loaded: it was restarted, or "
+            "another run uses it; give each run a server of its own"
+        )
 
     async def _choices(
         self, client: VllmClient, prompt: list[int], options: Mapping[str, Any]
     ) -> list[Mapping[str, Any]]:
-        # What the prompt's keys and values were computed with is not to be read by another version.
-        salt = {} if self._mark is None else {"cache_salt": self._mark}
-        body = {"model": self._name, "prompt": prompt, "return_token_ids": True, **salt, **options}
+        loaded = self._loaded
+        body = {"model": loaded.model, "prompt": prompt, "return_token_ids": True, **loaded.salt, **options}
         try:
             choices = (await client.post("/v1/completions", body))["choices"]
         except Refused as error:
+            if error.status == 404 and loaded.model != self._name:
+                raise WeightsLost(f"vllm_url: {self._others()}") from None
             if error.status < 500:
                 raise
             raise Unavailable(str(error)) from None  # its engine has died, and the server ends, too
@@ -166,43 +184,3 @@ def _own_logps(ids: Sequence[int], choice: Mapping[str, Any]) -> list[float]:
         alternatives[str(token)]["logprob"]
         for token, alternatives in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
     ]
-
-
-async def _load(client: VllmClient, model: Path, mark: str) -> None:
-    """Loads the weights, unless another worker of the same run has done so. Completions under way wait meanwhile."""
-    if await _version(client) == mark:
-        await client.post("/resume")  # a worker that was killed may have left the server paused
-        return
-    await client.post("/pause", mode="keep")
-    try:
-        await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
-        await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
-        if (await client.config())["device_config"]["device"] == "cpu":
-            await _rpc(client, _PACK_HEAD)
-        await client.post("/update_weight_version", {"new_version": mark})
-        await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
-    finally:
-        await client.post("/resume")
-
-
-async def _version(client: VllmClient) -> str | None:
-    return (await client.get("/weight_info"))["weight_version"]
-
-
-async def _rpc(client: VllmClient, method: str, **arguments: str) -> None:
-    """Calls a method of all of vLLM's workers."""
-    await client.post("/collective_rpc", {"method": method, "kwargs": arguments})
-
-
-def _refusal(url: str, error: Refused) -> str:
-    if error.status == 404:
-        return (
-            f"vllm_url: the vLLM server at {url} takes no new weights: start it with VLLM_SERVER_DEV_MODE=1 in its "
-            "environment, as docs/vllm.md shows; vLLM 0.32 or newer"
-        )
-    if _PACK_HEAD in str(error):
-        return (
-            f"vllm_url: the vLLM server at {url} is on a CPU, where it would go on with the old LM head: start it with "
-            f"--worker-extension-cls {PackedHead.__module__}.{PackedHead.__qualname__}, as docs/vllm.md shows"
-        )
-    return f"vllm_url: the vLLM server at {url} cannot take up the weights: {error}"

@@ -1,5 +1,6 @@
 """What both forms of the sampler must do, whichever way they reach the engine."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.models import load_model, load_tokenizer
-from tests.vllm.models import EOS, PROMPTS, distance, save_tiny, scoring_distance
+from tests.vllm.models import EOS, PROMPTS, distance, save_adapted, save_tiny, scoring_distance
 
 UPDATES = 20
 PARAMS = SamplingParams(4, 24, temperature=0.7)
 # In float32.
 TOLERANCE = 1e-4
+# Of adapters beside the same ones merged.
+MERGED_TOLERANCE = 1e-5
 
 
 def said(groups: Sequence[Sequence[Completion]]) -> list[Any]:
@@ -72,3 +75,21 @@ def update_distances(sampler: Sampler, directory: Path, *, tied: bool) -> list[f
         groups = sampler.sample(PROMPTS, PARAMS, seed)
         found.append(max(distance(model, groups, 0.7), scoring_distance(model, sampler, PROMPTS[2], groups[2])))
     return found
+
+
+def check_adapters(sampler: Sampler, base: Path, directory: Path) -> None:
+    """Each version samples what its merged copy says, also after others, and when its directory is gone."""
+    said_by = {}
+    for seed in (1, 2, 3):
+        adapter, merged = save_adapted(base, directory, seed=seed)
+        sampler.load(adapter)
+        shutil.rmtree(adapter)
+        groups = sampler.sample(PROMPTS, PARAMS, 5)
+        assert distance(merged, groups, 0.7) < MERGED_TOLERANCE
+        assert scoring_distance(merged, sampler, PROMPTS[2], groups[2]) < MERGED_TOLERANCE
+        assert distance(base, groups, 0.7) > 0.1
+        said_by[seed] = said(groups)
+    assert said_by[1] != said_by[2] != said_by[3]
+    again, _ = save_adapted(base, directory / "again", seed=1)
+    sampler.load(again)
+    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == said_by[1]

@@ -25,10 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def small_cpu() -> Iterator[None]:
-    """One GiB of keys and values, and the routes by which weights are replaced."""
+    """One GiB of keys and values, and the routes by which weights are replaced, and adapters loaded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
         yield
 
 

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from peft import LoraConfig
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.sampling.sampler import Sampler
 from shared.logprobs import PlainForward
-from shared.models import load_model, save_model
+from shared.models import load_model, load_tokenizer, save_model
+from tests.policy_trainer.adapters.adapters import save_adapter
 
 EOS = 1
 CONTEXT = 256
@@ -41,6 +43,18 @@ def save_tiny(directory: Path, *, tied: bool, seed: int) -> Path:
     )
     save_model(Qwen2ForCausalLM(config), tokenizer, directory)
     return directory
+
+
+def save_adapted(base: Path, directory: Path, *, seed: int, rank: int = 4) -> tuple[Path, Path]:
+    """A random adapter of a model, as a LoRA run publishes it, and the whole model that peft merges it into."""
+    adapter, merged = directory / f"adapter-{seed}", directory / f"merged-{seed}"
+    model, tokenizer = load_model(str(base), revision=None, device="cpu", dtype="float32"), load_tokenizer(str(base))
+    state = save_adapter(
+        model, adapter, seed=seed, config=LoraConfig(r=rank, lora_alpha=8, target_modules="all-linear")
+    )
+    tokenizer.save_pretrained(adapter)
+    save_model(load_model(str(base), revision=None, device="cpu", dtype="float32"), tokenizer, merged, state)
+    return adapter, merged
 
 
 def distance(model: Path, groups: Sequence[Sequence[Completion]], temperature: float) -> float:

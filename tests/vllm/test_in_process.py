@@ -12,14 +12,16 @@ from shared.errors import UserError
 from shared.models import load_tokenizer
 from shared.settings import from_values
 from tests.bench.measure import in_child
-from tests.vllm.checks import TOLERANCE, check_sampling, update_distances
+from tests.vllm.checks import TOLERANCE, check_adapters, check_sampling, update_distances
+from tests.vllm.models import save_adapted
 
 
-def make_sampler(model: Path, **settings: object) -> Sampler:
+def make_sampler(model: Path, lora_rank: int = 0, **settings: object) -> Sampler:
     vllm = {"enforce_eager": True, **settings}
     lengths = {"data": {"max_prompt_length": 200}, "sampling": {"max_completion_length": 40}}
     config = from_values(EvalConfig, model=str(model), sampler="vllm", vllm=vllm, **lengths)
-    return load_sampler(config, load_tokenizer(str(model)), lambda reason, seconds: None).sampler
+    tokenizer = load_tokenizer(str(model))
+    return load_sampler(config, tokenizer, lambda reason, seconds: None, lora_rank=lora_rank).sampler
 
 
 def sample(model: Path) -> None:
@@ -41,6 +43,15 @@ def refuse(model: Path) -> str:
     return str(refused.value)
 
 
+def adapt(model: Path, directory: Path) -> str:
+    sampler = make_sampler(model, lora_rank=4)
+    check_adapters(sampler, model, directory)
+    large, _ = save_adapted(model, directory, seed=4, rank=16)
+    with pytest.raises(UserError) as refused:
+        sampler.load(large)
+    return str(refused.value)
+
+
 def test_completions_are_those_of_transformers(tiny: Path) -> None:
     in_child(sample, tiny)
 
@@ -57,3 +68,8 @@ def test_without_our_help_a_tied_head_keeps_its_old_weights(tiny: Path, tmp_path
 
 def test_a_model_length_that_is_too_small_is_refused(tiny: Path) -> None:
     assert in_child(refuse, tiny).startswith("vllm.max_model_len: prompt and completion need 241 tokens, got 64")
+
+
+def test_adapters_are_sampled_from_as_their_merged_copies(tiny: Path, tmp_path: Path) -> None:
+    refused = in_child(adapt, tiny, tmp_path)
+    assert refused.startswith("sampler: vLLM cannot take up the run's adapter: ") and "rank 16" in refused

@@ -1,5 +1,6 @@
 """--sampler vllm-server: everything that the fake server of tests/policy_trainer/sampling says, vLLM says, too."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +11,19 @@ import pytest
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.vllm_adapters import check_takes_adapters, server_flags
 from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
 from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake
 from shared.errors import UserError
-from tests.vllm.checks import PARAMS, TOLERANCE, check_sampling, said, update_distances
-from tests.vllm.models import CONTEXT, EOS, PROMPTS, save_tiny
+from tests.vllm.checks import (
+    PARAMS,
+    TOLERANCE,
+    check_adapters,
+    check_sampling,
+    said,
+    update_distances,
+)
+from tests.vllm.models import CONTEXT, EOS, PROMPTS, distance, save_adapted, save_tiny
 from tests.vllm.serving import VllmServe
 
 
@@ -77,6 +86,57 @@ def test_completions_under_way_outlive_an_update(serve: Callable[..., VllmServe]
     other.load(second)
     sampling.join()
     assert [len(group) for group in groups] == [32] * len(PROMPTS)
+    with pytest.raises(WeightsLost):
+        under_way.sample(PROMPTS, PARAMS, 5)
+
+
+def test_adapters_are_sampled_from_as_their_merged_copies(
+    serve: Callable[..., VllmServe], start: Callable[..., VllmServe], tmp_path: Path
+) -> None:
+    """Also where a server sleeps, and is started again."""
+    base = save_tiny(tmp_path / "base", tied=True, seed=0)
+    server = serve(base, *server_flags(4).split())
+    check_takes_adapters(server.url, 4)
+    waits: list[str] = []
+    sampler = sampler_of(server, waits, awake)
+    check_adapters(sampler, base, tmp_path)
+    expected = said(sampler.sample(PROMPTS, PARAMS, 5))
+    sampler.sleep()
+    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected
+    assert sampler_of(server).sample(PROMPTS, PARAMS, 5) != expected, "the server itself is the base"
+    adapter, _ = save_adapted(base, tmp_path / "late", seed=1)
+    with pytest.raises(UserError, match=r"cannot take up the adapter: 500: .*rank 16 "):
+        sampler.load(save_adapted(base, tmp_path, seed=9, rank=16)[0])
+    server.kill()
+    start(server.again()).until_ready()
+    with pytest.raises(WeightsLost):
+        sampler.sample(PROMPTS, PARAMS, 5)
+    sampler.load(adapter)
+    assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected
+
+
+def test_completions_under_way_keep_their_adapter(serve: Callable[..., VllmServe], tmp_path: Path) -> None:
+    """Another worker of the same server loads newer ones, and the directory of theirs goes."""
+    base = save_tiny(tmp_path / "base", tied=False, seed=0)
+    server = serve(base, *server_flags(4).split())
+    under_way, other = sampler_of(server), sampler_of(server)
+    adapter, merged = save_adapted(base, tmp_path, seed=1)
+    under_way.load(adapter)
+    other.load(adapter)
+    shutil.rmtree(adapter)
+    params = SamplingParams(32, 60, temperature=0.7)
+    groups: list[list[Completion]] = []
+    sampling = threading.Thread(target=lambda: groups.extend(under_way.sample(PROMPTS, params, 5)))
+    sampling.start()
+    time.sleep(0.3)
+    for seed in (2, 3, 4):
+        newer, _ = save_adapted(base, tmp_path, seed=seed)
+        other.load(newer)
+        shutil.rmtree(newer)
+        other.sample(PROMPTS, SamplingParams(2, 4, temperature=0.7), seed)
+    sampling.join()
+    assert [len(group) for group in groups] == [32] * len(PROMPTS)
+    assert distance(merged, groups, 0.7) < TOLERANCE
     with pytest.raises(WeightsLost):
         under_way.sample(PROMPTS, PARAMS, 5)
 

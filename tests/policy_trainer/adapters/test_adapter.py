@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from policy_trainer.adapters.adapter import CONFIG, is_adapter, read_adapter
 from shared.errors import UserError
-from tests.policy_trainer.adapters.models import MODELS, save_adapter
+from tests.policy_trainer.adapters.adapters import save_adapter
+from tests.policy_trainer.adapters.models import MODELS
 
 
 @pytest.fixture(params=list(MODELS))

@@ -1,5 +1,6 @@
 """A `vllm serve` over real sockets that samples with transformers, and can be told what to do wrong."""
 
+import copy
 import json
 import threading
 import time
@@ -16,17 +17,25 @@ from shared.batch import TokenGroup
 from tests.site import Answer, Request, Site
 
 # The routes that use the device.
-_COMPUTING = ("/v1/completions", "/collective_rpc")
+_COMPUTING = ("/v1/completions", "/collective_rpc", "/v1/load_lora_adapter")
+_JSON = {"Content-Type": "application/json"}
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class FakeVllm:
     """Answers the routes that the sampler uses as vLLM 0.32 does.
 
     calls: the paths of all requests. bodies: those for completions. dev: VLLM_SERVER_DEV_MODE. processed:
-    --logprobs-mode. extended: --worker-extension-cls. sleeps: --enable-sleep-mode. break_next: so many requests for
-    completions get the answer `broken`, or none.
-    packed: how often the head was packed. computed: when it used its device, from and to. faults: requests that vLLM
-    would let wait for ever, or answer wrongly.
+    --logprobs-mode. extended: --worker-extension-cls. sleeps: --enable-sleep-mode. lora: --enable-lora, with what
+    --max-lora-rank and --max-cpu-loras say. updating: VLLM_ALLOW_RUNTIME_LORA_UPDATING. break_next: so many requests
+    for completions get the answer `broken`, or none.
+    adapters: those that are loaded, by name. packed: how often the head was packed. computed: when it used its device,
+    from and to. faults: requests that vLLM would let wait for ever, or answer wrongly.
     """
 
     def __init__(
@@ -41,10 +50,14 @@ class FakeVllm:
         device: str = "cuda",
         extended: bool = False,
         sleeps: bool = False,
+        lora: dict[str, int] | None = None,
+        updating: bool = True,
         port: int = 0,
     ) -> None:
         self.name, self.max_model_len, self.dev, self.processed = name, max_model_len, dev, processed
         self.device, self.extended, self.sleeps = device, extended, sleeps
+        self.lora, self.updating = lora, updating
+        self.adapters: dict[str, HFSampler] = {}
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.version = "default"
@@ -57,6 +70,7 @@ class FakeVllm:
         self.broken: Answer | None = None
         self.packed = 0
         self._model = model
+        self._tokenizer = tokenizer
         self._sampler = HFSampler(model, tokenizer)
         self._lock = threading.Lock()
         self.site = Site(self._respond, port)
@@ -66,6 +80,7 @@ class FakeVllm:
         """What vLLM is after a restart: the weights that it begins with."""
         self._model.load_state_dict(model.state_dict())
         self.version, self.paused, self.asleep = "default", False, False
+        self.adapters.clear()
 
     def close(self) -> None:
         self.site.close()
@@ -76,10 +91,13 @@ class FakeVllm:
         with self._lock:
             self.calls.append(request.path)
             routes = {"/v1/models": self._models, "/v1/completions": self._completions}
+            if self.updating:
+                routes["/v1/load_lora_adapter"] = self._load_adapter
+                routes["/v1/unload_lora_adapter"] = self._unload_adapter
             if self.dev:
                 routes |= {
                     "/pause": self._pause, "/resume": self._resume, "/reset_prefix_cache": lambda _: {},
-                    "/server_info": lambda _: {"vllm_config": self._config()},
+                    "/server_info": lambda _: {"vllm_config": self._config(), "vllm_env": self._environment()},
                     "/sleep": self._sleep, "/wake_up": self._wake_up,
                     "/weight_info": lambda _: {"weight_version": self.version},
                     "/update_weight_version": self._update_version, "/collective_rpc": self._rpc,
@@ -90,7 +108,7 @@ class FakeVllm:
                 self.break_next -= 1
                 return self.broken
             if path == "/v1/completions" and sleeps != self._sleeps_so_far:  # it was there when the engine fell asleep
-                return Answer(200, json.dumps({"choices": [_choice(0, [], [], "abort")]}).encode())
+                return Answer(200, json.dumps({"choices": [_choice(0, [], [], "abort")]}).encode(), _JSON)
             if path in _COMPUTING and self.asleep:
                 self.faults.append(f"{path} while it sleeps")
                 return Answer(503)
@@ -101,46 +119,67 @@ class FakeVllm:
                     self.computed.append((began, time.monotonic()))
             except (OSError, RuntimeError, SafetensorError) as error:
                 return Answer(500, json.dumps({"error": {"message": str(error)}}).encode())
-            return Answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+            except _Refused as error:
+                return Answer(error.status, json.dumps({"error": {"message": str(error)}}).encode())
+            if isinstance(answer, str):
+                return Answer(200, answer.encode())
+            return Answer(200, json.dumps(answer).encode(), _JSON)
 
     def _config(self) -> Any:
         logprobs_mode = "processed_logprobs" if self.processed else "raw_logprobs"
         model = {"logprobs_mode": logprobs_mode, "enable_sleep_mode": self.sleeps}
-        return {"device_config": {"device": self.device}, "model_config": model}
+        return {"device_config": {"device": self.device}, "model_config": model, "lora_config": self.lora}
+
+    def _environment(self) -> Any:
+        return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": self.updating}
 
     def _models(self, body: dict[str, Any]) -> Any:
-        return {"data": [{"id": self.name, "root": self.name, "max_model_len": self.max_model_len}]}
+        cards = [{"id": self.name, "root": self.name, "max_model_len": self.max_model_len}]
+        return {"data": [*cards, *({"id": name, "root": "", "max_model_len": None} for name in self.adapters)]}
 
     def _completions(self, body: dict[str, Any]) -> Any:
         assert not self.paused, "completions are asked for while the server is paused"
+        if body["model"] not in (self.name, *self.adapters):
+            raise _Refused(404, f"The model `{body['model']}` does not exist.")
+        sampler = self.adapters.get(body["model"], self._sampler)
         if "allowed_token_ids" in body:
             logps = [0.0 if self.processed else -3.0]
             return {"choices": [_choice(0, body["allowed_token_ids"], logps, "length")]}
         if "prompt_logprobs" in body:
-            return {"choices": [{**_choice(0, [0], [0.0], "length"), "prompt_logprobs": self._scored(body["prompt"])}]}
+            return {
+                "choices": [{**_choice(0, [0], [0.0], "length"), "prompt_logprobs": _scored(sampler, body["prompt"])}]
+            }
         self.bodies.append(body)
         assert self._model.generation_config is not None
         params = SamplingParams(
             body["n"], body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], body["min_p"],
             body["repetition_penalty"], tuple(body["stop"]),
         )  # fmt: skip
-        (group,) = self._sampler.sample([body["prompt"]], params, body["seed"])
+        (group,) = sampler.sample([body["prompt"]], params, body["seed"])
         choices = [
             _choice(i, own.ids.tolist(), own.logps.tolist(), "stop" if own.finished else "length")
             for i, own in enumerate(group)
         ]
         return {"choices": choices[::-1]}  # in no order
 
-    def _scored(self, ids: list[int]) -> list[dict[str, Any] | None]:
-        """As vLLM writes them: beside the token's own log-prob that of the likeliest one."""
-        logps = self._sampler.logps(TokenGroup(np.array(ids[:1]), np.array(ids[1:]), np.array([len(ids) - 1])))
-        return [
-            None,
-            *(
-                {"99": {"logprob": 0.0}, str(id): {"logprob": float(logp)}}
-                for id, logp in zip(ids[1:], logps, strict=True)
-            ),
-        ]
+    def _load_adapter(self, body: dict[str, Any]) -> Any:
+        name, directory = body["lora_name"], Path(body["lora_path"])
+        if name in self.adapters:
+            raise _Refused(400, f"The lora adapter '{name}' has already been loaded.")
+        if not directory.is_dir():
+            raise _Refused(404, f"Loading lora {name} failed: No adapter found for {directory}")
+        rank = json.loads((directory / "adapter_config.json").read_text())["r"]
+        if self.lora is None or rank > self.lora["max_lora_rank"]:
+            raise _Refused(500, f"Call to add_lora method failed: LoRA rank {rank} is greater than max_lora_rank")
+        sampler = HFSampler(copy.deepcopy(self._model), self._tokenizer)
+        sampler.load(directory)
+        self.adapters[name] = sampler
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def _unload_adapter(self, body: dict[str, Any]) -> Any:
+        if self.adapters.pop(body["lora_name"], None) is None:
+            raise _Refused(404, f"The lora adapter '{body['lora_name']}' cannot be found.")
+        return f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
     def _pause(self, body: dict[str, Any]) -> Any:
         self.paused = True
@@ -172,6 +211,15 @@ class FakeVllm:
         else:
             self.packed += 1
         return {"results": [None]}
+
+
+def _scored(sampler: HFSampler, ids: list[int]) -> list[dict[str, Any] | None]:
+    """As vLLM writes them: beside the token's own log-prob that of the likeliest one."""
+    logps = sampler.logps(TokenGroup(np.array(ids[:1]), np.array(ids[1:]), np.array([len(ids) - 1])))
+    return [
+        None,
+        *({"99": {"logprob": 0.0}, str(id): {"logprob": float(logp)}} for id, logp in zip(ids[1:], logps, strict=True)),
+    ]
 
 
 def _choice(index: int, ids: list[int], logps: list[float], reason: str) -> dict[str, Any]:

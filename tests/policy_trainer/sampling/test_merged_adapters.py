@@ -17,7 +17,8 @@ from policy_trainer.sampling.merged_adapters import MergedAdapters
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.logprobs import PlainForward
-from tests.policy_trainer.adapters.models import MODELS, ignore_peft, save_adapter
+from tests.policy_trainer.adapters.adapters import ignore_peft, save_adapter
+from tests.policy_trainer.adapters.models import MODELS
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
 
 SAMPLED = SamplingParams(4, 20, temperature=1.0)

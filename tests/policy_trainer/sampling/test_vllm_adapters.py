@@ -1,0 +1,152 @@
+"""The adapters of a LoRA run on a vLLM server, which is a fake one over real sockets; tests/vllm has the real one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from peft import LoraConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import WeightsLost
+from policy_trainer.sampling.vllm_adapters import check_takes_adapters, engine_options, engine_rank
+from policy_trainer.sampling.vllm_greeting import greet
+from shared.batch import TokenGroup
+from shared.errors import UserError
+from shared.models import save_model
+from tests.policy_trainer.adapters.adapters import save_adapter
+from tests.policy_trainer.sampling.fake_vllm import FakeVllm
+from tests.policy_trainer.sampling.test_vllm_server import PARAMS, PROMPTS, said, sampler_of
+
+LORA = {"max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 8}
+LOADS = "/v1/load_lora_adapter"
+
+
+@pytest.fixture
+def fake(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast) -> Iterator[FakeVllm]:
+    with closing(FakeVllm(make_tiny(), tokenizer, lora=LORA)) as made:
+        yield made
+
+
+@pytest.fixture
+def published(make_tiny: Callable[..., PreTrainedModel], tmp_path: Path) -> Callable[..., Path]:
+    def publish(seed: int, rank: int = 4) -> Path:
+        save_adapter(
+            make_tiny(), tmp_path / str(seed), seed=seed, config=LoraConfig(r=rank, target_modules="all-linear")
+        )
+        return tmp_path / str(seed)
+
+    return publish
+
+
+def own_of(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, adapter: Path) -> HFSampler:
+    sampler = HFSampler(make_tiny(), tokenizer)
+    sampler.load(adapter)
+    return sampler
+
+
+class TestLoading:
+    def test_a_version_is_sampled_from_by_its_name_without_a_pause(
+        self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel],
+        tokenizer: PreTrainedTokenizerFast,
+    ) -> None:  # fmt: skip
+        sampler = sampler_of(fake)
+        group = TokenGroup(np.array([3, 4]), np.array([5, 6, 7, 8, 5]), np.array([3, 2]))
+        for seed in (1, 2):
+            sampler.load(published(seed))
+            own = own_of(make_tiny, tokenizer, published(seed))
+            (found,) = sampler.sample([[6, 7]], PARAMS, seed=5)
+            (expected,) = own.sample([[6, 7]], PARAMS, fake.bodies[-1]["seed"])
+            assert said([found]) == said([expected])
+            np.testing.assert_allclose(sampler.logps(group), own.logps(group), atol=1e-6)
+        assert len({body["model"] for body in fake.bodies} - {fake.name}) == 2
+        assert not {call.partition("?")[0] for call in fake.calls} & {"/pause", "/collective_rpc"}
+
+    def test_the_newest_two_stay(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
+        """The one before may still be sampled from by another worker."""
+        sampler, names = sampler_of(fake), []
+        versions = [published(seed) for seed in (1, 2, 3, 4)]
+        for version in versions:
+            sampler.load(version)
+            names.append(next(reversed(fake.adapters)))
+            assert list(fake.adapters) == names[-2:]
+        sampler.load(versions[-1])
+        assert list(fake.adapters) == names[-2:]
+
+    def test_workers_that_share_a_server_share_an_adapter(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
+        first, second = sampler_of(fake), sampler_of(fake)
+        for seed in (1, 2, 3):
+            weights = published(seed)
+            first.load(weights)
+            second.load(weights)
+            assert said(first.sample(PROMPTS, PARAMS, 5)) == said(second.sample(PROMPTS, PARAMS, 5))
+        assert len(fake.adapters) == 2
+
+    def test_a_server_that_lost_it_is_found_out(
+        self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel]
+    ) -> None:
+        sampler, weights = sampler_of(fake), published(1)
+        sampler.load(weights)
+        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+        fake.restart(make_tiny())
+        with pytest.raises(WeightsLost, match="restarted"):
+            sampler.sample(PROMPTS, PARAMS, seed=5)
+        sampler.load(weights)
+        assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+
+    def test_a_server_with_another_base_is_refused(
+        self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel],
+        tokenizer: PreTrainedTokenizerFast, tmp_path: Path,
+    ) -> None:  # fmt: skip
+        save_model(make_tiny(seed=7), tokenizer, tmp_path / "whole")
+        sampler_of(fake).load(tmp_path / "whole")
+        with pytest.raises(UserError, match=r"has other weights .*: start it again"):
+            sampler_of(fake).load(published(1))
+
+    def test_what_the_server_refuses_is_told(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
+        with pytest.raises(UserError, match=r"cannot take up the adapter: 500: .*rank 16 .*docs/vllm\.md"):
+            sampler_of(fake).load(published(1, rank=16))
+
+    def test_an_adapter_that_is_gone_is_not_there(self, fake: FakeVllm, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            sampler_of(fake).load(tmp_path / "gone")
+
+
+class TestChecking:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({}, "takes no adapters"),
+            ({"lora": {**LORA, "max_lora_rank": 1}}, "up to rank 1, and this run's have rank 4"),
+            ({"lora": {**LORA, "max_cpu_loras": 2}}, "keeps 2 of the adapters"),
+            ({"lora": LORA, "updating": False}, "loads no adapters while it runs"),
+            ({"lora": LORA, "dev": False}, "does not say what it was started with"),
+        ],
+    )
+    def test_a_server_that_would_not_do_is_refused(
+        self, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, options: dict[str, Any],
+        told: str,
+    ) -> None:  # fmt: skip
+        remedy = r"--enable-lora --max-lora-rank 8 .*--max-cpu-loras 8.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+        refused = pytest.raises(UserError, match=rf"lora\.rank: .*{told}.*{remedy}")
+        with closing(FakeVllm(make_tiny(), tokenizer, **options)) as fake, refused:
+            check_takes_adapters(fake.url, 4)
+
+    def test_one_that_does_passes(self, fake: FakeVllm) -> None:
+        check_takes_adapters(fake.url, 8)
+
+    def test_the_command_for_a_server_has_what_adapters_need(self, fake: FakeVllm) -> None:
+        with pytest.raises(UserError, match=r"_RUNTIME_LORA_UPDATING=True .*vllm serve.* --max-lora-rank 16 "):
+            greet(fake.url, "other", 128, lora_rank=9)
+        with pytest.raises(UserError) as without:
+            greet(fake.url, "other", 128)
+        assert "lora" not in str(without.value).lower()
+
+    def test_the_engine_is_made_for_the_smallest_rank_that_fits(self) -> None:
+        assert [engine_rank(rank) for rank in (1, 2, 8, 9, 257, 512)] == [1, 8, 8, 16, 320, 512]
+        assert engine_options(0) == {} and engine_options(5) == {"enable_lora": True, "max_lora_rank": 8}
+        with pytest.raises(UserError, match=r"lora\.rank: vLLM takes adapters up to rank 512, got 513"):
+            engine_rank(513)
