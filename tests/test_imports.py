@@ -28,8 +28,8 @@ ROOMS = {
         "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "http", "cli", "__main__",
     ),
     "policy_trainer": (
-        "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "objective", "learner", "ranks",
-        "run_files", "weights", "reporting", "evaluation", "queue_client", "reference", "rollout", "trainer", "sft",
+        "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "objective", "learner", "run_files",
+        "ranks", "weights", "reporting", "evaluation", "queue_client", "reference", "rollout", "trainer", "sft",
         "demo", "presets", "cli", "door", "__main__",
     ),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner, make_learner
 from policy_trainer.ranks.checkpoint import has_shards, read_optimizer, read_weights
+from policy_trainer.ranks.crossing import divide_saved
 from policy_trainer.ranks.sharding import (
     ShardedForward,
     ShardedRanks,
@@ -48,15 +49,11 @@ def load_rank(
 ) -> tuple[Rank, str]:
     """A rank's part, and what its forward is called. All ranks call it together.
 
-    source: a model, or the checkpoint's directory. Raises UserError for a model or a checkpoint that cannot be used.
+    source: a model, or the checkpoint's directory. Raises UserError for a model that cannot be used.
     """
     if config.optimizer.offload != "none":
         raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
-    if checkpoint and not has_shards(checkpoint):
-        raise UserError(
-            f"resume: {checkpoint} was written by one process: go on without torchrun, or begin a new run from it "
-            f"with --model {checkpoint} and another --run-dir"
-        )
+    sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
 
     def prepare(model: nn.Module) -> None:
         if config.gradient_checkpointing:
@@ -66,14 +63,16 @@ def load_rank(
     model, compute = load_sharded(
         source, revision=revision, dtype=config.dtype, masters=masters, world=world, prepare=prepare
     )
-    if checkpoint:
-        read_weights(model, checkpoint)
+    if sharded:
+        read_weights(model, sharded)
     else:
         read_model(model, source, revision=revision, dtype=config.dtype, world=world)
     forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
     divide_again(model)
     learner = make_learner(config, model, forward, ShardedRanks(model, world, Costs.of(model)))
-    if checkpoint:
-        read_optimizer(learner, checkpoint)
+    if sharded:
+        read_optimizer(learner, sharded)
+    elif checkpoint:
+        divide_saved(learner, checkpoint, world.rank)
     sampler = HFSampler(model, load_tokenizer(source, revision=revision))
     return Rank(world, learner, sampler, compute, tied_names(model)), forward.name

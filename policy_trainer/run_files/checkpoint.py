@@ -6,8 +6,9 @@ synced, and renamed, so that a directory with such a name is complete.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.learner.average import Average
@@ -159,13 +161,29 @@ def restore(checkpoint: Path, weights: Weights) -> None:
 
     The model is loaded separately, as any Hugging Face model. The learning rate is a function of the step.
     """
-    saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu")
-    for group, own in zip(saved["optimizer"]["param_groups"], weights.optimizer.param_groups, strict=True):
+    saved = read_saved(checkpoint)
+    for group, own in zip(saved.optimizer["param_groups"], weights.optimizer.param_groups, strict=True):
         group.update(foreach=own["foreach"], fused=own["fused"])  # this process's choice, not the saved one
-    weights.optimizer.load_state_dict(saved["optimizer"])
-    torch.set_rng_state(saved["rng"])
-    if (checkpoint / _MASTERS).exists():
-        weights.load(safetensors.torch.load_file(checkpoint / _MASTERS))
+    weights.optimizer.load_state_dict(deepcopy(saved.optimizer))  # what is stepped must not be a part of the file
+    torch.set_rng_state(saved.rng)
+    if saved.masters:
+        weights.load(saved.masters)
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What training needs beside the model, on the CPU. optimizer: its state_dict. masters: by name; may be none."""
+
+    optimizer: dict[str, Any]
+    rng: Tensor
+    masters: Mapping[str, Tensor]
+
+
+def read_saved(checkpoint: Path) -> Saved:
+    """Of a checkpoint of one process. Tensors are read from the disk when they are used."""
+    saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu", mmap=True)
+    masters = checkpoint / _MASTERS
+    return Saved(saved["optimizer"], saved["rng"], safetensors.torch.load_file(masters) if masters.exists() else {})
 
 
 def read_average(checkpoint: Path, renewed_at: int) -> Average | None:

@@ -17,6 +17,7 @@ from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, Write
 from policy_trainer.learner.learner import make_learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
 from policy_trainer.ranks.checkpoint import has_shards
+from policy_trainer.ranks.crossing import load_from_shards, restore_from_shards
 from policy_trainer.ranks.lead import load_lead
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.display import Display
@@ -28,7 +29,6 @@ from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.trainer.plan import plan, shortages
 from shared.devices import choose_device
-from shared.errors import UserError
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer
 
@@ -136,18 +136,20 @@ def _load_alone(
     checkpoint: Path | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> LoadedLearner:
-    """All of the policy in this process. Raises UserError for a checkpoint of several ranks."""
-    if checkpoint and has_shards(checkpoint):
-        raise UserError(
-            f"resume: {checkpoint} was written under torchrun: go on with torchrun --standalone --nproc-per-node 1 -m "
-            "policy_trainer train … --resume, or with more"
-        )
-    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    """All of the policy in this process."""
+    sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
+    model = (
+        load_from_shards(sharded, device=config.device, dtype=config.dtype)
+        if sharded
+        else load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    )
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     forward = choose_forward(model)
     learner = make_learner(config, model, forward)
-    if checkpoint:
+    if sharded:
+        restore_from_shards(learner.weights, sharded)
+    elif checkpoint:
         restore(checkpoint, learner.weights)
     write = partial(write_weights, model, tokenizer, learner.weights)
     return LoadedLearner(learner, HFSampler(model, tokenizer), write, forward.name)

@@ -28,7 +28,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         stats.append(asdict(loaded.learner.step([wire.decode(body.read_bytes()) for body in bodies], step=step)))
     batches = [wire.decode(body.read_bytes()) for body in sorted((directory / "step-0").iterdir())]
     sampled = loaded.sampler.sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
-    (checkpoint := directory / f"checkpoint-{last}").mkdir()
+    (checkpoint := directory / f"checkpoint-{last}{'-again' * (first == last)}").mkdir()
     writing = loaded.write(checkpoint)
     found = {
         "stats": stats,

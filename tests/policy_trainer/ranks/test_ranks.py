@@ -17,6 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.learner.learner import Learner, make_learner
+from policy_trainer.ranks.crossing import load_from_shards, restore_from_shards
+from policy_trainer.run_files.checkpoint import write_weights
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared import wire
@@ -132,6 +134,44 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
         launch(ranks, place, config, first, last)
     assert difference(place, alone(model, config, steps)[0]) < 1e-6
+
+
+def saved_alone(place: Path, model: PreTrainedModel, tokenizer: Any, config: TrainConfig, steps: Any) -> Learner:
+    """A learner in one process after ten steps, and its checkpoint."""
+    learner, _ = alone(model, config, steps[:10])
+    write_weights(model, tokenizer, learner.weights, place / "checkpoint-10")
+    return learner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, dtype: torch.dtype
+) -> None:
+    model = make_tiny(vocabulary=len(tokenizer), dtype=dtype)
+    config = configured(place, model, tokenizer, dtype=str(dtype).removeprefix("torch."))
+    learner = saved_alone(place, model, tokenizer, config, steps)
+    launch(2, place, config, 10, 10)
+    assert difference(place, learner, 10) == 0
+    back = load_from_shards(place / "checkpoint-10-again", device="cpu", dtype=config.dtype)
+    again = make_learner(config, back, choose_forward(back))
+    restore_from_shards(again.weights, place / "checkpoint-10-again")
+    assert difference(place, again, 10) == 0
+    assert all(torch.equal(own, back.state_dict()[name]) for name, own in model.state_dict().items())
+    moments, expected = (one.weights.optimizer.state_dict()["state"] for one in (again, learner))
+    assert moments.keys() == expected.keys()
+    assert all(torch.equal(moments[place][name], own) for place in expected for name, own in expected[place].items())
+
+
+@pytest.mark.slow
+def test_ranks_go_on_where_one_process_stopped(place: Path, steps: Any, make_tiny: Make, tokenizer: Any) -> None:
+    model = make_tiny(vocabulary=len(tokenizer))
+    config = configured(place, model, tokenizer)
+    learner = saved_alone(place, model, tokenizer, config, steps)
+    launch(2, place, config, 10, 20)
+    for number in range(10, 20):
+        learner.step(steps[number], step=number)
+    assert difference(place, learner) < 1e-6
 
 
 @pytest.mark.slow
