@@ -1,7 +1,8 @@
 """A policy on several ranks, any process of which is killed, ends with the weights of an uninterrupted run.
 
 torchrun starts one to three ranks. SIGKILL hits one of them, or torchrun itself: all processes must end soon, and the
-job is resumed on another number of ranks. As in `resume`, all jobs train on the same queue, which is filled beforehand.
+job is resumed on another number of ranks, or in one process without torchrun. As in `resume`, all jobs train on the
+same queue, which is filled beforehand.
 """
 
 import os
@@ -29,10 +30,12 @@ BAR = (
 )
 
 _TORCHRUN = "torchrun"
-_RANKS = (1, 2, 3)
+# 0: one process without torchrun.
+_RANKS = (0, 1, 2, 3)
 _FIXED = (2,)
 _FIXED_SHARE = 5
-_STEPS_PER_CRASH = 12
+# Orphans train on until they have looked for torchrun.
+_STEPS_PER_CRASH = 16
 _TOLERANCE = 1e-6
 # torchrun kills ranks half a minute after its SIGTERM.
 _LONGEST_END = 60.0
@@ -41,7 +44,8 @@ _OPTIONS = (*resume.OPTIONS, "--device", "cpu", "--rank-timeout-seconds", "45", 
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL. victim: torchrun, or the number of a rank. alone: no other process of the job was there.
+    """One SIGKILL. victim: torchrun, or the number of a rank. ranks: 0 for one process without torchrun, which is the
+    victim then. alone: no other process of the job was there.
 
     seconds: until none was left. words: what the job wrote.
     """
@@ -61,22 +65,23 @@ class Kill:
 
 
 class Job:
-    """torchrun with its ranks. victim: whom `kill` kills; torchrun where no such rank has begun."""
+    """torchrun with its ranks, or one process. victim: whom `kill` kills; the first where no such rank has begun."""
 
     def __init__(self, arguments: Sequence[str], log: Path, run_dir: Path, ranks: int, victim: str) -> None:
         self._run_dir, self._ranks, self._victim = run_dir, ranks, victim
         self._begin = log.stat().st_size if log.exists() else 0
         # Without `--` torchrun takes `--run` for an option of its own.
-        launcher = ("--standalone", "--nproc-per-node", str(ranks), "-m", "--", "policy_trainer")
-        self._torchrun = Process("torch.distributed.run", *launcher, *arguments, log=log)
+        launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "--")
+        module, *more = (*(launcher if ranks else ()), "policy_trainer", *arguments)
+        self._first = Process(module, *more, log=log)
         self.killed: Kill | None = None
 
     @property
     def running(self) -> bool:
-        return self._torchrun.popen.poll() is None
+        return self._first.popen.poll() is None
 
     def wait(self, seconds: float) -> int:
-        return self._torchrun.wait(seconds)
+        return self._first.wait(seconds)
 
     def kill(self) -> int:
         if not self.running:
@@ -84,9 +89,9 @@ class Job:
         pids = _ranks_of(self._run_dir)
         victim = self._victim if self._victim in pids else _TORCHRUN
         began = time.monotonic()
-        os.kill(pids.get(victim, self._torchrun.popen.pid), signal.SIGKILL)
+        os.kill(pids.get(victim, self._first.popen.pid), signal.SIGKILL)
         seconds = self._end(began)
-        words = self._torchrun.log.read_bytes()[self._begin :].decode(errors="replace")
+        words = self._first.log.read_bytes()[self._begin :].decode(errors="replace")
         self.killed = Kill(victim, self._ranks, not pids, seconds, words)
         return -signal.SIGKILL
 
@@ -100,7 +105,7 @@ class Job:
         return time.monotonic() - began
 
     def clear(self) -> None:
-        self._torchrun.kill()
+        self._first.kill()
         for pid in processes_of(self._run_dir):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -170,10 +175,12 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
         "ranks killed and resumed", backend, BAR, not faults,
         {
             "kills": len(kills),
-            "of torchrun": sum(kill.victim == _TORCHRUN for kill in kills),
+            "of torchrun": sum(kill.victim == _TORCHRUN and kill.ranks > 0 for kill in kills),
             "of rank 0": sum(kill.victim == "0" for kill in kills),
             "while a checkpoint was written": changing.lives.in_checkpoint + same.lives.in_checkpoint,
-            "on 1, 2, 3 ranks": "/".join(str(sum(kill.ranks == ranks for kill in kills)) for ranks in _RANKS),
+            "without torchrun, on 1, 2, 3 ranks": "/".join(
+                str(sum(kill.ranks == ranks for kill in kills)) for ranks in _RANKS
+            ),
             "longest end, s": round(max((kill.seconds for kill in kills), default=0), 1),
             "steps": steps, "steps trained again": changing.lives.steps_repeated + same.lives.steps_repeated,
             "batches": len(bodies), "largest difference": f"{apart:.1e}", "faults": "; ".join(faults) or "none",
@@ -182,9 +189,9 @@ def run(cycles: int, backend: str, directory: Path, seed: int) -> Proof:
 
 
 def plan_crashes(cycles: int, chance: random.Random) -> list[Crash]:
-    """Within a start of ten seconds, at steps, half of the time while a checkpoint is written, and once at the end."""
+    """Within a start, at steps, half of the time while a checkpoint is written, and once at the end."""
     kinds = {
-        "start": lambda: Crash("start", 0, chance.uniform(0, 12)),
+        "start": lambda: Crash("start", 0, chance.uniform(0, 6)),
         "step": lambda: Crash("step", chance.randint(1, 4), chance.uniform(0, 0.1)),
         "checkpoint": lambda: Crash("checkpoint", chance.randint(1, 3), chance.uniform(0, 0.05)),
     }
