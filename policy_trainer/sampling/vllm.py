@@ -14,6 +14,7 @@ from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.sampling.vllm_adapters import adapter_name
 from policy_trainer.sampling.vllm_requests import (
     completion_logps,
     make_completion,
@@ -81,7 +82,7 @@ class VllmSampler:
     def _load_adapter(self, model: Path) -> None:
         """vLLM reads it now, and keeps prompts of one apart from those of others by its name."""
         number = self._adapter.lora_int_id + 1 if self._adapter else 1
-        adapter = import_module("vllm.lora.request").LoRARequest(weights_mark(model), number, str(model))
+        adapter = import_module("vllm.lora.request").LoRARequest(adapter_name(model), number, str(model))
         with _explained("take up the run's adapter"):
             self._engine.llm_engine.add_lora(adapter)
         self._adapter = adapter

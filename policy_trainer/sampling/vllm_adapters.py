@@ -1,8 +1,10 @@
 """What a LoRA run asks of vLLM: engines that take adapters, and a server that loads and unloads them by name."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from policy_trainer.adapters.adapter import CONFIG, WEIGHTS
 from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask
 from shared.errors import UserError
 
@@ -60,6 +62,15 @@ def _fault(info: Any, rank: int) -> str:
     if lora["max_cpu_loras"] < _KEPT:
         return f"keeps {lora['max_cpu_loras']} of the adapters that it has loaded, and this run needs {_KEPT}"
     return "" if info["vllm_env"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] else "loads no adapters while it runs"
+
+
+def adapter_name(directory: Path) -> str:
+    """The same for all copies of an adapter: workers that download it to places of their own share it on a server.
+
+    Raises FileNotFoundError if it is gone.
+    """
+    digests = [sha256(file.read_bytes()).digest() for file in (directory / CONFIG, directory / WEIGHTS)]
+    return f"lora-{sha256(b''.join(digests)).hexdigest()[:16]}"
 
 
 async def load_adapter(client: VllmClient, name: str, directory: Path) -> None:

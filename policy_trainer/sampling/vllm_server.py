@@ -9,7 +9,7 @@ import numpy as np
 from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_adapters import adapter_refusal, load_adapter, unload_adapter
+from policy_trainer.sampling.vllm_adapters import adapter_name, adapter_refusal, load_adapter, unload_adapter
 from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, ask, persist
 from policy_trainer.sampling.vllm_requests import (
     ENDS,
@@ -72,11 +72,10 @@ class VllmServerSampler:
     def load(self, model: Path) -> None:
         """Raises UserError if the server refuses the weights, FileNotFoundError if they are gone meanwhile."""
         load, words = (self._load_adapter, adapter_refusal) if is_adapter(model) else (self._load_whole, refusal)
-        mark = weights_mark(model)
 
         async def work(client: VllmClient) -> Loaded:
             await self._ready(client)
-            return await load(client, model, mark)
+            return await load(client, model)
 
         try:
             self._loaded = persist(self._url, work, self._on_wait)
@@ -85,15 +84,16 @@ class VllmServerSampler:
                 raise FileNotFoundError(str(model)) from None
             raise UserError(words(self._url, error)) from None
 
-    async def _load_whole(self, client: VllmClient, model: Path, mark: str) -> Loaded:
+    async def _load_whole(self, client: VllmClient, model: Path) -> Loaded:
+        mark = weights_mark(model)
         await load_whole(client, model, mark)
         return Loaded(self._name, mark, {"cache_salt": mark})
 
-    async def _load_adapter(self, client: VllmClient, model: Path, mark: str) -> Loaded:
+    async def _load_adapter(self, client: VllmClient, model: Path) -> Loaded:
         """vLLM keeps adapters apart by name, in its prefix cache, too. The one before stays: others may use it."""
         if await version(client) != FIRST:
             raise UserError(f"vllm_url: {self._others()}: start it again")
-        name = f"lora-{mark}"
+        name = adapter_name(model)
         await load_adapter(client, name, model)
         older = [other for other in self._adapters if other != name]
         for other in older[:-1]:

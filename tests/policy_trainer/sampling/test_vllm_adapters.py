@@ -1,5 +1,6 @@
 """The adapters of a LoRA run on a vLLM server, which is a fake one over real sockets; tests/vllm has the real one."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -76,12 +77,15 @@ class TestLoading:
         sampler.load(versions[-1])
         assert list(fake.adapters) == names[-2:]
 
-    def test_workers_that_share_a_server_share_an_adapter(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
+    def test_workers_that_share_a_server_share_an_adapter(
+        self, fake: FakeVllm, published: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        """Also where each has downloaded it."""
         first, second = sampler_of(fake), sampler_of(fake)
         for seed in (1, 2, 3):
             weights = published(seed)
             first.load(weights)
-            second.load(weights)
+            second.load(shutil.copytree(weights, tmp_path / f"downloaded-{seed}"))
             assert said(first.sample(PROMPTS, PARAMS, 5)) == said(second.sample(PROMPTS, PARAMS, 5))
         assert len(fake.adapters) == 2
 
