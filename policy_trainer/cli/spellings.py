@@ -25,6 +25,10 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "generation_batch_size": ("groups_per_step",),
     "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens", "batch_size"),
     "per_device_eval_batch_size": ("evaluation.batch_size",),
+    "use_peft": ("lora.rank",),
+    "lora_r": ("lora.rank",),
+    "lora_alpha": ("lora.alpha",),
+    "lora_target_modules": ("lora.target_modules",),
     "lr": ("optimizer.learning_rate",),
     "lr_scheduler_kwargs": ("optimizer.min_lr_rate",),
     "adam_beta1": ("optimizer.betas",),
@@ -62,13 +66,17 @@ _DEVICES = "`torchrun --nproc-per-node N -m policy_trainer train …` divides th
 _HUB = "nothing is uploaded; RUN_DIR/model is a Hugging Face model, which `hf upload` takes"
 _LOGGED = "every step is in RUN_DIR/metrics.jsonl; --report-to names trackers besides"
 
+_PLAIN_LORA = "adapters are plain LoRA's, which vLLM and a merge can carry: leave it out"
+
 # TRL's names of what there is nothing of here, and what to do instead.
 ABSENT: Mapping[str, str] = {
     "deepspeed": f"{_DEVICES}; --optimizer.offload cpu is what its offload_optimizer is",
     "fsdp": _DEVICES,
     "fsdp_config": _DEVICES,
-    "use_peft": "there is no LoRA: all weights are trained",
-    "lora_r": "there is no LoRA: all weights are trained",
+    "lora_dropout": "dropout would make the policy differ from itself: adapters have none",
+    "lora_modules_to_save": "beside adapters no other weights are trained: --lora.rank 0 trains all of them",
+    "use_dora": _PLAIN_LORA,
+    "use_rslora": f"{_PLAIN_LORA}; --lora.alpha of alpha * sqrt(rank) is rsLoRA's scale",
     "load_in_4bit": "weights are not quantised: --dtype bfloat16 is the smallest",
     "fp16": "float16 would need loss scaling: use --dtype bfloat16",
     "trust_remote_code": "code from the Hub is never run",

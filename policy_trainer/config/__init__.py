@@ -21,6 +21,7 @@ from policy_trainer.config.data import (
     PromptConfig,
     SourceConfig,
 )
+from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
@@ -30,6 +31,7 @@ from policy_trainer.config.sections import (
     EvaluationConfig,
     OptimizerConfig,
     ReferenceConfig,
+    ReferenceSource,
     SamplesConfig,
 )
 from policy_trainer.config.sft import SftConfig
@@ -52,6 +54,7 @@ __all__ = [
     "EvaluationConfig",
     "ExportConfig",
     "JudgingConfig",
+    "LoraConfig",
     "LossConfig",
     "MixtureSource",
     "OptimizerConfig",
@@ -59,6 +62,7 @@ __all__ = [
     "PlanConfig",
     "PromptConfig",
     "ReferenceConfig",
+    "ReferenceSource",
     "RewardModelConfig",
     "RolloutConfig",
     "RunConfig",

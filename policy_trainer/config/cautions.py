@@ -1,6 +1,6 @@
 """Warnings about settings that are valid but may not do what they seem to. A run logs them when it starts."""
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import LoraConfig, TrainConfig
 
 # Steps whose groups may be sampled at once: more make the staleness of the last ones worth a word.
 _STEPS_AHEAD = 2
@@ -39,6 +39,8 @@ def cautions(config: TrainConfig) -> list[str]:
         )
     if config.reference.decay and not config.reference.sync_steps:
         found.append("reference.decay does nothing while reference.sync_steps is 0: the reference never changes")
+    if not config.lora.rank and config.lora != LoraConfig():
+        found.append("lora.alpha and lora.target_modules do nothing while lora.rank is 0: all weights are trained")
     if config.judging.model.path and "model" not in config.rewards:
         found.append("judging.model.path: this reward model is not used, because --rewards does not name `model`")
     if config.judging.steps and loss.advantage != "process":

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
+from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sections import EvalEvaluationConfig
@@ -114,6 +115,7 @@ class RunConfig(CommonConfig):
     """The token itself, from the environment only. It is never written to a file."""
     tls_ca: Path | None = None
     """PEM file of the private authority that signed the server's certificate. Default: the public authorities."""
+    lora: LoraConfig = LoraConfig()
 
     @field_validator("server")
     @classmethod
@@ -172,7 +174,7 @@ class RolloutConfig(RunConfig):
 
 
 class ExportConfig(BaseSettings):
-    """Make a Hugging Face model directory of a checkpoint that was written under torchrun."""
+    """Make a Hugging Face model directory of a checkpoint of LoRA's adapters, or of one that torchrun's ranks wrote."""
 
     model_config = settings_config(ENV_PREFIX)
 
@@ -182,6 +184,8 @@ class ExportConfig(BaseSettings):
     """Directory of the checkpoint, such as RUN_DIR/checkpoints/step-00000100."""
     output: Path
     """Directory to write, which must not exist yet."""
+    model: str | None = None
+    """Directory or Hub id of the model that the adapters were trained on. Default: the one that their files name."""
 
 
 def _not_a_runs(samples: Any) -> Any:

@@ -5,6 +5,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+# Where the log-probs of the KL penalty come from.
+ReferenceSource = Literal["server", "adapter-off"]
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
@@ -55,6 +58,9 @@ class OptimizerConfig(Section):
 class ReferenceConfig(Section):
     """The reference model. Iterative GRPO: it is updated from the policy during the run."""
 
+    source: ReferenceSource = "server"
+    """server: the reference server's model. adapter-off: the policy's own model without its adapters (LoRA), in the
+    trainer, so that no second model is loaded and the server may be one with --no-model."""
     device: str = "auto"
     """Where the reference runs if server is inline. auto: the last GPU that is not the policy's, else where that is."""
     sync_steps: int = Field(default=0, ge=0)

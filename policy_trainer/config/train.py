@@ -96,6 +96,25 @@ class TrainConfig(RunConfig):
             )
         return self
 
+    @property
+    def scored_by_server(self) -> bool:
+        """Whether the KL penalty needs the log-probs of a server's model."""
+        return self.loss.beta > 0 and self.reference.source == "server"
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> "TrainConfig":
+        if self.reference.source == "adapter-off" and not self.lora.rank:
+            raise ValueError(
+                "reference.source: adapter-off is the policy without its adapters, and there are none: set "
+                "--lora.rank 16, or leave --reference.source at server"
+            )
+        if self.reference.sync_steps and self.lora.rank:
+            raise ValueError(
+                "reference.sync_steps: with LoRA the reference stays the model that the adapters stand beside: set "
+                "--reference.sync-steps 0"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_reference_sync(self) -> "TrainConfig":
         if not self.reference.sync_steps:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from policy_trainer.config import LossConfig
+from policy_trainer.config import LossConfig, ReferenceSource
 from policy_trainer.objective.group import Group
 from shared.batch import Array, RolloutBatch, ScoredBatch
 
@@ -14,22 +14,23 @@ def rollout_of(batch: Batch) -> RolloutBatch:
     return batch.rollout if isinstance(batch, ScoredBatch) else batch
 
 
-def missing_input(batch: Batch, loss: LossConfig) -> str | None:
-    """Why the batch lacks an input that the loss needs; None if it can be trained on."""
+def missing_input(batch: Batch, loss: LossConfig, reference: ReferenceSource = "server") -> str | None:
+    """Why the batch lacks an input that the loss needs; None if it can be trained on. reference: the source of its
+    log-probs."""
     rollout = rollout_of(batch)
     if rollout.sampler_logps is None and (loss.old_logps == "sampler" or loss.importance_sampling_correction != "none"):
         return "it has no sampler_logps, which the ratio or the importance-sampling correction needs"
-    if loss.beta > 0 and not isinstance(batch, ScoredBatch):
+    if loss.beta > 0 and reference == "server" and not isinstance(batch, ScoredBatch):
         return "it has no ref_logps, which the KL penalty needs: it was uploaded to a server without a model"
     if loss.advantage == "process" and rollout.steps is None:
         return "it has no step_rewards, which process supervision needs"
     return None
 
 
-def make_group(batch: Batch, loss: LossConfig) -> Group:
+def make_group(batch: Batch, loss: LossConfig, reference: ReferenceSource = "server") -> Group:
     """The batch as a group. Raises ValueError for a batch that lacks what the loss needs."""
     rollout = rollout_of(batch)
-    if reason := missing_input(batch, loss):
+    if reason := missing_input(batch, loss, reference):
         raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
     rewards = _rewards(rollout, loss)
     return Group(

@@ -62,9 +62,10 @@ WritesWeights = Callable[[Path], Writing]
 @dataclass(frozen=True, eq=False)
 class LoadedLearner:
     """sampler: of the same weights. write: writes them into a directory, with what training needs to go on, or begins
-    to. form: of the forward, for people."""
+    to. save: writes them as a whole Hugging Face model. form: of the forward, for people."""
 
     learner: PolicyLearner
     sampler: Sampler
     write: WritesWeights
+    save: Callable[[Path], None]
     form: str

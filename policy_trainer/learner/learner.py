@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
+from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceSource, TrainConfig
 from policy_trainer.data.probe import Probe, probe_tokens
+from policy_trainer.learner.adapters import policy_state
 from policy_trainer.learner.groups import Batch, make_group, rollout_of, trains
 from policy_trainer.learner.micro_batches import MicroBatch, cut, join, split_evenly, totals, weightless
 from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
 from policy_trainer.learner.ranks import OneProcess, Ranks
+from policy_trainer.learner.reference import choose_reference
 from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sums, step_stats, summed
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
@@ -23,10 +25,9 @@ from policy_trainer.objective.corrections import ImportanceStats, importance_sam
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import LossTokens, token_loss
-from shared.batch import Array, ScoredBatch
+from shared.batch import Array
 from shared.devices import widest_float
 from shared.logprobs import LogprobForward
-from shared.models import copy_state
 
 
 class Learner:
@@ -34,7 +35,7 @@ class Learner:
 
     steps: total of the run, for the learning rate. num_iterations: passes over the groups of a step. minibatches: parts
     of each pass, one update each. max_completion_length: where completions are cut off; the `constant`
-    aggregation divides by it.
+    aggregation divides by it. reference: where the KL penalty's log-probs come from.
     The model stays in evaluation mode: with dropout the policy would differ from itself, and the KL at step 0 from 0.
     """
 
@@ -50,6 +51,7 @@ class Learner:
         max_completion_length: int,
         num_iterations: int = 1,
         minibatches: int = 1,
+        reference: ReferenceSource = "server",
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model.eval()
@@ -61,6 +63,8 @@ class Learner:
         self._max_completion_length = max_completion_length
         self._num_iterations = num_iterations
         self._minibatches = minibatches
+        self._source: ReferenceSource = reference if loss.beta else "server"
+        self._reference = choose_reference(self._source, model)
         self._ranks = ranks or OneProcess()
         self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
         self.weights = make_weights(model, optimizer)
@@ -78,8 +82,9 @@ class Learner:
         on_groups: called with the group of each batch; those that train have their advantages.
         Raises ValueError for a batch that lacks what the loss needs.
         """
-        groups = [make_group(batch, self._loss) for batch in batches]
+        groups = [make_group(batch, self._loss, self._source) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
+        training = self._reference.with_logps(training, self._recompute)
         training = with_old_logps(training, self._loss, self._old_logps, self._recompute)
         values = advantages(training, self._loss)
         training = [replace(group, advantages=own) for group, own in zip(training, values, strict=True)]
@@ -150,14 +155,15 @@ class Learner:
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN
-        where a batch came without ref_logps."""
+        where nothing has the reference's log-probs."""
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
-                if not isinstance(batch, ScoredBatch):
+                [group] = self._reference.with_logps([make_group(batch, self._loss, self._source)], self._logps)
+                if group.ref_logps is None:
                     return math.nan
-                logps = self._forward([batch.rollout.group], [batch.rollout.temperature])
-                total += _sum(k3(torch.tensor(batch.ref_logps, device=logps.device) - logps))
+                logps = self._forward([group.tokens], [group.temperature])
+                total += _sum(k3(torch.tensor(group.ref_logps, device=logps.device) - logps))
                 count += len(logps)
         return total / max(count, 1)
 
@@ -170,8 +176,8 @@ class Learner:
         return Probe(group.prompt_ids.tolist(), [ids.tolist() for ids in group.completions()], logps.tolist())
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the weights; see `copy_state`."""
-        return copy_state(self.model)
+        """A copy of what is published; see `policy_state`."""
+        return policy_state(self.model)
 
     def parameters(self) -> dict[str, Tensor]:
         """A copy of what the optimizer steps, float32 on the CPU, by names in the model; a tied one once."""
@@ -214,5 +220,6 @@ def make_learner(
         max_completion_length=config.sampling.max_completion_length,
         num_iterations=config.num_iterations,
         minibatches=config.minibatches,
+        reference=config.reference.source,
         ranks=ranks,
     )

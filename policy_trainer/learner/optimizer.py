@@ -53,14 +53,19 @@ class Weights(Protocol):
 
 
 def make_weights(model: PreTrainedModel, config: OptimizerConfig) -> Weights:
-    """Chooses by the model's dtype, optimizer.offload and optimizer.master_weights. Raises UserError for float16."""
+    """Chooses by the dtype of what trains, by optimizer.offload and master_weights. Raises UserError for float16."""
     if model.dtype == torch.float16:
         raise UserError(
             "dtype: the model is in float16, whose gradients vanish without loss scaling; train in bfloat16"
         )
     # float32 weights need no masters.
-    masters = config.master_weights if model.dtype == torch.bfloat16 else "none"
+    masters = config.master_weights if _dtype(trained(model)) == torch.bfloat16 else "none"
     return _KINDS[config.offload, masters](model, config)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that train, by name; a tied weight once. Beside adapters a model's own weights are frozen."""
+    return {name: own for name, own in model.named_parameters() if own.requires_grad}
 
 
 def clip_gradients(weights: Weights, config: OptimizerConfig) -> float:
@@ -105,7 +110,7 @@ class OwnWeights:
     """The optimizer steps the model's parameters."""
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
-        self.stepped = dict(model.named_parameters())
+        self.stepped = trained(model)
         self.masters: dict[str, nn.Parameter] = {}
         self.optimizer = _adamw(self.stepped.values(), config)
 
@@ -123,7 +128,7 @@ class MasterWeights:
     """The optimizer steps float32 copies. Gradients of each backward are accumulated in float32, then freed."""
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
-        self._rounded = dict(model.named_parameters())
+        self._rounded = trained(model)
         self.masters = {name: _master(parameter) for name, parameter in self._rounded.items()}
         self.stepped = self.masters
         self.optimizer = _adamw(self.masters.values(), config)
@@ -146,13 +151,13 @@ class OffloadedWeights:
     """
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig) -> None:
-        self._resident = dict(model.named_parameters())
+        self._resident = trained(model)
         self._memory = host_memory(model.device)
         self._gradients = self._empty()
         self.stepped = {name: nn.Parameter(copy) for name, copy in self._empty().items()}
         _set(self.stepped, self._resident)
         # The weights of a float32 model are equal to their copies, so its checkpoints need no others.
-        self.masters = {} if model.dtype == torch.float32 else self.stepped
+        self.masters = {} if _dtype(self._resident) == torch.float32 else self.stepped
         self.optimizer = _adamw(self.stepped.values(), config)
         for name, parameter in self._resident.items():
             parameter.register_post_accumulate_grad_hook(partial(self._take_gradient, name))
@@ -187,6 +192,10 @@ class OffloadedWeights:
             # Rounded on the device: its own copy is faster than one of a CPU that rounds first.
             parameter.copy_(self.stepped[name].to(parameter.device, non_blocking=True))
         self._memory.wait()
+
+
+def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    return next(iter(weights.values())).dtype
 
 
 @torch.no_grad()

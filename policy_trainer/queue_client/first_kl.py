@@ -31,6 +31,8 @@ def choose_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str) -> Fi
     """dtype: the policy's, as in `float32`."""
     if not config.loss.beta:
         return NoReference()
+    if config.reference.source == "adapter-off":
+        return OwnReference()
     limit = max(_ROUNDING.get(precision, math.inf) for precision in (dtype, reference.dtype or dtype))
     return _EXPECTED[config.expect_reference](config, reference.name or "?", limit)
 
@@ -38,6 +40,13 @@ def choose_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str) -> Fi
 class NoReference:
     def check(self, kl: float, noise_floor: float) -> str | None:
         return None
+
+
+class OwnReference:
+    """It is the policy's own model without its adapters, which change nothing at first."""
+
+    def check(self, kl: float, noise_floor: float) -> str | None:
+        return f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"
 
 
 @dataclass(frozen=True)

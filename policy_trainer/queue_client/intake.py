@@ -5,7 +5,7 @@ from typing import Self
 
 from transformers import PreTrainedModel
 
-from policy_trainer.config import LossConfig
+from policy_trainer.config import LossConfig, ReferenceSource
 from policy_trainer.learner.groups import Batch, missing_input, rollout_of
 from shared.batch import BatchError
 from shared.logprobs import embedding_rows
@@ -15,6 +15,7 @@ from shared.models import context_length
 @dataclass(frozen=True)
 class Intake:
     """vocabulary: rows of the policy's embedding. context: most tokens of a row; None where the model has no bound.
+    reference: the source of its log-probs.
 
     A server with a model has checked both. A server without one knows neither.
     """
@@ -22,10 +23,11 @@ class Intake:
     loss: LossConfig
     vocabulary: int
     context: int | None
+    reference: ReferenceSource = "server"
 
     @classmethod
-    def of(cls, model: PreTrainedModel, loss: LossConfig) -> Self:
-        return cls(loss, embedding_rows(model), context_length(model))
+    def of(cls, model: PreTrainedModel, loss: LossConfig, reference: ReferenceSource) -> Self:
+        return cls(loss, embedding_rows(model), context_length(model), reference)
 
     def refusal(self, batch: Batch) -> str | None:
         """Why the batch cannot be trained on; None if it can."""
@@ -36,4 +38,4 @@ class Intake:
             return str(error)
         if self.context is not None and group.longest_row > self.context:
             return f"it has a row of {group.longest_row} tokens; the policy's context is {self.context}"
-        return missing_input(batch, self.loss)
+        return missing_input(batch, self.loss, self.reference)

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import LossConfig, SamplingConfig
+from policy_trainer.config import SamplingConfig, TrainConfig
 from policy_trainer.queue_client.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
 from shared.errors import UserError
@@ -10,12 +10,12 @@ from shared.logprobs import embedding_rows
 from shared.models import tokenizer_fingerprint
 
 
-def check_reference(reference: ModelInfo, loss: LossConfig, name: str) -> None:
-    """Raises UserError if the loss has a KL penalty and the server has no reference model."""
-    if reference.name is None and loss.beta > 0:
+def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
+    """Raises UserError if the KL penalty needs a server's reference model and the server has none."""
+    if reference.name is None and config.scored_by_server:
         raise UserError(
             "server: it has no reference model (--no-model), and the KL penalty needs one; start it with: "
-            f"ref-server serve --model {name}, or train without the penalty: --loss.beta 0"
+            f"ref-server serve --model {config.model}, or train without the penalty: --loss.beta 0"
         )
 
 

@@ -3,13 +3,16 @@
 PyTorch's distributed checkpoints name every tensor and what part of it a file has, so any number of ranks reads them.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     get_state_dict,
@@ -55,9 +58,10 @@ def has_shards(directory: Path) -> bool:
 
 def read_weights(model: PreTrainedModel, directory: Path) -> None:
     """All ranks call it together, or one process alone. Restores the weights."""
-    state = {"model": get_model_state_dict(model)}
+    state = {"model": _without_frozen(model, get_model_state_dict(model))}
     load(state, checkpoint_id=directory / SHARDS)
-    set_model_state_dict(model, state["model"])
+    options = StateDictOptions(strict=not _frozen(model))
+    set_model_state_dict(model, state["model"], options=options)
 
 
 def read_optimizer(learner: Learner, directory: Path) -> None:
@@ -71,4 +75,16 @@ def read_optimizer(learner: Learner, directory: Path) -> None:
 
 def _state(learner: Learner) -> dict[str, Any]:
     model, optimizer = get_state_dict(learner.model, learner.weights.optimizer)
-    return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state()}
+    weights = _without_frozen(learner.model, model)
+    return {"model": weights, "optimizer": optimizer, "rng": torch.get_rng_state()}
+
+
+def _without_frozen(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights that adapters stand beside are the base's, and in no checkpoint."""
+    frozen = _frozen(model)
+    return {name: tensor for name, tensor in state.items() if name not in frozen}
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    """Also second names of tied weights."""
+    return {name for name, own in model.named_parameters(remove_duplicate=False) if not own.requires_grad}

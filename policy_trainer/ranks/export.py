@@ -1,39 +1,100 @@
-"""Makes a Hugging Face model directory of a sharded checkpoint, in one process and in main memory."""
+"""Makes a Hugging Face model directory of a checkpoint that is none: of ranks' parts, of adapters, or of both.
 
+In one process, and in main memory.
+"""
+
+import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from policy_trainer.adapters.adapter import CONFIG, is_adapter
+from policy_trainer.config import LoraConfig
+from policy_trainer.learner.adapters import add_adapters, save_whole
+from policy_trainer.learner.optimizer import trained
 from policy_trainer.ranks.checkpoint import has_shards, read_weights
 from policy_trainer.ranks.sharding import materialise
+from policy_trainer.sampling.merged_adapters import MergedAdapters
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
-from shared.models import load_empty, load_tokenizer, save_model
+from shared.models import load_empty, load_model, load_tokenizer
 
 
-def export(checkpoint: Path, output: Path) -> None:
+def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
     """Writes the checkpoint's model and tokenizer to `output`, whole or not at all, in the precision it computed in.
 
-    Raises UserError for a directory that is no such checkpoint, and for an output that exists.
+    base: of adapters; default: the one that their files name. Raises UserError for a directory that is no such
+    checkpoint, for an output that exists, and for a base that is not there or that the adapters do not fit.
     """
-    if not has_shards(checkpoint):
+    read = _READERS.get((is_adapter(checkpoint), has_shards(checkpoint)))
+    if read is None:
         is_model = (checkpoint / "model.safetensors").exists() or (checkpoint / "model.safetensors.index.json").exists()
         if is_model:
             raise UserError(f"checkpoint: {checkpoint} is a Hugging Face model already: use it as it is")
         raise UserError(
-            f"checkpoint: {checkpoint} is none that was written under torchrun: give RUN_DIR/checkpoints/step-00000100 "
-            "or another of a run's"
+            f"checkpoint: {checkpoint} is none of LoRA's, and none that was written under torchrun: give "
+            "RUN_DIR/checkpoints/step-00000100 or another of a run's"
         )
     if output.exists():
         raise UserError(f"output: {output} exists: name another directory")
     tokenizer = load_tokenizer(str(checkpoint))
+    model = read(checkpoint, base)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with whole_directory(output) as directory:
+        save_whole(model, tokenizer, directory)
+
+
+def _from_shards(checkpoint: Path, base: str | None) -> PreTrainedModel:
     model = load_empty(str(checkpoint), revision=None, dtype="auto")
     dtype = model.dtype
     materialise(model.float(), torch.device("cpu"))
+    _read_alone(model, checkpoint)
+    return model.to(dtype)  # type: ignore[arg-type]
+
+
+def _from_adapter(checkpoint: Path, base: str | None) -> PreTrainedModel:
+    model = _load_base(checkpoint, base)
+    MergedAdapters(model).load(checkpoint)
+    return model
+
+
+def _from_shards_of_adapters(checkpoint: Path, base: str | None) -> PreTrainedModel:
+    """With adapters: what is computed with them is rounded as while training."""
+    model, said = _load_base(checkpoint, base), _described(checkpoint)
+    lora = LoraConfig(rank=said["r"], alpha=said["lora_alpha"], target_modules=said["target_modules"])
+    add_adapters(model, lora, seed=0, base=said["base_model_name_or_path"], revision=said["revision"])
+    for parameter in trained(model).values():
+        parameter.data = parameter.data.float()
+    _read_alone(model, checkpoint)
+    return model.to(model.dtype)  # type: ignore[arg-type]
+
+
+_Reader = Callable[[Path, str | None], PreTrainedModel]
+# By whether it is an adapter's, and whether it was written under torchrun.
+_READERS: dict[tuple[bool, bool], _Reader] = {
+    (False, True): _from_shards,
+    (True, False): _from_adapter,
+    (True, True): _from_shards_of_adapters,
+}
+
+
+def _read_alone(model: PreTrainedModel, checkpoint: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
         read_weights(model, checkpoint)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with whole_directory(output) as directory:
-        save_model(model.to(dtype), tokenizer, directory)  # type: ignore[arg-type]
+
+
+def _load_base(checkpoint: Path, base: str | None) -> PreTrainedModel:
+    """In the precision that the adapters were trained in."""
+    said = _described(checkpoint)
+    revision = said.get("revision") if base is None else None
+    dtype = json.loads((checkpoint / "config.json").read_text()).get("dtype") or "auto"
+    return load_model(base or said["base_model_name_or_path"], revision=revision, device="cpu", dtype=dtype)
+
+
+def _described(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / CONFIG).read_text())

@@ -20,13 +20,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.probe import Probe
+from policy_trainer.learner.adapters import adapt, has_adapters, save_whole, write_description
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.interface import LoadedLearner, Writing
+from policy_trainer.learner.optimizer import trained
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.group import Group
 from policy_trainer.ranks.checkpoint import ShardsWriting, write_shards
 from policy_trainer.ranks.rank import Rank, load_rank
-from policy_trainer.ranks.sharding import whole_state, whole_weights
+from policy_trainer.ranks.sharding import trained_state, whole_state, whole_weights
 from policy_trainer.ranks.world import World
 from policy_trainer.sampling.sampler import SamplingParams
 from shared import wire
@@ -69,11 +71,12 @@ class Lead:
 
     def write(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> Writing:
         """The model's configuration and the tokenizer at once, the ranks' parts beside training."""
-        self.model.config.save_pretrained(directory)
-        if self.model.generation_config is not None:
-            self.model.generation_config.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+        write_description(self.model, tokenizer, directory)
         return _do(self._rank, "write", directory=str(directory.resolve()))
+
+    def save(self, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+        """As a Hugging Face model."""
+        save_whole(self.model, tokenizer, directory, _do(self._rank, "whole"))
 
 
 class LeadSampler:
@@ -107,8 +110,10 @@ def load_lead(
         world.tell("load", {"config": settings, "source": source, "revision": revision, "checkpoint": where})
         rank, form = load_rank(config, source, revision, checkpoint, world)
     outline = load_outline(source, revision=revision).to(rank.compute)  # type: ignore[arg-type]
+    adapt(outline, config)
     learner = Lead(rank, outline)
-    return LoadedLearner(learner, LeadSampler(rank), partial(learner.write, tokenizer), form)
+    write, save = partial(learner.write, tokenizer), partial(learner.save, tokenizer)
+    return LoadedLearner(learner, LeadSampler(rank), write, save, form)
 
 
 def follow(world: World) -> None:
@@ -140,11 +145,15 @@ def _do(rank: Rank, word: str, batches: Sequence[Batch] = (), **header: Any) -> 
 
 
 def _state(rank: Rank) -> dict[str, Tensor]:
+    return trained_state(rank.model, rank.compute) if has_adapters(rank.model) else _whole(rank)
+
+
+def _whole(rank: Rank) -> dict[str, Tensor]:
     return whole_state(rank.model, rank.compute, rank.ties)
 
 
 def _parameters(rank: Rank) -> dict[str, Tensor]:
-    names = {name for name, _ in rank.model.named_parameters()}
+    names = trained(rank.model)
     whole = whole_state(rank.model, torch.float32, rank.ties)
     return {name: own for name, own in whole.items() if name in names}
 
@@ -181,6 +190,7 @@ _DEEDS: Mapping[str, _Deed] = {
     "noise_floor": lambda rank, header, batches: rank.learner.noise_floor(batches),
     "probe": lambda rank, header, batches: rank.learner.probe(batches),
     "state": lambda rank, header, batches: _state(rank),
+    "whole": lambda rank, header, batches: _whole(rank),
     "parameters": lambda rank, header, batches: _parameters(rank),
     "write": lambda rank, header, batches: _write(rank, Path(header["directory"])),
     "sample": lambda rank, header, batches: _sample(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.learner.adapters import adapt, has_adapters, load_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner, make_learner
 from policy_trainer.ranks.checkpoint import has_shards, read_optimizer, read_weights
@@ -55,18 +55,24 @@ def load_rank(
         raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
     sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
 
-    def prepare(model: nn.Module) -> None:
+    def prepare(model: PreTrainedModel) -> None:
+        adapt(model, config)
         if config.gradient_checkpointing:
             checkpoint_layers(model)
+
+    def adapt_whole(whole: PreTrainedModel) -> None:
+        adapt(whole, config)
+        if checkpoint and not sharded and has_adapters(whole):
+            load_adapters(whole, checkpoint)
 
     masters = config.optimizer.master_weights == "float32"
     model, compute = load_sharded(
         source, revision=revision, dtype=config.dtype, masters=masters, world=world, prepare=prepare
     )
+    if sharded is None or has_adapters(model):
+        read_model(model, source, revision=revision, dtype=config.dtype, world=world, adapt=adapt_whole)
     if sharded:
         read_weights(model, sharded)
-    else:
-        read_model(model, source, revision=revision, dtype=config.dtype, world=world)
     forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
     divide_again(model)
     learner = make_learner(config, model, forward, ShardedRanks(model, world, Costs.of(model)))

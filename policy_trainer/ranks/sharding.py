@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from policy_trainer.learner.gradient_checkpointing import layers_of
+from policy_trainer.learner.optimizer import trained
 from policy_trainer.learner.ranks import Part
 from policy_trainer.ranks.sharing import Costs, parts_of_rank
 from policy_trainer.ranks.world import World
@@ -107,6 +109,12 @@ def whole_state(model: PreTrainedModel, dtype: torch.dtype, ties: Mapping[str, s
     return {name: copies[ties.get(name, name)] for name in state}
 
 
+def trained_state(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A copy of what trains, on the CPU of every rank; all of them must call it."""
+    whole = {name: cast(DTensor, own.detach()).full_tensor() for name, own in trained(model).items()}
+    return {name: own.to("cpu", dtype, copy=True) for name, own in whole.items()}
+
+
 def divide_again(model: nn.Module) -> None:
     """After forwards without a backward: the outermost weights stay whole until then, and are not the parameters that
     an optimizer steps."""
@@ -119,28 +127,48 @@ def _sharded(model: nn.Module) -> list[FSDPModule]:
 
 
 def load_sharded(
-    name: str, *, revision: str | None, dtype: Dtype, masters: bool, world: World, prepare: Callable[[nn.Module], None]
+    name: str,
+    *,
+    revision: str | None,
+    dtype: Dtype,
+    masters: bool,
+    world: World,
+    prepare: Callable[[PreTrainedModel], None],
 ) -> tuple[PreTrainedModel, torch.dtype]:
     """A model with memory for its weights, divided among the ranks, and the dtype that it computes in.
 
-    masters: keep a bfloat16 model's weights in float32. prepare: called with the model before it is divided.
+    masters: keep what trains of a bfloat16 model in float32. prepare: called with the model before it is divided.
     """
     model = load_empty(name, revision=revision, dtype=dtype)
     compute = model.dtype
-    if masters and compute == torch.bfloat16:
-        model.float()
     prepare(model)
+    if masters and compute == torch.bfloat16:
+        for parameter in trained(model).values():
+            parameter.data = parameter.data.float()
     shard(model, world, compute)
     materialise(model, world.device)
     return model, compute
 
 
-def read_model(model: PreTrainedModel, name: str, *, revision: str | None, dtype: Dtype, world: World) -> None:
-    """Fills a sharded model. Rank 0 reads the weights, and has all of them in main memory for a moment."""
+def read_model(
+    model: PreTrainedModel,
+    name: str,
+    *,
+    revision: str | None,
+    dtype: Dtype,
+    world: World,
+    adapt: Callable[[PreTrainedModel], None],
+) -> None:
+    """Fills a sharded model. Rank 0 reads the weights, and has all of them in main memory for a moment.
+
+    adapt: adds to them what the sharded model has beside them.
+    """
+    dtypes = {key: tensor.dtype for key, tensor in model.state_dict().items()}
     state: dict[str, Any] = {}
     if world.rank == 0:
         whole = load_model(name, revision=revision, device="cpu", dtype=dtype)
-        state = {key: tensor.to(model.dtype) for key, tensor in whole.state_dict().items()}
+        adapt(whole)
+        state = {key: tensor.to(dtypes[key]) for key, tensor in whole.state_dict().items()}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, state, options=options)
 

@@ -1,7 +1,7 @@
 """Checkpoints: the weights and the ledger of trained batches in one atomic rename.
 
-A checkpoint is a directory `step-00000080` that is also a Hugging Face model. It is written under a temporary name,
-synced, and renamed, so that a directory with such a name is complete.
+A checkpoint is a directory `step-00000080` that is also a Hugging Face model, or its LoRA adapters. It is written under
+a temporary name, synced, and renamed, so that a directory with such a name is complete.
 """
 
 import json
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.average import Average
 from policy_trainer.learner.interface import WRITTEN, WritesWeights, Writing
 from policy_trainer.learner.optimizer import Weights
 from shared.atomic_files import sync, whole_directory, write_json
-from shared.models import save_model
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
@@ -159,7 +159,7 @@ def read_state(checkpoint: Path) -> TrainState:
 def restore(checkpoint: Path, weights: Weights) -> None:
     """Restores the optimizer, the master weights and the random state.
 
-    The model is loaded separately, as any Hugging Face model. The learning rate is a function of the step.
+    The model and its adapters are loaded separately. The learning rate is a function of the step.
     """
     saved = read_saved(checkpoint)
     for group, own in zip(saved.optimizer["param_groups"], weights.optimizer.param_groups, strict=True):
@@ -202,8 +202,8 @@ def _write_state(directory: Path, state: TrainState, average: Average | None) ->
 def write_weights(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Weights, directory: Path
 ) -> Writing:
-    """A Hugging Face model, with what its training needs to go on."""
-    save_model(model, tokenizer, directory)
+    """A Hugging Face model or its adapters, with what training needs to go on."""
+    save_policy(model, tokenizer, directory)
     saved = {"optimizer": weights.optimizer.state_dict(), "rng": torch.get_rng_state()}
     _save(saved, directory / _OPTIMIZER)
     if weights.masters:

@@ -105,7 +105,7 @@ def build_trainer(
         on_wait=outage,
         note=display.note,
     )
-    intake = Intake.of(policy.learner.model, config.loss)
+    intake = Intake.of(policy.learner.model, config.loss, config.reference.source)
     source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
@@ -132,7 +132,7 @@ def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) 
     """The server's model and queue. Raises UserError for a server whose model or limits do not suit the run."""
     reference = client.model()
     client.check_train_role()
-    check_reference(reference, config.loss, config.model)
+    check_reference(reference, config)
     check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
     check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
     queue = client.queue(config.run)

@@ -130,7 +130,8 @@ def _seconds_of_others(config: TrainConfig, step: Mapping[str, Any]) -> dict[str
     """Of the worker and the server, as the step's metrics tell them."""
     judging = step["judging_seconds"]
     # A server that others use, too, does not tell what this group took it.
-    scoring = {"score": step["server_scoring_seconds"] or 0.0} if config.server == INLINE and config.loss.beta else {}
+    inline = config.server == INLINE and config.scored_by_server
+    scoring = {"score": step["server_scoring_seconds"] or 0.0} if inline else {}
     worked = step["sampling_seconds"] + sum(scoring.values())
     waited = max(0.0, step["waiting_seconds"] - worked)
     return {"worker": waited, "sample": step["sampling_seconds"] - judging, "judge": judging, **scoring}

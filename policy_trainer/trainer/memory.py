@@ -3,13 +3,16 @@
 Exact for what has the size of parameters. Activations are those of layers like Llama's: attention, and a gated MLP.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import layers_of
+from policy_trainer.learner.optimizer import trained
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -25,11 +28,13 @@ _CACHE_ROOM = 1.5
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes. parameters: in all, a tied weight once; largest: of the largest matrix; layer: of the largest
-    layer, 0 where transformers does not mark layers. hidden, mlp, queries, keys, head: channels of a token in the
-    residual stream, in the MLP, in all query heads, in all key heads, in one."""
+    """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
+    matrix that does; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those
+    that train in one. hidden, mlp, queries, keys, head: channels of a token in the residual stream, in the MLP, in all
+    query heads, in all key heads, in one."""
 
     parameters: int
+    trained: int
     largest: int
     layers: int
     hidden: int
@@ -39,25 +44,30 @@ class Shape:
     head: int
     vocabulary: int
     layer: int
+    trained_layer: int
 
     @property
     def outside(self) -> int:
         """Parameters of the embedding, the last norm and the head."""
         return self.parameters - self.layers * self.layer
 
+    @property
+    def trained_outside(self) -> int:
+        return self.trained - self.layers * self.trained_layer
+
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """model: may be on the meta device."""
         config: Any = model.config.get_text_config()
-        sizes = [parameter.numel() for parameter in model.parameters()]
         hidden = config.hidden_size
         heads = getattr(config, "num_attention_heads", None) or 1
         width = getattr(config, "head_dim", None) or hidden // heads
         experts = getattr(config, "num_experts_per_tok", None)
         mlp = getattr(config, "intermediate_size", None) or 4 * hidden
         return cls(
-            parameters=sum(sizes),
-            largest=max(sizes),
+            parameters=_count(model.parameters()),
+            trained=_count(trained(model).values()),
+            largest=max(own.numel() for own in trained(model).values()),
             layers=config.num_hidden_layers,
             hidden=hidden,
             mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
@@ -65,8 +75,13 @@ class Shape:
             keys=(getattr(config, "num_key_value_heads", None) or heads) * width,
             head=width,
             vocabulary=config.vocab_size,
-            layer=max((sum(own.numel() for own in layer.parameters()) for layer in layers_of(model)), default=0),
+            layer=max((_count(layer.parameters()) for layer in layers_of(model)), default=0),
+            trained_layer=max((_count(trained(layer).values()) for layer in layers_of(model)), default=0),
         )
+
+
+def _count(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def training(
@@ -86,34 +101,46 @@ def _optimizer(shape: Shape, width: int, optimizer: OptimizerConfig) -> Parts:
         return {"gradients that leave": (2 * width + FLOAT32) * shape.largest}
     has_masters = width < FLOAT32 and optimizer.master_weights == "float32"
     stepped = FLOAT32 if has_masters else width
-    masters = {"masters": FLOAT32 * shape.parameters} if has_masters else {}
-    return {**masters, "gradients": stepped * shape.parameters, "AdamW": 2 * stepped * shape.parameters}
+    masters = {"masters": FLOAT32 * shape.trained} if has_masters else {}
+    return {**masters, "gradients": stepped * shape.trained, "AdamW": 2 * stepped * shape.trained}
 
 
 def divided(shape: Shape, width: int, optimizer: OptimizerConfig, *, ranks: int, micro_batches: int) -> Parts:
     """One of several ranks, on its device, beside activations. width: bytes of a weight in a forward. micro_batches: of
     a rank in a step."""
     stepped = FLOAT32 if optimizer.master_weights == "float32" else width
-    share = stepped * -(-shape.parameters // ranks)
+    share, frozen = (-(-size // ranks) for size in (shape.trained, shape.parameters - shape.trained))
     # The layer at work and the next one; a layer's gradient, and its float32 copy on the way to the other ranks.
-    whole = width * (shape.outside + 2 * shape.layer) + (width + FLOAT32) * (shape.outside + shape.layer)
-    several = {"gradients of several micro-batches": FLOAT32 * shape.parameters} if micro_batches > 1 else {}
-    return {"weights": share, "gradients": share, "AdamW": 2 * share, "whole layers": whole, **several}
+    weights = width * (shape.outside + 2 * shape.layer)
+    gradients = (width + FLOAT32) * (shape.trained_outside + shape.trained_layer)
+    several = {"gradients of several micro-batches": FLOAT32 * shape.trained} if micro_batches > 1 else {}
+    return {
+        "weights": stepped * share + width * frozen,
+        "gradients": stepped * share,
+        "AdamW": 2 * stepped * share,
+        "whole layers": weights + gradients,
+        **several,
+    }
 
 
 def traffic(shape: Shape, width: int, *, ranks: int, micro_batches: int) -> int:
     """Bytes that one of several ranks sends in a step, and as many that it receives: each layer's weights for each
     forward and again for its backward, the others for both; and all gradients once, in float32."""
     gathered = width * (2 * shape.layers * shape.layer + shape.outside)
-    return (micro_batches * gathered + FLOAT32 * shape.parameters) * (ranks - 1) // ranks
+    return (micro_batches * gathered + FLOAT32 * shape.trained) * (ranks - 1) // ranks
+
+
+def gathered(shape: Shape, width: int, *, ranks: int, forwards: int) -> int:
+    """Bytes that one of several ranks sends for forwards without a backward, and as many that it receives."""
+    return forwards * width * shape.parameters * (ranks - 1) // ranks
 
 
 def offloaded(shape: Shape) -> Parts:
     """Main memory beside an offloading trainer."""
     return {
-        "float32 copies": FLOAT32 * shape.parameters,
-        "gradients": FLOAT32 * shape.parameters,
-        "AdamW": 2 * FLOAT32 * shape.parameters,
+        "float32 copies": FLOAT32 * shape.trained,
+        "gradients": FLOAT32 * shape.trained,
+        "AdamW": 2 * FLOAT32 * shape.trained,
     }
 
 
@@ -165,5 +192,5 @@ def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
 
 
 def publication(shape: Shape, width: int) -> Parts:
-    """Main memory for the version that is being written or uploaded."""
-    return {"weights": width * shape.parameters}
+    """Main memory for the version that is being written or uploaded: of LoRA the adapters alone."""
+    return {"weights": width * shape.trained}

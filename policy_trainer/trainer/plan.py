@@ -1,5 +1,6 @@
 """What the processes of a run need in memory and what limits their speed, planned before anything is loaded."""
 
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.prompts import prompt_limit
+from policy_trainer.learner.adapters import adapt
 from policy_trainer.trainer import memory
 from policy_trainer.trainer.memory import Parts, Shape
 from policy_trainer.trainer.reference_servers import reference_device
@@ -55,19 +57,21 @@ class Shortage:
 
 
 def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, ranks: int = 1) -> list[Need]:
-    """outline: the policy's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
+    """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
     torchrun divides the policy among.
 
     Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do.
     """
     shape, width = Shape.of(outline), _WIDTHS.get(config.dtype, outline.dtype.itemsize)
-    policy, reference = _devices(config, gpu_bytes)
+    device, reference = _devices(config, gpu_bytes)
     work = _Work.of(config, outline)
+    policy = copy.deepcopy(outline)
+    adapt(policy, config)
     trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
     return [
-        *trainer(config, shape, width, work, policy),
+        *trainer(config, Shape.of(policy), width, work, device),
         *_reference(config, shape, width, work, reference),
-        *_worker(config, shape, width, work, policy, gpu_bytes),
+        *_worker(config, shape, width, work, device, gpu_bytes),
     ]
 
 
@@ -126,12 +130,10 @@ def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device:
     parts = memory.training(
         shape, width, config.optimizer, **work.forward(config.micro_batch_tokens), recompute=recompute
     )
-    # Two for each weight and token in a forward, twice as many in a backward (Kaplan et al., arXiv 2001.08361, 2.1).
-    flops = (8 if recompute else 6) * shape.parameters * work.step * config.num_iterations
-    limit = f"computes {_si(flops)}FLOP a step"
+    limit = f"computes {_si(_flops(config, shape) * work.step)}FLOP a step"
     host = memory.publication(shape, width) | (memory.offloaded(shape) if offload else {})
     if offload:
-        limit += f", and AdamW moves {_si(28 * shape.parameters)}B of main memory"
+        limit += f", and AdamW moves {_si(28 * shape.trained)}B of main memory"
     return [
         Need("trainer", _place(device), parts, limit),
         Need("trainer", MAIN_MEMORY, {"published version": host.pop("weights"), **host}),
@@ -151,8 +153,10 @@ def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: st
         **memory.divided(shape, width, config.optimizer, ranks=ranks, micro_batches=micro_batches),
         "activations": memory.activations(shape, width, **work.forward(config.micro_batch_tokens), recompute=recompute),
     }
-    flops = (8 if recompute else 6) * shape.parameters * work.step * config.num_iterations / ranks
+    flops = _flops(config, shape) * work.step / ranks
     moved = memory.traffic(shape, width, ranks=ranks, micro_batches=micro_batches) * updates
+    if _scores_itself(config):
+        moved += memory.gathered(shape, width, ranks=ranks, forwards=micro_batches * config.minibatches)
     limit = f"computes {_si(flops)}FLOP a step, sends and receives {_si(moved)}B"
     return [
         Need(f"trainer, each of {ranks} ranks", _place(device), parts, limit),
@@ -160,8 +164,21 @@ def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: st
     ]
 
 
+def _flops(config: TrainConfig, shape: Shape) -> int:
+    """Of the trainer, for each token of a step. Two for each weight in a forward, two in a backward through it, and two
+    for its own gradient (Kaplan et al., arXiv 2001.08361, 2.1)."""
+    forward = 2 * shape.parameters
+    update = forward * (2 if config.gradient_checkpointing else 1) + 2 * shape.parameters + 2 * shape.trained
+    return config.num_iterations * update + _scores_itself(config) * forward
+
+
+def _scores_itself(config: TrainConfig) -> bool:
+    """Whether the trainer computes the reference's log-probs."""
+    return config.loss.beta > 0 and not config.scored_by_server
+
+
 def _reference(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str) -> list[Need]:
-    if not config.loss.beta:  # the server is a queue alone
+    if not config.scored_by_server:  # the server is a queue alone
         return []
     place = _place(device) if config.server == INLINE else f"at {config.server}"
     parts = memory.scoring(shape, width, **work.forward(_SCORING_TOKENS))
@@ -194,7 +211,9 @@ def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[st
         "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
         "a smaller --micro-batch-tokens": gpu and trains and several_groups,
         "--dtype bfloat16": config.dtype != "bfloat16",
+        "--reference.source adapter-off": "reference server" in here and bool(config.lora.rank),
         "--optimizer.offload cpu": gpu and alone and config.optimizer.offload == "none",
+        "--lora.rank 16": trains and not config.lora.rank,
         "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
         "more ranks under torchrun": gpu and trains,
         "--reference.device of another GPU": gpu and trains and "reference server" in here,

@@ -1,17 +1,19 @@
 """Loads the policy of a training run, with its learner, sampler and evaluator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.cautions import cautions
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
+from policy_trainer.learner.adapters import adapt, has_adapters, load_adapters, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import make_learner
@@ -41,7 +43,8 @@ TEXTS_ARE_MESSAGES = (
 
 @dataclass(frozen=True)
 class Policy:
-    """A model's tokenizer, learner, sampler and evaluator. write: writes its weights into a checkpoint.
+    """A model's tokenizer, learner, sampler and evaluator. write: writes its weights into a checkpoint. save: writes a
+    whole Hugging Face model.
 
     tagged_rewards: the rewards that look for answer tags. turns: when they may compute.
     """
@@ -50,6 +53,7 @@ class Policy:
     learner: PolicyLearner
     sampler: Sampler
     write: WritesWeights
+    save: Callable[[Path], None]
     evaluator: Evaluator
     tagged_rewards: frozenset[str]
     turns: Turns
@@ -116,6 +120,7 @@ def load_policy(
         learner=learner,
         sampler=loaded.sampler,
         write=loaded.write,
+        save=loaded.save,
         evaluator=make_evaluator(
             config, task, judge, learner.model, tokenizer, batch_size=config.evaluation.batch_size
         ),
@@ -125,8 +130,8 @@ def load_policy(
 
 
 def _source(config: TrainConfig, checkpoint: Path | None) -> tuple[str, str | None]:
-    """Where weights and tokenizer are, and the revision of a Hub model."""
-    return (str(checkpoint), None) if checkpoint else (config.model, config.revision)
+    """Where weights and tokenizer are, and the revision of a Hub model. A checkpoint of LoRA has the adapters alone."""
+    return (str(checkpoint), None) if checkpoint and not config.lora.rank else (config.model, config.revision)
 
 
 def _load_alone(
@@ -138,11 +143,7 @@ def _load_alone(
 ) -> LoadedLearner:
     """All of the policy in this process."""
     sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
-    model = (
-        load_from_shards(sharded, device=config.device, dtype=config.dtype)
-        if sharded
-        else load_model(source, revision=revision, device=config.device, dtype=config.dtype)
-    )
+    model = _load_model(config, source, revision, checkpoint, sharded)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     forward = choose_forward(model)
@@ -152,4 +153,18 @@ def _load_alone(
     elif checkpoint:
         restore(checkpoint, learner.weights)
     write = partial(write_weights, model, tokenizer, learner.weights)
-    return LoadedLearner(learner, HFSampler(model, tokenizer), write, forward.name)
+    save = partial(save_whole, model, tokenizer)
+    return LoadedLearner(learner, HFSampler(model, tokenizer), write, save, forward.name)
+
+
+def _load_model(
+    config: TrainConfig, source: str, revision: str | None, checkpoint: Path | None, sharded: Path | None
+) -> PreTrainedModel:
+    """sharded: the checkpoint, if ranks wrote it. Adapters of ranks come with what the optimizer steps."""
+    if sharded and not config.lora.rank:
+        return load_from_shards(sharded, device=config.device, dtype=config.dtype)
+    model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
+    adapt(model, config)
+    if checkpoint and not sharded and has_adapters(model):
+        load_adapters(model, checkpoint)
+    return model

@@ -132,7 +132,7 @@ class InlineServer:
 
     def describe(self, reason: str) -> str:
         if not self._answered:
-            work = f"loads {self._config.model}" if self._config.loss.beta else "opens its queue"
+            work = f"loads {self._config.model}" if self._config.scored_by_server else "opens its queue"
             reason = f"the reference server (process {self._process.pid if self._process else '-'}) {work}"
         return f"{reason}; its log is {self._log}"
 
@@ -153,8 +153,8 @@ def reference_device(reference: str, policy: str) -> str:
 
 
 def _served_model(config: TrainConfig) -> list[str]:
-    """Without a KL penalty no reference is needed: the server is the queue alone."""
-    if not config.loss.beta:
+    """Without a KL penalty, or with a reference in the trainer, the server is the queue alone."""
+    if not config.scored_by_server:
         return ["--no-model"]
     revision = [] if config.revision is None else ["--revision", config.revision]
     return ["--model", config.model, *revision]

@@ -215,7 +215,7 @@ class Trainer:
         target = self._files.directory.model
         failures = write_failures(target, "the last checkpoint holds the same model")
         with self._stopwatch("save model"), failures, whole_directory(target) as directory:
-            self._copy().save(directory)
+            self._policy.save(directory)
 
     def _count(self, leased: Sequence[Leased], stats: StepStats) -> None:
         state = self._state

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from shared.models import save_model
+from policy_trainer.learner.adapters import save_policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,5 +19,5 @@ class ModelCopy:
     state: Mapping[str, Tensor]
 
     def save(self, directory: Path) -> None:
-        """Writes a Hugging Face model directory."""
-        save_model(self.model, self.tokenizer, directory, self.state)
+        """Writes a Hugging Face model directory, or one of adapters."""
+        save_policy(self.model, self.tokenizer, directory, self.state)

@@ -18,6 +18,7 @@ from policy_trainer.config import (
     EvalEvaluationConfig,
     EvaluationConfig,
     JudgingConfig,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
     PenaltyConfig,
@@ -65,6 +66,8 @@ class TestRefusals:
             (TrainConfig, ["--optimizer.offload", "cpu", "--optimizer.master-weights", "none"], "offload"),
             (TrainConfig, ["--reference.sync-steps", "5", "--server", "http://h"], "reference.snapshot_root"),
             (TrainConfig, [*RENEWED, "--loss.beta", "0"], "reference.sync_steps"),
+            (TrainConfig, [*RENEWED, "--lora.rank", "4"], "reference.sync_steps: with LoRA"),
+            (TrainConfig, ["--reference.source", "adapter-off"], "reference.source: adapter-off is"),
             (TrainConfig, [*RENEWED, "--run", "my run"], "run: "),
             (TrainConfig, [*RENEWED, "--run", ".hidden"], "run: "),
             (TrainConfig, ["--sampling.num-generations", "1"], "sampling.num_generations"),
@@ -195,6 +198,7 @@ RUN: dict[str, Any] = {
     "server": "https://example.org:1",
     "weights": "server",
     "token_file": Path("tokens"),
+    "lora": LoraConfig(alpha=16, target_modules=["q_proj"]),
     "tls_ca": Path("ca.pem"),
 }
 FULL: list[BaseSettings] = [

@@ -24,7 +24,7 @@ def test_our_names_are_settings(name: str) -> None:
 
 def test_their_names_are_settings() -> None:
     trl = pytest.importorskip("trl")
-    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    known = {field.name for config in (trl.GRPOConfig, trl.ModelConfig) for field in dataclasses.fields(config)}
     assert len(ROWS) > 30
     assert {name for theirs, _ in ROWS for name in theirs} <= known
 

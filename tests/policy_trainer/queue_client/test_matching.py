@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import LossConfig, SamplingConfig
+from policy_trainer.config import SamplingConfig, TrainConfig
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
 from shared.api import LimitsView, ModelInfo, QueueView, ScoringView
 from shared.errors import UserError
 from shared.models import tokenizer_fingerprint
+from shared.settings import from_values
 
 
 def described(**known: Any) -> ModelInfo:
@@ -31,11 +32,17 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
 
 @pytest.mark.parametrize("loss", [{}, {"kl_in": "reward"}])
 def test_a_penalty_wants_a_reference(loss: dict[str, str]) -> None:
-    config = LossConfig.model_validate(loss)
+    config = from_values(TrainConfig, model="mine", loss=loss)
     with pytest.raises(UserError, match=r"^server: it has no reference model .*serve --model mine,.*--loss.beta 0$"):
-        check_reference(described(), config, "mine")
-    check_reference(described(name="ref"), config, "mine")
-    check_reference(described(), LossConfig(beta=0), "mine")
+        check_reference(described(), config)
+    check_reference(described(name="ref"), config)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"loss": {"beta": 0}}, {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}]
+)
+def test_a_server_without_a_model_suffices(settings: dict[str, Any]) -> None:
+    check_reference(described(), from_values(TrainConfig, model="mine", **settings))
 
 
 def test_a_server_without_a_model_has_nothing_to_compare_with(make_tiny: Any, tokenizer: Any) -> None:

@@ -20,7 +20,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
     """Trains steps first to last, and writes statistics, weights and a checkpoint."""
     first, last = settings["steps"]
     checkpoint = directory / f"checkpoint-{first}" if first else None
-    source = str(checkpoint or config.model)
+    source = config.model if config.lora.rank else str(checkpoint or config.model)
     loaded = load_lead(config, source, None, checkpoint, load_tokenizer(config.model), world)
     stats = []
     for step in range(first, last):
@@ -38,6 +38,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         "form": loaded.form,
     }
     writing.wait()
+    loaded.save(directory / f"whole-{last}")
     (directory / f"found-{last}.json").write_text(json.dumps(found))
     safetensors.torch.save_file(loaded.learner.parameters(), directory / f"parameters-{last}.safetensors")
     state = {name: tensor.clone() for name, tensor in loaded.learner.state().items()}

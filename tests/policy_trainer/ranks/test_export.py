@@ -16,7 +16,7 @@ def test_a_model_is_exported_already(tmp_path: Path, make_tiny, tokenizer) -> No
 
 
 def test_a_directory_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is none that was written under torchrun"):
+    with pytest.raises(UserError, match="is none of LoRA's, and none that was written under torchrun"):
         export(tmp_path, tmp_path / "out")
 
 

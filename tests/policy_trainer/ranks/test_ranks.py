@@ -13,23 +13,27 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.learner.adapters import adapt, adapters_off, save_whole
 from policy_trainer.learner.learner import Learner, make_learner
 from policy_trainer.ranks.crossing import load_from_shards, restore_from_shards
+from policy_trainer.ranks.export import export
 from policy_trainer.run_files.checkpoint import write_weights
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared import wire
 from shared.batch import ScoredBatch
 from shared.logprobs import choose_forward
-from shared.models import copy_state, save_model
+from shared.models import copy_state, load_model, save_model
 from tests.policy_trainer.ranks import job
 
 Make = Callable[..., Any]
 # Groups of each step: unequal, and now and then fewer than there are ranks.
 SIZES = (5, 1, 3, 2, 7) * 4
+LORA = {"lora": {"rank": 3}, "reference": {"source": "adapter-off"}}
 
 
 @pytest.fixture
@@ -70,6 +74,7 @@ def launch(ranks: int, place: Path, config: TrainConfig, first: int = 0, last: i
 
 
 def alone(model: PreTrainedModel, config: TrainConfig, steps: Sequence[Sequence[ScoredBatch]]) -> tuple[Learner, Any]:
+    adapt(model, config)
     learner = make_learner(config, model, choose_forward(model))
     return learner, [asdict(learner.step(batches, step=number)) for number, batches in enumerate(steps)]
 
@@ -94,6 +99,10 @@ SETTINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
         3, True, {"gradient_checkpointing": True, "num_iterations": 2, "minibatches": 2,
                   "loss": {"beta": 0.1, "old_logps": "recomputed"}},
     ),
+    "adapters": (2, True, {**LORA, "gradient_checkpointing": True}),
+    "adapters, more ranks than groups, several updates": (
+        4, False, {**LORA, "num_iterations": 2, "loss": {"beta": 0.1, "old_logps": "recomputed", "kl_in": "reward"}},
+    ),
 }  # fmt: skip
 
 
@@ -117,23 +126,36 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
 
 
 @pytest.mark.slow
-def test_one_rank_is_one_process_to_the_bit(place: Path, steps: Any, make_tiny: Make, tokenizer: Any) -> None:
+@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
+def test_one_rank_is_one_process_to_the_bit(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
+) -> None:
     model = make_tiny(vocabulary=len(tokenizer))
-    config = configured(place, model, tokenizer)
+    config = configured(place, model, tokenizer, **settings)
     launch(1, place, config)
     assert difference(place, alone(model, config, steps)[0]) == 0
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(
-    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
 ) -> None:
     """Ten steps on two ranks, five on three, five on one: as twenty in one process, moments and all."""
     model = make_tiny(vocabulary=len(tokenizer))
-    config = configured(place, model, tokenizer)
+    config = configured(place, model, tokenizer, **settings)
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
         launch(ranks, place, config, first, last)
     assert difference(place, alone(model, config, steps)[0]) < 1e-6
+
+
+def restored(checkpoint: Path, config: TrainConfig) -> PreTrainedModel:
+    """The policy of a checkpoint of ranks, in one process; adapters come with what is stepped."""
+    if not config.lora.rank:
+        return load_from_shards(checkpoint, device="cpu", dtype=config.dtype)
+    model = load_model(config.model, revision=None, device="cpu", dtype=config.dtype)
+    adapt(model, config)
+    return model
 
 
 def saved_alone(place: Path, model: PreTrainedModel, tokenizer: Any, config: TrainConfig, steps: Any) -> Learner:
@@ -144,16 +166,17 @@ def saved_alone(place: Path, model: PreTrainedModel, tokenizer: Any, config: Tra
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
-    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, dtype: torch.dtype
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, dtype: torch.dtype, settings: dict[str, Any]
 ) -> None:
     model = make_tiny(vocabulary=len(tokenizer), dtype=dtype)
-    config = configured(place, model, tokenizer, dtype=str(dtype).removeprefix("torch."))
+    config = configured(place, model, tokenizer, dtype=str(dtype).removeprefix("torch."), **settings)
     learner = saved_alone(place, model, tokenizer, config, steps)
     launch(2, place, config, 10, 10)
     assert difference(place, learner, 10) == 0
-    back = load_from_shards(place / "checkpoint-10-again", device="cpu", dtype=config.dtype)
+    back = restored(place / "checkpoint-10-again", config)
     again = make_learner(config, back, choose_forward(back))
     restore_from_shards(again.weights, place / "checkpoint-10-again")
     assert difference(place, again, 10) == 0
@@ -164,9 +187,12 @@ def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
 
 
 @pytest.mark.slow
-def test_ranks_go_on_where_one_process_stopped(place: Path, steps: Any, make_tiny: Make, tokenizer: Any) -> None:
+@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
+def test_ranks_go_on_where_one_process_stopped(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
+) -> None:
     model = make_tiny(vocabulary=len(tokenizer))
-    config = configured(place, model, tokenizer)
+    config = configured(place, model, tokenizer, **settings)
     learner = saved_alone(place, model, tokenizer, config, steps)
     launch(2, place, config, 10, 20)
     for number in range(10, 20):
@@ -193,3 +219,40 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights(
         torch.cat([(own[name] - begin[name].float()).flatten() for name in masters]) for own in (found, masters)
     )
     assert torch.nn.functional.cosine_similarity(way, expected, dim=0) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_are_kept_and_published_and_the_whole_model_has_them(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, dtype: Any
+) -> None:
+    """In bfloat16 the base stays in half precision, and the adapters that are stepped are float32."""
+    model = make_tiny(vocabulary=len(tokenizer), dtype=getattr(torch, dtype))
+    base = copy.deepcopy(model)
+    config = configured(place, model, tokenizer, dtype=dtype, **LORA)
+    found = launch(2, place, config, 0, 3)
+    learner, stats = alone(model, config, steps[:3])
+    state = safetensors.torch.load_file(place / "state-3.safetensors")
+    assert state.keys() == learner.state().keys() and {str(own.dtype) for own in state.values()} == {f"torch.{dtype}"}
+    assert found["stats"][0]["kl"] == stats[0]["kl"] == 0
+    checkpoint = place / "checkpoint-3"
+    assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == 3
+    keys = set(FileSystemReader(checkpoint / "shards").read_metadata().state_dict_metadata)
+    assert {key for key in keys if key.startswith("model.")} == {f"model.{name}" for name in state}
+    masters = safetensors.torch.load_file(place / "parameters-3.safetensors")
+    assert any((own != own.bfloat16()).any() for own in masters.values())
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in state:
+                parameter.copy_(state[name])
+    save_whole(model, tokenizer, place / "expected")
+    export(checkpoint, place / "exported")
+    whole, exported, expected = (
+        load_model(str(place / name), revision=None, device="cpu", dtype="auto").state_dict()
+        for name in ("whole-3", "exported", "expected")
+    )
+    for name, own in whole.items():
+        assert torch.equal(own, expected[name]) and torch.equal(own, exported[name])
+    with adapters_off(model):
+        assert torch.equal(*(choose_forward(one)([steps[0][0].rollout.group], [1.0]) for one in (model, base)))

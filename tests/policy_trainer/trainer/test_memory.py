@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from policy_trainer.config import OptimizerConfig
+from policy_trainer.config import LoraConfig, OptimizerConfig
+from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.learner.optimizer import make_weights
+from policy_trainer.learner.optimizer import make_weights, trained
 from policy_trainer.trainer.memory import Shape, activations, divided, offloaded, sampling, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward
@@ -61,6 +62,20 @@ class TestOfActivations:
         measured = peak_bytes(lambda: forward().sum().backward())
         planned = activations(Shape.of(model), WIDTHS[dtype], TOKENS, COMPLETION_TOKENS, recompute=recompute)
         assert 0.94 < planned / measured < 1.18
+
+    @pytest.mark.parametrize("recompute", [False, True])
+    def test_beside_adapters_it_is_no_more(
+        self, dtype: torch.dtype, sizes: tuple[int, int, int, int, int], recompute: bool
+    ) -> None:
+        model = make(*sizes, dtype=dtype)
+        shape = Shape.of(model)
+        add_adapters(model, LoraConfig(rank=16), seed=0, base="base", revision=None)
+        if recompute:
+            checkpoint_layers(model)
+        forward, own = logps(model), sum(parameter.nbytes for parameter in trained(model).values())
+        measured = peak_bytes(lambda: forward().sum().backward()) - own
+        planned = activations(shape, WIDTHS[dtype], TOKENS, COMPLETION_TOKENS, recompute=recompute)
+        assert 1 < planned / measured < 1.3
 
     def test_a_forward_allocates_less(self, dtype: torch.dtype, sizes: tuple[int, int, int, int, int]) -> None:
         model = make(*sizes, dtype=dtype)
@@ -122,5 +137,7 @@ def test_a_rank_sends_all_but_its_own_part() -> None:
 
 def test_a_cache_holds_keys_and_values_of_all_layers() -> None:
     """57 kB a token of Qwen2.5-7B: 28 layers, 4 key heads of 128, two bytes each. Room for half more."""
-    shape = Shape(7_600_000_000, 545_000_000, 28, 3584, 18_944, 3584, 512, 128, 152_064, 233_000_000)
+    shape = Shape(
+        7_600_000_000, 7_600_000_000, 545_000_000, 28, 3584, 18_944, 3584, 512, 128, 152_064, 233_000_000, 233_000_000
+    )
     assert sampling(shape, 2, tokens=1000, rows=1)["cache"] == 1.5 * 1000 * 57_344

@@ -68,6 +68,22 @@ def test_its_remedies_suffice(outline: PreTrainedModel) -> None:
     assert "offload" not in str(shortage) and "checkpointing" not in str(shortage)
 
 
+def test_adapters_alone_have_gradients_and_moments(outline: PreTrainedModel) -> None:
+    """Rank 16 beside seven layers' matrices of 28 layers: 40.4 million parameters, of 4 + 4 + 8 bytes."""
+    config = run(lora={"rank": 16}, reference={"source": "adapter-off"}, gradient_checkpointing=True)
+    needs = plan(config, outline, 80 * GIB)
+    assert [need.process for need in needs] == ["trainer", "trainer", "worker"]
+    trainer, host, _ = needs
+    assert trainer.parts["weights"] == pytest.approx(15.2e9 + 2 * 40.4e6, 0.01)
+    own = trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"]
+    assert own == 16 * 40_370_176 and host.total == 2 * 40_370_176
+    assert "--lora" not in str(shortages(config, needs, 20 * GIB)[0])
+    served = plan(run(lora={"rank": 16}), outline, 80 * GIB)
+    assert [need.process for need in served] == ["trainer", "trainer", "reference server", "worker"]
+    assert "--reference.source adapter-off" in str(shortages(run(lora={"rank": 16}), served, 20 * GIB)[0])
+    assert "--lora.rank 16" in str(shortages(run(), plan(run(), outline, 80 * GIB), 80 * GIB)[0])
+
+
 def test_processes_elsewhere_are_elsewhere(outline: PreTrainedModel) -> None:
     config = run(device="cuda:1", reference={"device": "cuda:0"}, rollout="external")
     places = {need.process: need.memory for need in plan(config, outline, 80 * GIB) if need.memory != MAIN_MEMORY}

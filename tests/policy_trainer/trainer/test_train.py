@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policy_trainer.config import LossConfig, TrainConfig
 from policy_trainer.evaluation.evaluator import Transcript
+from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.queue_client.first_kl import choose_first_kl
@@ -166,6 +167,7 @@ def make_trainer(
             learner,
             cast(Any, None),
             partial(write_weights, model, tokenizer, learner.weights),
+            partial(save_whole, model, tokenizer),
             cast(Any, Evaluator(stop, stops_at, evaluated)),
             frozenset(),
             NoTurns(),
@@ -262,7 +264,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(make_trainer: Any, mo
         (target / "half").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("policy_trainer.weights.model_copy.save_model", full)
+    monkeypatch.setattr("policy_trainer.learner.adapters.save_model", full)
     with pytest.raises(RunFailed, match=r"model cannot be written: .*No space left.*checkpoint holds"):
         trainer.run()
     assert [path.name for path in directory.model.iterdir()] == ["old"]
@@ -272,7 +274,7 @@ def test_weights_that_cannot_be_published_end_the_run(make_trainer: Any, monkeyp
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("policy_trainer.weights.model_copy.save_model", full)
+    monkeypatch.setattr("policy_trainer.learner.adapters.save_model", full)
     trainer, _, directory, _ = make_trainer()
     with pytest.raises(RunFailed, match=rf"{directory.weights} cannot be written: No space left.*--resume"):
         trainer.run()

@@ -1,0 +1,199 @@
+"""LoRA adapters of a policy: small trained matrices beside frozen weights (Hu et al., arXiv 2106.09685).
+
+Only this file knows peft, which adds the adapters to a model and computes with them.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
+
+from policy_trainer.adapters.adapter import WEIGHTS, LowRank
+from policy_trainer.config import LoraConfig, TrainConfig
+from policy_trainer.learner.optimizer import trained
+from shared.errors import UserError
+from shared.models import copy_state, save_model
+
+_ALL = "all-linear"
+# What peft puts before a layer's name in its files, and within the names of a model's parameters.
+_PREFIX, _NAME = "base_model.model.", ".default."
+_ADAPTER, _BASE = ".lora_", ".base_layer."
+
+
+def adapt(model: PreTrainedModel, config: TrainConfig) -> None:
+    """Adds the run's adapters, if it trains any. Raises UserError for target modules that cannot have them."""
+    if config.lora.rank:
+        add_adapters(model, config.lora, seed=config.seed, base=config.model, revision=config.revision)
+
+
+def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int, base: str, revision: str | None) -> None:
+    """Freezes the weights of `model` and adds adapters that change nothing yet: each of them begins with B = 0.
+
+    The same seed draws the same A on any device. base, revision: where the weights come from; the adapters' file says
+    it. Raises UserError for target modules that cannot have adapters.
+    """
+    import peft  # late: it takes seconds, and most runs have no adapters
+
+    targets = _targets(model, lora.target_modules)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        revision=revision,
+        task_type="CAUSAL_LM",
+    )
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        model.add_adapter(config)
+    except ValueError as error:  # peft knows architectures some of whose layers cannot have one
+        raise UserError(f"lora.target_modules: {error}") from error
+    finally:
+        torch.set_rng_state(state)
+    config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    return getattr(model, "_hf_peft_config_loaded", False)
+
+
+@contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """Within it the model computes as its frozen weights alone do, bit for bit."""
+    layers = _layers(model)
+    for layer in layers.values():
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.enable_adapters(True)
+
+
+def policy_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A copy on the CPU of what makes a version of the policy: its adapters, or all weights where it has none."""
+    if not has_adapters(model):
+        return copy_state(model)
+    return {name: own.detach().to("cpu", copy=True) for name, own in trained(model).items()}
+
+
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Saves a directory of the policy: its adapters in peft's format, or a Hugging Face model where it has none.
+
+    state: tensors to save instead of the model's own, as `policy_state` names them.
+    """
+    if not has_adapters(model):
+        save_model(model, tokenizer, directory, state)
+        return
+    write_description(model, tokenizer, directory)
+    own = trained(model) if state is None else state
+    tensors = {_saved_name(name): tensor.detach().contiguous() for name, tensor in own.items()}
+    safetensors.torch.save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    shutil.copymode(directory / "config.json", directory / WEIGHTS)  # safetensors lets only the owner read
+
+
+def save_whole(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Saves a Hugging Face model, which has taken up the adapters: added in float32, on a copy, and rounded once.
+
+    state: tensors to save instead of the model's own, keyed as in its state_dict; the model may be an outline.
+    """
+    if not has_adapters(model):
+        save_model(model, tokenizer, directory, state)
+        return
+    with torch.device("meta"):
+        plain: PreTrainedModel = type(model)(model.config).to(model.dtype)  # type: ignore[arg-type]
+    plain.generation_config = model.generation_config
+    save_model(plain, tokenizer, directory, _merged(model, copy_state(model) if state is None else state))
+
+
+def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights of a model with adapters, named as in a model without."""
+    merged = {name.replace(_BASE, "."): tensor for name, tensor in state.items() if _ADAPTER not in name}
+    for name, layer in _layers(model).items():
+        a, b = (state[f"{name}{_ADAPTER}{part}{_NAME}weight"] for part in "AB")
+        change = LowRank(a, b, layer.scaling["default"], layer.fan_in_fan_out)
+        weight = merged[f"{name}.weight"]
+        merged[f"{name}.weight"] = change.merged(weight).to(weight.dtype)
+    return merged
+
+
+def write_description(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """All of a policy's directory but its weights. Adapters are described beside the configuration of their base."""
+    model.config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    if has_adapters(model):
+        config: Any = model.peft_config  # type: ignore[attr-defined]
+        config["default"].save_pretrained(directory)
+
+
+def load_adapters(model: PreTrainedModel, directory: Path) -> None:
+    """Sets the adapters of `model` to those that `save_policy` wrote. Raises UserError where they do not fit."""
+    try:
+        saved = safetensors.torch.load_file(directory / WEIGHTS)
+    except FileNotFoundError:
+        raise UserError(f"{directory} has no adapters ({WEIGHTS})") from None
+    own = trained(model)
+    if saved.keys() != {_saved_name(name) for name in own}:
+        raise UserError(f"{directory} has adapters of other layers than this model's")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[_saved_name(name)])
+
+
+def _saved_name(name: str) -> str:
+    return _PREFIX + name.replace(_NAME, ".")
+
+
+def _layers(model: nn.Module) -> dict[str, Any]:
+    """peft's layers: a frozen layer with its adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+
+
+def _targets(model: PreTrainedModel, wanted: Iterable[str]) -> list[str]:
+    """Ends of the names of the layers that get an adapter, sorted."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    barred = [name for name, module in model.named_modules() if module in (head, embeddings)]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    ends = sorted({name.rsplit(".", 1)[-1] for name in linear if name not in barred})
+    chosen: set[str] = set()
+    for target in wanted:
+        if any(_ends(name, target) for name in barred):
+            raise UserError(
+                f"lora.target_modules: {target} is the LM head or the embeddings, which get no adapters; there are: "
+                f"{', '.join(ends)}"
+            )
+        if target != _ALL and not any(_ends(name, target) for name in linear):
+            meant = "".join(f" (did you mean {near}?)" for near in get_close_matches(target, ends, n=1))
+            raise UserError(
+                f"lora.target_modules: {type(model).__name__} has no linear layer {target}{meant}; there are: "
+                f"{', '.join(ends)}"
+            )
+        chosen |= set(ends) if target == _ALL else {target}
+    return sorted(chosen)
+
+
+def _ends(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
