@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from policy_trainer.config import ENV_PREFIX, INLINE, RolloutConfig
-from policy_trainer.config.worker_settings import taken
+from policy_trainer.config.worker_settings import taken, trains_adapters
 from policy_trainer.lifecycle.waits import Patience
 from shared.atomic_files import write_text
 from shared.client import ClientError, RefServerClient
@@ -21,7 +21,8 @@ _POLL_SECONDS = 20.0
 
 
 def published_settings(said: Mapping[str, Any]) -> Path | None:
-    """A file with the run's settings for workers, for one that is not given a file; its model is published weights.
+    """A file with the run's settings for workers, for one that is not given a file; its model is published weights, or
+    the one that the published adapters are for.
 
     Waits until the trainer has published. said: what the command line and the environment say, which wins. A worker
     that names its model looks for weights in the run's directory, unless it says weights = server, too.
@@ -44,12 +45,12 @@ def published_settings(said: Mapping[str, Any]) -> Path | None:
             "worker with a model looks for weights in the run's directory"
         )
     try:
-        return _write(asked, _fetch(asked))
+        return _write(asked, _fetch(asked, has_model="model" in said))
     except ClientError as error:
         raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
 
 
-def _fetch(asked: RolloutConfig) -> dict[str, Any]:
+def _fetch(asked: RolloutConfig, *, has_model: bool) -> dict[str, Any]:
     from policy_trainer.queue_client.server import connect  # late: only this way of starting needs them
     from policy_trainer.rollout.own_directory import own_directory
     from policy_trainer.weights.download import Gone, fetch
@@ -59,16 +60,28 @@ def _fetch(asked: RolloutConfig) -> dict[str, Any]:
     with connect(asked, asked.server, waiting) as client:
         while True:
             found = _newest(client, asked.run, waiting)
-            try:
-                model = fetch(client, found, own_directory(asked) / "weights")
-            except Gone:
-                continue
             settings = found.words.get(SETTINGS)
             if not isinstance(settings, dict):
                 raise UserError(
                     f"run: the weights of run {asked.run!r} came without settings for workers: give --config"
                 )
-            return {**taken(settings), "model": str(model), "weights": "server", "run_dir": str(asked.run_dir)}
+            if not has_model:
+                _check_base(asked.run, settings)
+            try:
+                model = fetch(client, found, own_directory(asked) / "weights")
+            except Gone:
+                continue
+            return {"model": str(model), **taken(settings), "weights": "server", "run_dir": str(asked.run_dir)}
+
+
+def _check_base(run: str, settings: Mapping[str, Any]) -> None:
+    """Raises UserError where the run publishes adapters of a model that this machine lacks."""
+    base = str(settings.get("model", ""))
+    if trains_adapters(settings) and Path(base).is_absolute() and not Path(base).is_dir():
+        raise UserError(
+            f"model: run {run!r} trains adapters of {base}, which is not on this machine: copy that model here, and "
+            "give --model with its directory, and --weights server"
+        )
 
 
 def _newest(client: RefServerClient, run: str, waiting: "_Waiting") -> Any:

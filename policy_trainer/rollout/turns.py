@@ -36,11 +36,16 @@ class SamplerInTurns:
             return self._sampler.sample(prompts, params, seed)
 
 
+def load_at_once(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    """`load_sampler` for the run's weights or adapters."""
+    return load_sampler(config, tokenizer, on_wait, lora_rank=config.lora.rank)
+
+
 def load_in_turns(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
-    """As `load_sampler`. on_wait is also called while another process has the device."""
+    """As `load_at_once`. on_wait is also called while another process has the device."""
     turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_wait)
     with turns.turn():
-        loaded = load_sampler(config, tokenizer, turns.give_way)
+        loaded = load_sampler(config, tokenizer, turns.give_way, lora_rank=config.lora.rank)
         assert isinstance(loaded.sampler, Sleeper)
         turns.begin, turns.end = loaded.sampler.wake_up, loaded.sampler.sleep
     return LoadedSampler(SamplerInTurns(loaded.sampler, turns), loaded.model)
@@ -48,6 +53,6 @@ def load_in_turns(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_
 
 # By vllm.enable_sleep_mode.
 LOADERS: Mapping[bool, Callable[[RolloutConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]] = {
-    False: load_sampler,
+    False: load_at_once,
     True: load_in_turns,
 }

@@ -74,7 +74,7 @@ def build_trainer(
     # Mistakes in data and rewards show before anything starts.
     judging = load_judging(config, task(), files.resumed_from)
     if config.rollout == "inline":
-        check_engine(config)
+        check_engine(config, lora_rank=config.lora.rank)
     if world is None:  # the plan is of a policy on one device
         warn_of_memory(config, files.resumed_from, display)
     server.start(wait)  # before the policy, so that both load at the same time

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.config import EvalConfig, SamplerName
+from policy_trainer.config import EvalConfig, RolloutConfig, SamplerName
 from policy_trainer.evaluation.standalone import evaluate_model
+from policy_trainer.rollout.turns import LOADERS
 from policy_trainer.sampling.choice import SAMPLERS, check_engine, load_sampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
@@ -76,6 +77,27 @@ def test_an_evaluation_does_not_wait_for_a_server(
         fake.break_next = 99
         with pytest.raises(UserError, match="would wait for the vLLM server"):
             evaluate_model(configured(base, sampler="vllm-server", vllm_url=fake.url), show_nothing)
+
+
+def test_an_engine_is_made_for_the_runs_adapters(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, base: Path, tmp_path: Path
+) -> None:
+    """Also by a worker, from its settings."""
+    with closing(FakeVllm(make_tiny(), tokenizer, str(base))) as fake:
+        server = {"model": str(base), "sampler": "vllm-server", "vllm_url": fake.url}
+        short = {"sampling": {"max_completion_length": 12}, "data": {"max_prompt_length": 100}}
+        run = from_values(RolloutConfig, **server, **short, run_dir=tmp_path, lora={"rank": 4})
+        for attempt in (
+            lambda: check_engine(run, lora_rank=4),
+            lambda: LOADERS[False](run, tokenizer, never),
+        ):
+            with pytest.raises(UserError, match=r"lora\.rank: .* takes no adapters"):
+                attempt()
+        fake.lora = {"max_lora_rank": 8, "max_cpu_loras": 8}
+        LOADERS[False](run, tokenizer, never)
+    check_engine(configured(base), lora_rank=4)
+    with pytest.raises(UserError, match=r"lora\.rank: vLLM takes adapters up to rank 512"):
+        check_engine(configured(base, sampler="vllm"), lora_rank=600)
 
 
 def test_what_would_not_do_is_refused_before_anything_is_loaded(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Weights that meet on a real reference server: a trainer uploads them, workers without its directory read them."""
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -307,6 +308,35 @@ class TestSettings:
         config = read_settings(RolloutConfig, arguments, "rollout")
         assert (config.token_file, config.run_dir, config.server) == (None, tmp_path / "w", client.url)
         assert value_of(Path(config.model)) == 3.0
+
+    def test_a_worker_of_adapters_takes_the_model_that_they_are_for(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "base").mkdir()
+        monkeypatch.chdir(tmp_path)
+        for base, taken in (("base", str(tmp_path / "base")), ("some/model", "some/model")):
+            settings = self.trained(tmp_path, model=base, revision="v1", lora={"rank": 5})
+            publication = replace(first, run=f"{first.run}-{base[:4]}")
+            UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), publication)
+            arguments = self.arguments(client, publication, tmp_path)
+            config = read_settings(RolloutConfig, arguments, "rollout")
+            assert (config.model, config.revision, config.lora.rank, config.weights) == (taken, "v1", 5, "server")
+
+    def test_a_worker_without_that_model_is_told_to_give_one(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        (tmp_path / "base").mkdir()
+        settings = self.trained(tmp_path, model=str(tmp_path / "base"), lora={"rank": 5})
+        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
+        (tmp_path / "base").rename(tmp_path / "here")
+        arguments = self.arguments(client, first, tmp_path)
+        with pytest.raises(SystemExit):
+            read_settings(RolloutConfig, arguments, "rollout")
+        told = r"model: run .* trains adapters of .*/base, .* give --model .*, and --weights server"
+        assert re.search(told, capsys.readouterr().err)
+        own = ["--model", str(tmp_path / "here"), "--weights", "server"]
+        assert read_settings(RolloutConfig, [*arguments, *own], "rollout").model == str(tmp_path / "here")
 
     def test_it_waits_for_the_trainer(
         self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
