@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.config import LossConfig, OptimizerConfig, TrainConfig
+from policy_trainer.config import LoraConfig, LossConfig, OptimizerConfig, ReferenceConfig, TrainConfig
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.queue_client.first_kl import choose_first_kl
@@ -19,7 +19,7 @@ Make = Callable[..., Any]
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def check(policy: PreTrainedModel, reference: PreTrainedModel, make_scored: Make, **settings: Any) -> str | None:
+def check(policy: PreTrainedModel, reference: PreTrainedModel, make_scored: Make, /, **settings: Any) -> str | None:
     """What is said of the first batch of a policy that the reference has scored."""
     config = TrainConfig(model="ours", **settings)
     prompt = [3, 4]
@@ -78,6 +78,10 @@ def test_so_is_one_that_was_trained_a_little(make_tiny: Make, make_scored: Make)
     [
         ({"expect_reference": "different"}, "KL to the reference before the first update: "),
         ({"loss": LossConfig(beta=0)}, None),
+        (
+            {"lora": LoraConfig(rank=2), "reference": ReferenceConfig(source="adapter-off")},
+            "the reference is the policy without its adapters",
+        ),
     ],
 )
 def test_another_model_on_purpose_or_without_a_penalty_is_not(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from policy_trainer.config import DataConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
+from policy_trainer.config import DataConfig, LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.lifecycle import restarts
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.run_files import locks
@@ -81,6 +81,13 @@ def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
 def test_without_a_kl_penalty_it_is_the_queue_alone(home: Home) -> None:
     home.started(loss=LossConfig(beta=0))
     assert home.children[0].arguments[:2] == ["serve", "--no-model"]
+
+
+@pytest.mark.parametrize(("source", "model"), [("server", "--model"), ("adapter-off", "--no-model")])
+def test_with_the_policys_own_reference_it_is_the_queue_alone(home: Home, source: Any, model: str) -> None:
+    server = home.started(lora=LoraConfig(rank=4), reference=ReferenceConfig(source=source))
+    assert home.children[0].arguments[1] == model
+    assert ("loads M" if source == "server" else "opens its queue") in server.describe("no answer")
 
 
 def test_it_takes_the_longest_group_of_the_run(home: Home) -> None:
