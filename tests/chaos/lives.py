@@ -67,7 +67,7 @@ class Trainer:
         self._launcher = launcher
         self._arguments = ("train", "--run-dir", str(run_dir), "--max-steps", str(steps), "--resume", *options)
         self._log = run_dir.with_suffix(".log")
-        self._read: tuple[int, list[tuple[int, int]]] = (0, [])
+        self._read: tuple[tuple[int, int], list[tuple[int, int]]] = ((0, 0), [])
         self.run_dir = run_dir
         self.steps = steps
 
@@ -82,10 +82,12 @@ class Trainer:
     def records(self) -> list[tuple[int, int]]:
         """Epoch and step of every step in metrics.jsonl."""
         path = self.run_dir / "metrics.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        if size != self._read[0]:  # it is asked every millisecond
+        if not path.exists():
+            return []
+        now = path.stat()
+        if (now.st_size, now.st_mtime_ns) != self._read[0]:  # it is asked every millisecond
             records = [record for record in read_metrics(path) if record["kind"] == "step"]
-            self._read = size, [(record["epoch"], record["step"]) for record in records]
+            self._read = (now.st_size, now.st_mtime_ns), [(record["epoch"], record["step"]) for record in records]
         return self._read[1]
 
     def half_written(self) -> set[tuple[str, int]]:
