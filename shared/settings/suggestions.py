@@ -33,10 +33,12 @@ NO_HINTS = Hints()
 
 def explain_unknown(name: str, known: list[str], hints: Hints, spell: Spell) -> str:
     """The end of a sentence about a dotted name that is none of the known ones."""
-    if name in hints.absent:
-        return hints.absent[name]
+    # Another program's `lora_dropout` and `use_dora` are also looked for as our `lora.dropout` and `lora.use_dora`.
+    spellings = dict.fromkeys((name, name.replace(".", "_"), _last(name)))
+    if absent := [hints.absent[spelled] for spelled in spellings if spelled in hints.absent]:
+        return absent[0]
     owners = [f"`{command}`" for command, other in hints.commands.items() if name in setting_names(other)]
-    renamed = [ours for ours in hints.renamed.get(name, ()) if ours in known]
+    renamed = [ours for spelled in spellings for ours in hints.renamed.get(spelled, ()) if ours in known]
     meant = renamed or _namesakes(name, known) or ([] if owners else _similar(name, known))
     told = [f"it belongs to {', '.join(owners)}"] if owners else []
     told += [_did_you_mean(meant, spell)] if meant else []
