@@ -13,7 +13,8 @@ COLUMNS = 120
 def run(arguments: list[str]) -> int:
     """Returns 1 where something does not fit. Raises UserError for a model or a device that is not there."""
     config = read_settings(PlanConfig, arguments, "plan")
-    from policy_trainer.trainer.plan import GB, plan, shortages  # late, so that wrong options fail before PyTorch loads
+    from policy_trainer.trainer.plan import plan  # late, so that wrong options fail before PyTorch loads
+    from policy_trainer.trainer.shortages import GB, shortages
     from shared.models import load_outline
 
     gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)

@@ -75,8 +75,7 @@ def build_trainer(
     judging = load_judging(config, task(), files.resumed_from)
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
-    if world is None:  # the plan is of a policy on one device
-        warn_of_memory(config, files.resumed_from, display)
+    warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
     server.start(wait)  # before the policy, so that both load at the same time
     turns = choose_turns(config, wait)
     stack.callback(turns.close)

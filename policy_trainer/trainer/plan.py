@@ -2,28 +2,24 @@
 
 import copy
 import math
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.learner.adapters import adapt
 from policy_trainer.trainer import memory
+from policy_trainer.trainer.machine import MAIN_MEMORY, memory_size
 from policy_trainer.trainer.memory import Parts, Shape
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device
 from shared.errors import UserError
 
-GB = 10**9
 _WIDTHS = {"float32": 4, "bfloat16": 2}
 # ref-server's default of scoring_tokens.
 _SCORING_TOKENS = 16_384
-MAIN_MEMORY = "main memory"
 
 
 @dataclass(frozen=True)
@@ -38,22 +34,6 @@ class Need:
     @property
     def total(self) -> int:
         return sum(self.parts.values())
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A memory of `size` bytes that needs more. remedies: settings, the cheapest first."""
-
-    memory: str
-    needed: int
-    size: int
-    remedies: Sequence[str]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.memory} has {self.size / GB:.1f} GB, and the run's processes there need about "
-            f"{self.needed / GB:.1f} GB; what lowers that: {', '.join(self.remedies)}"
-        )
 
 
 def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, ranks: int = 1) -> list[Need]:
@@ -73,17 +53,6 @@ def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, r
         *_reference(config, shape, width, work, reference),
         *_worker(config, shape, width, work, device, gpu_bytes),
     ]
-
-
-def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None) -> list[Shortage]:
-    """The memories that are too small: of this machine, or GPUs of `gpu_bytes` each."""
-    found = []
-    for place in dict.fromkeys(need.memory for need in needs):
-        size = _size(place, gpu_bytes)
-        needed = sum(need.total for need in needs if need.memory == place)
-        if size is not None and needed > size:
-            found.append(Shortage(place, needed, size, _remedies(config, needs, place)))
-    return found
 
 
 @dataclass(frozen=True)
@@ -142,11 +111,9 @@ def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device:
 
 def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, *, ranks: int) -> list[Need]:
     if config.optimizer.offload != "none":
-        raise UserError(
-            "ranks: they divide the optimizer's memory: leave --optimizer.offload out, or plan for one rank"
-        )
+        raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
     if not shape.layer:
-        raise UserError("ranks: the model has no layers that could be divided: plan for one rank")
+        raise UserError("model: it has no layers that ranks could divide: train it on one device, without torchrun")
     recompute, updates = config.gradient_checkpointing, config.num_iterations * config.minibatches
     micro_batches = work.micro_batches(config.micro_batch_tokens, ranks * config.minibatches)
     parts = {
@@ -194,7 +161,7 @@ def _worker(
     rows = config.sampling.prompts_per_round * config.sampling.num_generations
     tokens = config.sampling.prompts_per_round * work.group
     parts = memory.sampling(shape, width, tokens=tokens, rows=rows)
-    if config.sampler == "vllm" and (size := _size(_place(device), gpu_bytes)) is not None:
+    if config.sampler == "vllm" and (size := memory_size(_place(device), gpu_bytes)) is not None:
         # Asleep, its memory is the trainer's.
         asleep = config.vllm.enable_sleep_mode
         parts = {"vLLM": 0 if asleep else int(config.vllm.gpu_memory_utilization * size)}
@@ -202,38 +169,8 @@ def _worker(
     return [Need("worker", place, parts, f"reads {reads}B of weights a round, for {rows} completions at once")]
 
 
-def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[str]:
-    here = {need.process for need in needs if need.memory == place}
-    trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
-    alone = "trainer" in here
-    several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
-    known = {
-        "--gradient-checkpointing": gpu and trains and not config.gradient_checkpointing,
-        "a smaller --micro-batch-tokens": gpu and trains and several_groups,
-        "--dtype bfloat16": config.dtype != "bfloat16",
-        "--reference.source adapter-off": "reference server" in here and bool(config.lora.rank),
-        "--optimizer.offload cpu": gpu and alone and config.optimizer.offload == "none",
-        "--lora.rank 16": trains and not config.lora.rank,
-        "--optimizer.offload none": not gpu and config.optimizer.offload == "cpu",
-        "more ranks under torchrun": gpu and trains,
-        "--reference.device of another GPU": gpu and trains and "reference server" in here,
-        "--rollout external with workers elsewhere": trains and "worker" in here,
-        "a smaller --sampling.prompts-per-round": "worker" in here and config.sampler == "hf",
-    }
-    return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]
-
-
 def _place(device: str) -> str:
     return MAIN_MEMORY if device == "cpu" else device
-
-
-def _size(place: str, gpu_bytes: int | None) -> int | None:
-    """Bytes of a memory; None where they are not known: elsewhere, and the main memory beside GPUs of `gpu_bytes`."""
-    if place == MAIN_MEMORY:
-        return None if gpu_bytes else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if gpu_bytes is None and place in {f"cuda:{index}" for index in range(torch.cuda.device_count())}:
-        return torch.cuda.get_device_properties(place).total_memory
-    return gpu_bytes
 
 
 def _si(number: float) -> str:

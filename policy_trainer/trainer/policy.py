@@ -29,7 +29,8 @@ from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.turns import Turns
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import Sampler
-from policy_trainer.trainer.plan import plan, shortages
+from policy_trainer.trainer.plan import plan
+from policy_trainer.trainer.shortages import shortages
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer
@@ -78,10 +79,13 @@ def load_judging(config: TrainConfig, task: Task, checkpoint: Path | None) -> Ju
     return Judging(task, tokenizer, judge)
 
 
-def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display) -> None:
-    """Notes what will not fit on the devices of this machine. Raises UserError for a model that cannot be read."""
+def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display, ranks: int) -> None:
+    """Notes what will not fit on the devices of this machine. ranks: that share the policy's weights.
+
+    Raises UserError for a model that cannot be read, and for what ranks cannot do.
+    """
     source, revision = _source(config, checkpoint)
-    for shortage in shortages(config, plan(config, load_outline(source, revision=revision), None), None):
+    for shortage in shortages(config, plan(config, load_outline(source, revision=revision), None, ranks), None):
         display.note(f"this may run out of memory: {shortage} (policy-trainer plan says more)")
 
 

@@ -9,8 +9,10 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.reporting.display import LineDisplay
-from policy_trainer.trainer.plan import MAIN_MEMORY, plan, shortages
+from policy_trainer.trainer.machine import MAIN_MEMORY
+from policy_trainer.trainer.plan import plan
 from policy_trainer.trainer.policy import warn_of_memory
+from policy_trainer.trainer.shortages import shortages
 from shared.errors import UserError
 from shared.settings import from_values
 
@@ -107,7 +109,7 @@ def test_ranks_divide_the_trainer(outline: PreTrainedModel) -> None:
 
 
 def test_what_ranks_cannot_do_is_refused(outline: PreTrainedModel) -> None:
-    with pytest.raises(UserError, match="they divide the optimizer's memory"):
+    with pytest.raises(UserError, match="the ranks divide the optimizer's memory"):
         plan(run(optimizer={"offload": "cpu"}), outline, 80 * GIB, ranks=2)
 
 
@@ -129,13 +131,14 @@ def test_vllm_takes_its_share_unless_it_sleeps(outline: PreTrainedModel, asleep:
     assert worker.parts == {"vLLM": int(share * 80 * GIB)}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_train_warns_before_anything_is_loaded(
-    outline: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    outline: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int
 ) -> None:
     """The directory has a configuration and no weights. 70B are more than this machine has."""
     outline.config.update({"num_hidden_layers": 300})
     outline.config.layer_types = None
     outline.config.save_pretrained(tmp_path)
-    warn_of_memory(run(model=str(tmp_path), device="cpu"), None, LineDisplay(Console(), 1, 0))
+    warn_of_memory(run(model=str(tmp_path), device="cpu"), None, LineDisplay(Console(), 1, 0), ranks=ranks)
     said = " ".join(capsys.readouterr().out.split())
     assert "this may run out of memory: main memory has" in said and "--reference.device" not in said
