@@ -43,8 +43,13 @@ class World:
         self._broadcast(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
 
     def hear(self) -> tuple[str, dict[str, Any], list[bytes]]:
-        """What rank 0 tells: the word, its header, its bodies."""
-        sizes = self._broadcast(torch.zeros(2, dtype=torch.int64))
+        """What rank 0 tells: the word, its header, its bodies. Raises RunFailed where it has ended without a word."""
+        try:
+            sizes = self._broadcast(torch.zeros(2, dtype=torch.int64))
+        except RuntimeError as error:
+            if not _is_of_a_rank(error):
+                raise
+            raise RunFailed("rank 0 has ended, and so do the others: what it printed says why") from error
         blob = self._broadcast(torch.empty(int(sizes[1]), dtype=torch.uint8)).numpy().tobytes()
         said = json.loads(blob[: int(sizes[0])])
         bodies, start = [], int(sizes[0])
@@ -72,7 +77,7 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and not any(word in str(error) for word in _GLOO):
+            if not _is_of_a_rank(error):
                 raise
             raise RunFailed(
                 f"another of the {self.size} ranks ended, or did not answer for {self.timeout:g} s "
@@ -106,6 +111,11 @@ def join_world(device: str, timeout_seconds: float) -> Iterator[World]:
     if world.rank == 0:
         world.tell("end", {})
     dist.destroy_process_group()
+
+
+def _is_of_a_rank(error: RuntimeError) -> bool:
+    """Whether another rank has ended, or did not answer."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in _GLOO)
 
 
 def _patient_group() -> dist.ProcessGroup:

@@ -103,6 +103,19 @@ def follower_of(run_dir: Path) -> int:
     raise AssertionError("no process has rank 1")
 
 
+def test_what_rank_0_refuses_is_told_once_and_without_tracebacks(random_model: Path, tmp_path: Path, start) -> None:
+    job = start(
+        Process(
+            "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "policy_trainer", "train",
+            "--model", str(random_model), "--run-dir", str(tmp_path / "run"), "--optimizer.offload", "cpu", *QUICK,
+            log=tmp_path / "log",
+        )
+    )  # fmt: skip
+    assert job.wait() == 1
+    assert job.output().count("the ranks divide the optimizer's memory: leave it out") == 1
+    assert "rank 0 has ended" in job.output() and "[rank" not in job.output()
+
+
 def test_torchrun_is_for_training_alone(tmp_path: Path, start) -> None:
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
     job = start(Process(*launcher, "policy_trainer", "presets", log=tmp_path / "log"))
