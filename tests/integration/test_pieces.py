@@ -29,8 +29,9 @@ def test_the_loop(
 ) -> None:
     save_model(model, tokenizer, tmp_path)
     with serve(make_service()) as http:
-        code = EXAMPLE.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tmp_path)).replace('"auto"', '"cpu"')
-        exec(code.replace("http://127.0.0.1:8400", str(http.base_url)).replace("64", "8"), {"__name__": "__main__"})
+        code = EXAMPLE.replace("64", "8").replace('"auto"', '"cpu"')  # before paths, which may have such digits
+        code = code.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tmp_path))
+        exec(code.replace("http://127.0.0.1:8400", str(http.base_url)), {"__name__": "__main__"})
     steps = re.findall(r"^step (\d+): reward (\S+), KL (\S+)$", capsys.readouterr().out, re.MULTILINE)
     assert [int(step) for step, _, _ in steps] == list(range(10))
     kls = [float(kl) for _, _, kl in steps]
