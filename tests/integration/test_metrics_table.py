@@ -44,6 +44,7 @@ def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return directory / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["step", "evaluation"])
 def test_the_table_lists_what_a_run_writes(run_dir: Path, kind: str) -> None:
     assert written(read_metrics(run_dir / "metrics.jsonl"), kind) == documented(kind)

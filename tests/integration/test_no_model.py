@@ -23,6 +23,7 @@ def trained(model: Path, tmp_path: Path, start: Any, *options: str) -> tuple[Pro
     return start(Process("policy_trainer", "train", *common, *QUICK, *options, log=tmp_path / "trainer.log")), url
 
 
+@pytest.mark.slow
 def test_a_kl_penalty_is_refused_with_remedies(random_model: Path, tmp_path: Path, start: Any) -> None:
     trainer, _ = trained(random_model, tmp_path, start)
     assert trainer.wait() == 2, trainer.output()

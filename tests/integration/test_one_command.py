@@ -88,6 +88,7 @@ def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, st
     assert worker.wait() == 0, worker.output()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["/nowhere/model", "broken"])
 def test_a_model_that_cannot_be_loaded_is_told_in_five_lines(model: str, tmp_path: Path, start: Any) -> None:
     broken = tmp_path / "broken"
