@@ -26,7 +26,8 @@ _GLOO = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed
 class World:
     """rank: of this process. size: number of ranks. device: this rank's. timeout: seconds that a rank waits for another
     in a computation. words: a group for what rank 0 tells; its members wait without end, and fail at once when rank 0
-    dies. files: a group for writers of checkpoints, which work beside training."""
+    dies, but rank 0 waits no longer than that for one of them to listen. files: a group for writers of checkpoints,
+    which work beside training."""
 
     rank: int
     size: int
@@ -105,11 +106,13 @@ def join_world(device: str, timeout_seconds: float) -> Iterator[World]:
         torch.cuda.set_device(where)
     backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-    words, files = _patient_group(), _patient_group()
-    world = World(dist.get_rank(), dist.get_world_size(), where, timeout_seconds, words, files)
+    timeout, rank = timedelta(seconds=timeout_seconds), dist.get_rank()
+    words, files = _gloo_group(_PATIENCE if rank else timeout), _gloo_group(timeout)
+    world = World(rank, dist.get_world_size(), where, timeout_seconds, words, files)
     yield world  # after an error this process ends, and with it torchrun the others
-    if world.rank == 0:
-        world.tell("end", {})
+    if rank == 0:
+        with world.together():
+            world.tell("end", {})
     dist.destroy_process_group()
 
 
@@ -118,7 +121,8 @@ def _is_of_a_rank(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error) for word in _GLOO)
 
 
-def _patient_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+def _gloo_group(timeout: timedelta) -> dist.ProcessGroup:
+    """timeout: of this rank. The others may have another one."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group

@@ -77,24 +77,6 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     assert trained.keys() == found.keys() and all(torch.equal(trained[name], found[name]) for name in found)
 
 
-def test_a_rank_that_hangs_ends_the_job(random_model: Path, tmp_path: Path, start) -> None:
-    """The others wait for it as long as --rank-timeout-seconds says; torchrun then kills it."""
-    server = start(Server(random_model, tmp_path / "server")).until_ready()
-    place = tmp_path / "run"
-    job = start(
-        Process(
-            "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "policy_trainer", "train",
-            "--model", str(random_model), "--server", server.url, "--run-dir", str(place), "--max-steps", "9999",
-            "--device", "cpu", "--rank-timeout-seconds", "5", *QUICK, log=tmp_path / "log",
-        )
-    )  # fmt: skip
-    until(lambda: steps_of(place), "a step", job)
-    os.kill(follower_of(place), signal.SIGSTOP)
-    assert job.wait() == 1
-    assert "did not answer for 5 s (--rank-timeout-seconds)" in job.output()
-    assert not processes_of(place)
-
-
 def follower_of(run_dir: Path) -> int:
     """A process of the job whose rank is 1."""
     for pid in processes_of(run_dir):
