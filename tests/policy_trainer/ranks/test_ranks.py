@@ -137,13 +137,12 @@ def test_one_rank_is_one_process_to_the_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(
-    place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
 ) -> None:
     """Ten steps on two ranks, five on three, five on one: as twenty in one process, moments and all."""
     model = make_tiny(vocabulary=len(tokenizer))
-    config = configured(place, model, tokenizer, **settings)
+    config = configured(place, model, tokenizer, **LORA)
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
         launch(ranks, place, config, first, last)
     assert difference(place, alone(model, config, steps)[0]) < 1e-6
