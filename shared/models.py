@@ -33,6 +33,8 @@ from shared.settings import Dtype
 
 # Raised when the model is missing or damaged, or the device is missing (AssertionError: PyTorch without CUDA).
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
+# What peft calls the description of an adapter.
+ADAPTER_CONFIG = "adapter_config.json"
 _NO_HUB = (
     "there is no such directory either; without the internet copy the model's directory here and give its path, or set "
     "HF_HUB_OFFLINE=1 if it was downloaded before"
@@ -109,9 +111,14 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     return tokenizer
 
 
+def is_adapter(directory: Path) -> bool:
+    """Whether a model directory holds an adapter in peft's format, and not a whole model."""
+    return (directory / ADAPTER_CONFIG).is_file()
+
+
 def _refuse_adapter(name: str) -> None:
     """Raises UserError for LoRA's adapters, which transformers would load with any base that their file names."""
-    if Path(name, "adapter_config.json").is_file():
+    if is_adapter(Path(name)):
         raise UserError(
             f"model: {name} holds adapters (LoRA), and not a whole model; make one of them and their base with "
             f"`policy-trainer export --checkpoint {name} --output NEW_DIRECTORY`"

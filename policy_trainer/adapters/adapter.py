@@ -10,8 +10,8 @@ import safetensors.torch
 from torch import Tensor
 
 from shared.errors import UserError
+from shared.models import ADAPTER_CONFIG
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 # How peft begins the names of a causal LM's layers.
 _PREFIX = "base_model.model."
@@ -43,17 +43,12 @@ class LowRank:
         return weight.float().add(added.T if self.transposed else added, alpha=self.scale)
 
 
-def is_adapter(directory: Path) -> bool:
-    """Whether a model directory holds an adapter, and not a whole model."""
-    return (directory / CONFIG).is_file()
-
-
 def read_adapter(directory: Path) -> Mapping[str, LowRank]:
     """What it adds, by the names of the weights in the model's state_dict; in main memory, in the file's precision.
 
     Raises OSError if it cannot be read, UserError for an adapter that adds something else than B A to linear layers.
     """
-    config: dict[str, Any] = json.loads((directory / CONFIG).read_text())
+    config: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text())
     tensors = safetensors.torch.load_file(directory / WEIGHTS)
     layers = {name.partition(".lora_")[0] for name in tensors}
     parts = {layer: (f"{layer}.lora_A.weight", f"{layer}.lora_B.weight") for layer in sorted(layers)}

@@ -28,10 +28,16 @@ _PREFIX, _NAME = "base_model.model.", ".default."
 _ADAPTER, _BASE = ".lora_", ".base_layer."
 
 
-def adapt(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Adds the run's adapters, if it trains any. Raises UserError for target modules that cannot have them."""
-    if config.lora.rank:
-        add_adapters(model, config.lora, seed=config.seed, base=config.model, revision=config.revision)
+def adapt(model: PreTrainedModel, config: TrainConfig, checkpoint: Path | None = None) -> None:
+    """Adds the run's adapters, if it trains any. checkpoint: of one process, which has them; None: they begin anew.
+
+    Raises UserError for target modules that cannot have them.
+    """
+    if not config.lora.rank:
+        return
+    add_adapters(model, config.lora, seed=config.seed, base=config.model, revision=config.revision)
+    if checkpoint:
+        load_adapters(model, checkpoint)
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int, base: str, revision: str | None) -> None:

@@ -1,6 +1,8 @@
 """Checkpoints go from one process to several ranks, and back: what one of them wrote the other reads."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,9 +42,14 @@ def load_from_shards(checkpoint: Path, *, device: str, dtype: Dtype) -> PreTrain
     """The whole model of a checkpoint that ranks wrote. Raises UserError for a device that does not exist."""
     model = load_empty(str(checkpoint), revision=None, dtype=dtype)
     materialise(model, choose_device(device))
+    read_weights_alone(model, checkpoint)
+    return model
+
+
+def read_weights_alone(model: PreTrainedModel, checkpoint: Path) -> None:
+    """`read_weights` in one process. Each tensor is rounded to the precision that the model has."""
     with _alone():
         read_weights(model, checkpoint)
-    return model
 
 
 def restore_from_shards(weights: Weights, checkpoint: Path) -> None:
@@ -61,5 +68,8 @@ def restore_from_shards(weights: Weights, checkpoint: Path) -> None:
     torch.set_rng_state(state["rng"])
 
 
-def _alone() -> warnings.catch_warnings:
-    return warnings.catch_warnings(action="ignore", category=UserWarning)  # torch.distributed is disabled: so it is
+@contextmanager
+def _alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
+        yield

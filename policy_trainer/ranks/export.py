@@ -4,24 +4,20 @@ In one process, and in main memory.
 """
 
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
-from policy_trainer.adapters.adapter import CONFIG, is_adapter
 from policy_trainer.config import LoraConfig
 from policy_trainer.learner.adapters import add_adapters, save_whole
-from policy_trainer.learner.optimizer import trained
-from policy_trainer.ranks.checkpoint import has_shards, read_weights
-from policy_trainer.ranks.sharding import materialise
+from policy_trainer.ranks.checkpoint import has_shards
+from policy_trainer.ranks.crossing import load_from_shards, read_weights_alone
 from policy_trainer.sampling.merged_adapters import MergedAdapters
 from shared.atomic_files import whole_directory
 from shared.errors import UserError
-from shared.models import load_empty, load_model, load_tokenizer
+from shared.models import ADAPTER_CONFIG, is_adapter, load_model, load_tokenizer
 
 
 def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
@@ -49,11 +45,7 @@ def export(checkpoint: Path, output: Path, base: str | None = None) -> None:
 
 
 def _from_shards(checkpoint: Path, base: str | None) -> PreTrainedModel:
-    model = load_empty(str(checkpoint), revision=None, dtype="auto")
-    dtype = model.dtype
-    materialise(model.float(), torch.device("cpu"))
-    _read_alone(model, checkpoint)
-    return model.to(dtype)  # type: ignore[arg-type]
+    return load_from_shards(checkpoint, device="cpu", dtype="auto")
 
 
 def _from_adapter(checkpoint: Path, base: str | None) -> PreTrainedModel:
@@ -63,14 +55,12 @@ def _from_adapter(checkpoint: Path, base: str | None) -> PreTrainedModel:
 
 
 def _from_shards_of_adapters(checkpoint: Path, base: str | None) -> PreTrainedModel:
-    """With adapters: what is computed with them is rounded as while training."""
+    """With adapters, rounded as while training."""
     model, said = _load_base(checkpoint, base), _described(checkpoint)
     lora = LoraConfig(rank=said["r"], alpha=said["lora_alpha"], target_modules=said["target_modules"])
     add_adapters(model, lora, seed=0, base=said["base_model_name_or_path"], revision=said["revision"])
-    for parameter in trained(model).values():
-        parameter.data = parameter.data.float()
-    _read_alone(model, checkpoint)
-    return model.to(model.dtype)  # type: ignore[arg-type]
+    read_weights_alone(model, checkpoint)
+    return model
 
 
 _Reader = Callable[[Path, str | None], PreTrainedModel]
@@ -82,12 +72,6 @@ _READERS: dict[tuple[bool, bool], _Reader] = {
 }
 
 
-def _read_alone(model: PreTrainedModel, checkpoint: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
-        read_weights(model, checkpoint)
-
-
 def _load_base(checkpoint: Path, base: str | None) -> PreTrainedModel:
     """In the precision that the adapters were trained in."""
     said = _described(checkpoint)
@@ -97,4 +81,4 @@ def _load_base(checkpoint: Path, base: str | None) -> PreTrainedModel:
 
 
 def _described(checkpoint: Path) -> dict[str, Any]:
-    return json.loads((checkpoint / CONFIG).read_text())
+    return json.loads((checkpoint / ADAPTER_CONFIG).read_text())

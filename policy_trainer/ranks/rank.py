@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.learner.adapters import adapt, has_adapters, load_adapters
+from policy_trainer.learner.adapters import adapt, has_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.learner import Learner, make_learner
 from policy_trainer.ranks.checkpoint import has_shards, read_optimizer, read_weights
@@ -61,9 +61,7 @@ def load_rank(
             checkpoint_layers(model)
 
     def adapt_whole(whole: PreTrainedModel) -> None:
-        adapt(whole, config)
-        if checkpoint and not sharded and has_adapters(whole):
-            load_adapters(whole, checkpoint)
+        adapt(whole, config, None if sharded else checkpoint)
 
     masters = config.optimizer.master_weights == "float32"
     model, compute = load_sharded(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.completion_buffer import CompletionBuffer
 from policy_trainer.sampling.decoders import make_decoder
@@ -23,7 +22,7 @@ from policy_trainer.sampling.repetition import make_repetition
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
-from shared.models import eos_token_ids
+from shared.models import eos_token_ids, is_adapter
 
 
 class HFSampler:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams
@@ -27,6 +26,7 @@ from policy_trainer.sampling.vllm_requests import (
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
 from shared.errors import UserError
+from shared.models import is_adapter
 
 # Types are checked where it is not installed, and this file has its name.
 vllm: Any = import_module("vllm")

@@ -4,9 +4,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from policy_trainer.adapters.adapter import CONFIG, WEIGHTS
+from policy_trainer.adapters.adapter import WEIGHTS
 from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask
 from shared.errors import UserError
+from shared.models import ADAPTER_CONFIG
 
 # The ranks that vLLM's engine can be made for.
 _ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -69,7 +70,7 @@ def adapter_name(directory: Path) -> str:
 
     Raises FileNotFoundError if it is gone.
     """
-    digests = [sha256(file.read_bytes()).digest() for file in (directory / CONFIG, directory / WEIGHTS)]
+    digests = [sha256(file.read_bytes()).digest() for file in (directory / ADAPTER_CONFIG, directory / WEIGHTS)]
     return f"lora-{sha256(b''.join(digests)).hexdigest()[:16]}"
 
 

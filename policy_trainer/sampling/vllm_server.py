@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.adapters.adapter import is_adapter
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_adapters import adapter_name, adapter_refusal, load_adapter, unload_adapter
@@ -25,6 +24,7 @@ from policy_trainer.sampling.vllm_weights import FIRST, Loaded, load_whole, refu
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 from shared.errors import UserError
+from shared.models import is_adapter
 
 # Sees to it that a server computes.
 Ready = Callable[[VllmClient], Awaitable[None]]

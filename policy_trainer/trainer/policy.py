@@ -13,7 +13,7 @@ from policy_trainer.config.cautions import cautions
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
-from policy_trainer.learner.adapters import adapt, has_adapters, load_adapters, save_whole
+from policy_trainer.learner.adapters import adapt, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import make_learner
@@ -168,7 +168,5 @@ def _load_model(
     if sharded and not config.lora.rank:
         return load_from_shards(sharded, device=config.device, dtype=config.dtype)
     model = load_model(source, revision=revision, device=config.device, dtype=config.dtype)
-    adapt(model, config)
-    if checkpoint and not sharded and has_adapters(model):
-        load_adapters(model, checkpoint)
+    adapt(model, config, None if sharded else checkpoint)
     return model

@@ -9,9 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from policy_trainer.adapters.adapter import is_adapter
 from shared.client import RefServerClient
-from shared.models import load_model
+from shared.models import is_adapter, load_model
 from tests.integration.processes import Process, processes_of, steps_of, until
 from tests.integration.runs import QUICK
 from tests.ports import free_port

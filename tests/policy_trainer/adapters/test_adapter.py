@@ -8,8 +8,9 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
-from policy_trainer.adapters.adapter import CONFIG, is_adapter, read_adapter
+from policy_trainer.adapters.adapter import read_adapter
 from shared.errors import UserError
+from shared.models import ADAPTER_CONFIG, is_adapter
 from tests.policy_trainer.adapters.adapters import save_adapter
 from tests.policy_trainer.adapters.models import MODELS
 
@@ -60,5 +61,5 @@ def test_what_is_not_plain_lora_is_refused(options: dict[str, object], tmp_path:
 
 def test_alpha_over_rank_is_the_scale(tmp_path: Path) -> None:
     save_adapter(MODELS["llama"](), tmp_path, seed=1, config=LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj"]))
-    assert json.loads((tmp_path / CONFIG).read_text())["r"] == 3
+    assert json.loads((tmp_path / ADAPTER_CONFIG).read_text())["r"] == 3
     assert {change.scale for change in read_adapter(tmp_path).values()} == {4.0}

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from policy_trainer.lifecycle.processes import Child
+from tests.waiting import until
 
 OpenChild = Callable[..., Child]
 
@@ -37,13 +37,6 @@ def open_child(tmp_path: Path) -> Iterator[OpenChild]:
         child.stop()
 
 
-def eventually(true: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < until, "it has not come true within a minute"
-        time.sleep(0.02)
-
-
 SLEEPS = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
 STUBBORN = (
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)\n"
@@ -56,7 +49,7 @@ class TestChild:
         child = open_child("talks", "a", "b c")
         assert child.pid is None and child.exit_status is None
         child.start()
-        eventually(lambda: child.exit_status is not None)
+        until(lambda: child.exit_status is not None)
         assert child.exit_status == 3
         assert sorted(child.last_words().splitlines()) == ["['a', 'b c']", "late"]
 
@@ -64,14 +57,14 @@ class TestChild:
         modules("talks", "import sys\nsys.stdout.buffer.write(b'\\xff\\n')\nfor i in range(100): print(i)\n")
         child = open_child("talks")
         child.start()
-        eventually(lambda: child.exit_status is not None)
+        until(lambda: child.exit_status is not None)
         assert child.last_words().splitlines()[-1] == "99" and len(child.last_words().splitlines()) == 12
 
     def test_stop_ends_it(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
         modules("sleeps", SLEEPS)
         child = open_child("sleeps")
         child.start()
-        eventually(lambda: child.last_words() == "up")
+        until(lambda: child.last_words() == "up")
         assert child.exit_status is None and child.pid
         os.kill(child.pid, 0)
         child.stop()
@@ -85,7 +78,7 @@ class TestChild:
         modules("stubborn", STUBBORN)
         child = open_child("stubborn")
         child.start()
-        eventually(lambda: child.last_words() == "up")
+        until(lambda: child.last_words() == "up")
         child.stop()
         assert child.exit_status == -signal.SIGKILL
 
@@ -106,7 +99,7 @@ class TestChild:
         )
         child = Child("child", "tells", [], tmp_path / "log", {"POLICY_TRAINER_TOKEN": "a-secret"})
         child.start()
-        eventually(lambda: child.exit_status is not None)
+        until(lambda: child.exit_status is not None)
         assert child.last_words() == "{'POLICY_TRAINER_TOKEN': 'a-secret'} False"
 
     def test_can_be_started_again(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
@@ -114,5 +107,5 @@ class TestChild:
         child = open_child("talks")
         for _ in range(2):
             child.start()
-            eventually(lambda: child.exit_status is not None)
+            until(lambda: child.exit_status is not None)
             assert child.last_words() == str(child.pid)

@@ -22,6 +22,7 @@ from shared import bundle, wire
 from shared.api import LeasedHead
 from shared.batch import RolloutBatch, ScoredBatch, StepRewards, TokenGroup
 from shared.client import RefServerClient, RefServerError
+from tests.waiting import until
 
 CHECKPOINT = Path("checkpoints/step-00000008")
 LOSS = LossConfig()
@@ -188,13 +189,6 @@ def patience(seconds: float) -> None:
     assert seconds < 60, "nothing has come for a minute"
 
 
-def eventually(true: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < until, "it has not come true within a minute"
-        time.sleep(0.01)
-
-
 def taken(feed: LeaseFeed, count: int, version: int = 0) -> Any:
     return feed.take(count, version=version, on_idle=patience)
 
@@ -276,7 +270,7 @@ def test_the_end_of_a_run_is_told_once_nothing_is_leased_any_more(
 ) -> None:
     known = server.put(*batches(2))
     feed = open_feed()
-    eventually(lambda: server.leases == 2)
+    until(lambda: server.leases == 2)
     feed.finish()
     assert sorted(server.asked("release")) == sorted(known)
     assert server.finished == [("/v1/runs/test/finish", {})]
@@ -307,11 +301,11 @@ class TestTake:
     def test_leases_no_more_than_a_few_ahead(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         server.put(*batches(9))
         feed = open_feed(ahead=2)
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         time.sleep(0.2)
         assert server.leases == 2
         taken(feed, 3)
-        eventually(lambda: server.leases == 5)
+        until(lambda: server.leases == 5)
         time.sleep(0.2)
         assert server.leases == 5
 
@@ -327,7 +321,7 @@ class TestTake:
 
         known: list[str] = []
         assert ids(feed.take(7, version=0, on_idle=on_idle)) == known[:7]
-        eventually(lambda: server.leases == 9)
+        until(lambda: server.leases == 9)
         assert server.asked_for == [9]
 
     def test_what_cannot_be_used_is_asked_for_again(self, server: RefServer, open_feed: Any, batches: Any) -> None:
@@ -338,7 +332,7 @@ class TestTake:
         known.remove(bad.rollout.id)
         feed = open_feed(ahead=3)
         assert ids(taken(feed, 4)) == known[:4]
-        eventually(lambda: server.leases == 8)
+        until(lambda: server.leases == 8)
         assert server.asked("release") == [bad.rollout.id]
         assert ids(taken(feed, 3)) == known[4:]
 
@@ -347,7 +341,7 @@ class TestTake:
     ) -> None:
         known = server.put(*batches(2))
         feed = open_feed()
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         with pytest.raises(Enough):
             feed.take(3, version=0, on_idle=impatient)
         assert server.asked("release") == known and not server.tokens
@@ -454,9 +448,9 @@ class TestLostLeases:
         """Lost before training begins, and then leased again: trained once, under the new lease."""
         known = server.put(*batches(2))
         feed = open_feed()
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         server.lose(known[0])
-        eventually(lambda: server.leases == 3)
+        until(lambda: server.leases == 3)
         leased = taken(feed, 2)
         assert sorted(ids(leased)) == sorted(known)
         assert {lease.id: lease.token for lease in leased} == server.tokens
@@ -464,7 +458,7 @@ class TestLostLeases:
     def test_for_good_are_not_trained_either(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         known = server.put(*batches(2))
         feed = open_feed()
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         server.forced[known[0]] = "stale"
         with pytest.raises(Enough):
             feed.take(2, version=0, on_idle=impatient)
@@ -477,9 +471,9 @@ class TestLostLeases:
         """A machine that slept: every lease is lost, and all batches come again while the old copies still wait."""
         known = server.put(*batches(4))
         feed = open_feed(ahead=20)
-        eventually(lambda: server.leases == 4)
+        until(lambda: server.leases == 4)
         server.lose(*known)
-        eventually(lambda: server.leases == 8)
+        until(lambda: server.leases == 8)
         trained: list[str] = []
         while len(trained) < 4:
             leased = taken(feed, min(count, 4 - len(trained)))
@@ -496,9 +490,9 @@ class TestLostLeases:
         """The server answers for each token; one of the two is good."""
         known = server.put(*batches(1))
         feed = open_feed()
-        eventually(lambda: server.leases == 1)
+        until(lambda: server.leases == 1)
         server.lose(*known)
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         known += server.put(*batches(1, first=1))
         assert ids(taken(feed, 2)) == known
 
@@ -511,7 +505,7 @@ class TestLostLeases:
         feed = open_feed(ledger)
         feed.trained(taken(feed, 1))
         server.lose(*known)
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         with pytest.raises(Enough):
             feed.take(1, version=1, on_idle=impatient)
         assert not server.done and ledger.ids() == known
@@ -526,7 +520,7 @@ class TestLostLeases:
         feed = open_feed(ledger)
         leased = taken(feed, 1)
         server.lose(*known)
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         time.sleep(0.1)  # it waits in the feed by now
         feed.trained(leased)
         with pytest.raises(Enough):
@@ -550,8 +544,8 @@ class TestLostLeases:
         assert ledger.ids() == known, "its ack was stale"
         with server.lock:
             server.ready.append(known[0])
-        eventually(lambda: server.done == known)
-        eventually(lambda: not ledger.ids())
+        until(lambda: server.done == known)
+        until(lambda: not ledger.ids())
         with pytest.raises(Enough):
             feed.take(1, version=1, on_idle=impatient)
 
@@ -595,7 +589,7 @@ class TestLedger:
         ledger = Ledger([known[0], known[2], "gone"])
         feed = open_feed(ledger)
         assert ids(taken(feed, 2)) == [known[1], known[3]]
-        eventually(lambda: server.done == [known[0], known[2]] and ledger.ids() == ["gone"])
+        until(lambda: server.done == [known[0], known[2]] and ledger.ids() == ["gone"])
 
     def test_ids_that_the_server_has_as_done_leave_and_others_are_told(
         self, server: RefServer, open_feed: Any, capsys: pytest.CaptureFixture[str]
@@ -605,7 +599,7 @@ class TestLedger:
         server.states = {"old": "expired"}
         ledger = Ledger(["acked", "lost", "old"])
         open_feed(ledger)
-        eventually(lambda: ledger.ids() == ["lost", "old"])
+        until(lambda: ledger.ids() == ["lost", "old"])
         told = ""
         deadline = time.monotonic() + 60
         while "never acknowledged" not in told and time.monotonic() < deadline:
@@ -621,19 +615,19 @@ class TestLedger:
         server.forced[known[0]] = "stale"
         server.states[known[0]] = "done"
         open_feed(ledger)
-        eventually(lambda: not ledger.ids())
+        until(lambda: not ledger.ids())
 
     def test_a_stale_ack_leaves_the_batch_in_the_ledger(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         known = server.put(*batches(1))
         ledger = Ledger(known)
         server.forced[known[0]] = "stale"
         open_feed(ledger)
-        eventually(lambda: server.asked("ack") == known)
+        until(lambda: server.asked("ack") == known)
         time.sleep(0.1)
         assert ledger.ids() == known
         server.forced.clear()
         server.lose(*known)
-        eventually(lambda: server.done == known and not ledger.ids())
+        until(lambda: server.done == known and not ledger.ids())
 
     def test_settling_removes_what_was_acked_and_nothing_else(
         self, server: RefServer, open_feed: Any, batches: Any
@@ -670,7 +664,7 @@ class TestClose:
         feed = open_feed(ahead=2)
         leased = taken(feed, 2)
         feed.trained(leased[:1])
-        eventually(lambda: server.leases == 4)
+        until(lambda: server.leases == 4)
         feed.close()
         assert sorted(server.asked("release")) == sorted(known[1:])
         assert list(server.tokens) == known[:1]
@@ -689,9 +683,9 @@ class TestHeartbeat:
         feed = open_feed(lease_seconds=0.15)
         leased = taken(feed, 2)
         feed.trained(leased[:1])
-        eventually(lambda: server.leases == 3)
+        until(lambda: server.leases == 3)
         server.calls.clear()
-        eventually(lambda: len(server.calls) >= 3)
+        until(lambda: len(server.calls) >= 3)
         assert all(verb == "extend" and body["started"] is False for verb, body, _ in server.calls)
         assert sorted(key["id"] for key in server.calls[-1][1]["leases"]) == sorted(known)
 
@@ -700,9 +694,9 @@ class TestHeartbeat:
     ) -> None:
         known = server.put(*batches(2))
         feed = open_feed(lease_seconds=0.15)
-        eventually(lambda: server.leases == 2)
+        until(lambda: server.leases == 2)
         server.forced[known[0]] = "stale"
-        eventually(lambda: server.calls and server.calls[-1][2] == {known[1]: "ok"})
+        until(lambda: server.calls and server.calls[-1][2] == {known[1]: "ok"})
         server.forced.clear()
         assert ids(taken(feed, 1)) == [known[1]]
         assert "leases were lost" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,7 @@ from shared.batch import ScoredBatch
 from shared.client import RefServerError
 from shared.errors import UserError
 from tests.policy_trainer.rollout.fakes import Server
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 def outbox(directory: Path) -> Outbox:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.run_files.turns import DeviceTurns, NoTurns, Turns
+from tests.waiting import until
 
 # A process that takes turns without end, and writes down when each began and ended.
 _PLAYER = """
@@ -66,13 +67,6 @@ def playing(players: Sequence[Player]) -> Iterator[Sequence[Player]]:
             player.kill()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def assert_no_overlap(players: Sequence[Player]) -> None:
     spans = sorted(span for player in players for span in player.turns())
     assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
@@ -99,7 +93,7 @@ def make_turns(tmp_path: Path) -> Iterator[Callable[..., DeviceTurns]]:
 def test_a_trainer_and_three_workers_take_turns_and_nobody_starves(tmp_path: Path) -> None:
     names = ("trainer", "first", "second", "third")
     with playing([Player(tmp_path, name, seconds=0.05) for name in names]) as players:
-        wait_for(lambda: all(len(player.turns()) >= 5 for player in players))
+        until(lambda: all(len(player.turns()) >= 5 for player in players))
         assert all(player.process.poll() is None for player in players)
     assert_no_overlap(players)
 
@@ -113,10 +107,10 @@ def test_the_others_go_on_when_one_is_killed(tmp_path: Path, holds: float) -> No
         for number in range(4):
             victim = Player(tmp_path, f"victim-{number}", seconds=holds)
             with playing([victim]):
-                wait_for(lambda victim=victim: len(victim.turns()) > 0)
+                until(lambda victim=victim: len(victim.turns()) > 0)
                 time.sleep(0.07 * number)
             before = len(survivor.turns())
-            wait_for(lambda before=before: len(survivor.turns()) > before + 1)
+            until(lambda before=before: len(survivor.turns()) > before + 1)
 
 
 def test_the_device_is_kept_while_nobody_wants_it_and_let_go_when_somebody_does(
@@ -159,7 +153,7 @@ def test_whoever_waits_is_next(make_turns: Callable[..., DeviceTurns]) -> None:
     thread = threading.Thread(target=wait)
     with mine.turn():
         thread.start()
-        wait_for(lambda: bool(waits))
+        until(lambda: bool(waits))
     with mine.turn():
         order.append("mine")
     thread.join()
@@ -180,7 +174,7 @@ def test_who_waits_within_a_turn_gives_way(make_turns: Callable[..., DeviceTurns
         mine.give_way("a server", 1.0)
         assert calls == ["begin"]
         thread.start()
-        wait_for(lambda: bool(waits))
+        until(lambda: bool(waits))
         mine.give_way("a server", 2.0)
         assert calls == ["begin", "end", "other", "begin"]
     thread.join()

@@ -12,7 +12,6 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.sampler import WeightsLost
 from policy_trainer.sampling.vllm_adapters import check_takes_adapters, engine_options, engine_rank
 from policy_trainer.sampling.vllm_greeting import greet
 from shared.batch import TokenGroup
@@ -20,7 +19,13 @@ from shared.errors import UserError
 from shared.models import save_model
 from tests.policy_trainer.adapters.adapters import save_adapter
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
-from tests.policy_trainer.sampling.test_vllm_server import PARAMS, PROMPTS, said, sampler_of
+from tests.policy_trainer.sampling.test_vllm_server import (
+    PARAMS,
+    PROMPTS,
+    assert_a_restart_is_found_out,
+    said,
+    sampler_of,
+)
 
 LORA = {"max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 8}
 LOADS = "/v1/load_lora_adapter"
@@ -92,14 +97,7 @@ class TestLoading:
     def test_a_server_that_lost_it_is_found_out(
         self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel]
     ) -> None:
-        sampler, weights = sampler_of(fake), published(1)
-        sampler.load(weights)
-        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
-        fake.restart(make_tiny())
-        with pytest.raises(WeightsLost, match="restarted"):
-            sampler.sample(PROMPTS, PARAMS, seed=5)
-        sampler.load(weights)
-        assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+        assert_a_restart_is_found_out(fake, published(1), make_tiny())
 
     def test_a_server_with_another_base_is_refused(
         self, fake: FakeVllm, published: Callable[..., Path], make_tiny: Callable[..., PreTrainedModel],

@@ -76,6 +76,17 @@ def said(groups: list[list[Completion]]) -> list[Any]:
     return [[(own.ids.tolist(), own.logps.tolist(), own.finished, own.eos) for own in group] for group in groups]
 
 
+def assert_a_restart_is_found_out(fake: FakeVllm, weights: Path, other: PreTrainedModel) -> None:
+    sampler = sampler_of(fake)
+    sampler.load(weights)
+    expected = sampler.sample(PROMPTS, PARAMS, seed=5)
+    fake.restart(other)
+    with pytest.raises(WeightsLost, match="restarted"):
+        sampler.sample(PROMPTS, PARAMS, seed=5)
+    sampler.load(weights)
+    assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+
+
 class TestSampling:
     def test_completions_are_the_servers(
         self, fake: FakeVllm, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
@@ -183,14 +194,7 @@ class TestLoading:
     def test_a_restarted_server_is_found_out(
         self, fake: FakeVllm, published: Callable[[int], Path], make_tiny: Callable[..., PreTrainedModel]
     ) -> None:
-        sampler, weights = sampler_of(fake), published(7)
-        sampler.load(weights)
-        expected = sampler.sample(PROMPTS, PARAMS, seed=5)
-        fake.restart(make_tiny())
-        with pytest.raises(WeightsLost, match="restarted"):
-            sampler.sample(PROMPTS, PARAMS, seed=5)
-        sampler.load(weights)
-        assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
+        assert_a_restart_is_found_out(fake, published(7), make_tiny())
 
     def test_weights_that_do_not_fit_are_refused_and_the_server_goes_on(
         self, fake: FakeVllm, make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast,

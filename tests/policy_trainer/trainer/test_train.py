@@ -1,7 +1,6 @@
 """The training loop with parts that fail or are stopped at the worst moment."""
 
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,13 +38,7 @@ from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward
 from shared.models import save_model
-
-
-def until(fulfilled: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not fulfilled():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 @dataclass

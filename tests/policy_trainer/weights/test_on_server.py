@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
@@ -33,6 +32,7 @@ from ref_server.service.service import Service
 from shared.client import RefServerClient, RefServerError
 from shared.models import copy_state, load_model, load_tokenizer
 from tests.ref_server.conftest import make_service, model, serve
+from tests.waiting import until
 
 __all__ = ["make_service", "model", "serve"]
 
@@ -92,13 +92,6 @@ def copies(
 def reader(url: str, first: Publication, tmp_path: Path) -> Iterator[DownloadedWeights]:
     with closing(DownloadedWeights(RefServerClient(url), first.run, tmp_path / "worker")) as made:
         yield made
-
-
-def until(fulfilled: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not fulfilled():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def value_of(directory: Path) -> float:

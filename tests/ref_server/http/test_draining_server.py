@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,6 +20,7 @@ from shared.batch import RolloutBatch
 from tests.ports import free_port
 from tests.ref_server.odd_server import POISON
 from tests.ref_server.queue.backends import make_limits
+from tests.waiting import until
 
 Rollout = Callable[..., RolloutBatch]
 PATIENCE = 180.0
@@ -76,13 +76,6 @@ class OddServer:
 Launch = Callable[..., OddServer]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def launch(tmp_path: Path, model_dir: Path) -> Iterator[Launch]:
     """Starts a server on the test's own folder."""
@@ -107,7 +100,7 @@ def start(launch: Launch) -> Launch:
 
     def begin(oddity: str, *options: str) -> OddServer:
         server = launch(oddity, *options)
-        wait_until(server.ready)
+        until(server.ready)
         return server
 
     return begin
@@ -116,7 +109,7 @@ def start(launch: Launch) -> Launch:
 def begin_a_forward(server: OddServer, batch: RolloutBatch) -> None:
     server.hold()
     assert server.upload(batch).status_code == 201
-    wait_until((server.folder / "begun").exists)
+    until((server.folder / "begun").exists)
 
 
 @pytest.mark.slow
@@ -139,7 +132,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_in_hand(start: Launch
     with ThreadPoolExecutor() as pool:
         poll, direct = pool.submit(server.lease), pool.submit(server.http.post, "/v1/logprobs", json=DIRECT)
         streams = [pool.submit(stream) for _ in range(3)]
-        wait_until(lambda: len(acknowledged) > 20)
+        until(lambda: len(acknowledged) > 20)
         server.process.terminate()
         for each in streams:
             each.result()
@@ -183,7 +176,7 @@ def test_a_second_signal_ends_it_at_once(start: Launch, rollout: Rollout) -> Non
     batch = rollout()
     begin_a_forward(server, batch)
     server.process.terminate()
-    wait_until(lambda: not server.ready())
+    until(lambda: not server.ready())
     server.process.terminate()
     assert server.end()[0] == 128 + signal.SIGTERM
     assert server.batches()[batch.id].state == State.QUEUED
@@ -195,7 +188,7 @@ def test_ctrl_c_ends_it_in_order(start: Launch, rollout: Rollout) -> None:
     batch = rollout()
     begin_a_forward(server, batch)
     server.process.send_signal(signal.SIGINT)
-    wait_until(lambda: not server.ready())
+    until(lambda: not server.ready())
     (server.folder / "hold").unlink()
     status, output = server.end()
     assert status == 128 + signal.SIGINT

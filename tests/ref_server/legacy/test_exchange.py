@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from shared import wire
 from shared.batch import RolloutBatch, TokenGroup
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
+from tests.waiting import until
 
 Make = Callable[..., Service]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -43,14 +43,6 @@ def get(http: httpx.Client) -> list[bytes]:
 def until_ready(http: httpx.Client, count: int) -> None:
     asked = {"run": "legacy", "state": "ready"}
     until(lambda: len(http.get("/v1/batches", params=asked).json()["batches"]) >= count)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
 
 
 def shared_prompt(rows: int = 3, prompt: int = 4, length: int = 6, seed: int = 0) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The reference that a queue wants: kept by restarts, followed by every server, and missed by no server silently."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -20,6 +19,7 @@ from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import save_model
 from tests.ref_server.queue.backends import postgres_backend
+from tests.waiting import until
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -80,13 +80,6 @@ def lease(http: httpx.Client, seconds: float) -> httpx.Response:
 def scored_with(answer: httpx.Response) -> str:
     scored = wire.decode(answer.content)
     return getattr(scored, "reference_version", "none")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_restarted_server_has_it_again(start: Any, rollout: Rollout) -> None:

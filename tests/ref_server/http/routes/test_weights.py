@@ -18,6 +18,7 @@ from ref_server.service import weights as waiting
 from ref_server.service.service import Service
 from ref_server.weights import readers
 from tests.ref_server.sockets import answer, connected
+from tests.waiting import until
 
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 
@@ -54,13 +55,6 @@ def publish(http: httpx.Client, url: str, files: Mapping[str, bytes] = FILES, **
 def code(response: httpx.Response) -> tuple[int, str, str | None]:
     error = response.json()["error"]
     return response.status_code, error["code"], error.get("field")
-
-
-def wait_until(fulfilled: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not fulfilled():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_version_from_upload_to_download(http: httpx.Client, at: str) -> None:
@@ -239,8 +233,8 @@ def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.Client, service: S
     staging = service.config.data_dir / "weights" / ".staging"
     with connected(http) as connection:
         connection.sendall(head.encode() + bytes(3 * 2**20))
-        wait_until(lambda: any(staging.rglob("parts/*")))
-    wait_until(lambda: not any(staging.rglob("parts/*")))
+        until(lambda: any(staging.rglob("parts/*")))
+    until(lambda: not any(staging.rglob("parts/*")))
     assert put(http, f"{at}/0/1/file", b"a").status_code == 201
 
 

@@ -18,6 +18,7 @@ from ref_server.queue.records import Upload
 from shared.api import Key, LeaseBody, Outcome, State
 from tests.postgresql import Postgres, PostgresMissing, postgres
 from tests.ref_server.queue.backends import PostgresBackend, make_limits, postgres_backend
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -53,13 +54,6 @@ def state(queue: Queue, id: str) -> State:
     info = queue.get(id)
     assert info is not None
     return info.state
-
-
-def until(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 # --- several servers
