@@ -71,7 +71,7 @@ bench-trl: $(TO_TEST)  ## a training step and the demo beside TRL's GRPOTrainer
 	$(BIN)/python -m tests.bench.trl_step
 	$(BIN)/python -m tests.bench.trl_demo
 
-curves: $(TO_TEST)  ## learning curves of every preset: ARGS="--presets dapo gspo --seeds 0 --steps 50"
+curves: $(TO_TEST)  ## learning curves of every algorithm: ARGS="--presets dapo gspo --seeds 0 --steps 50"
 	$(BIN)/python -m tests.bench.curves $(ARGS)
 
 chaos: $(TO_TEST)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlite|postgresql, ONLY="kill network"

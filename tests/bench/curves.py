@@ -1,4 +1,4 @@
-"""Learning curves of every preset's algorithm on small tasks: docs/curves.md and its picture. `make curves`.
+"""Learning curves of every algorithm on small tasks: docs/curves.md, docs/algorithms.md, their pictures. `make curves`.
 
 Real processes, one run at a time. Each run's result is kept in its own file, so that an interrupted `make curves`
 continues where it stopped.
@@ -25,12 +25,12 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import write_json
 from shared.client import RefServerClient
 from shared.lifetime import child_environment
-from tests.bench.curves_recipes import RunSetup, names, recipe
+from tests.bench.curves_recipes import PAGES, RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
 from tests.bench.curves_result import Point, Result
 from tests.bench.processes import serving
 
-PICTURE = "presets.png"
+PICTURES = {"curves": "presets.png", "algorithms": "algorithms.png"}
 LEFT_OVER = ("queued", "ready", "leased")
 
 
@@ -142,12 +142,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--root", type=Path, default=Path("runs/curves"), help="where results are kept")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where to write the page and the picture")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where to write pages and pictures")
     options = parser.parse_args()
     options.root.mkdir(parents=True, exist_ok=True)
     results = make(options.presets, options.seeds, options.steps, options.root, Console())
-    draw(results, options.docs / PICTURE)
-    write_page(results, options.docs / "curves.md", PICTURE)
+    for page, picture in PICTURES.items():
+        if own := [result for result in results if result.name in PAGES[page]]:
+            draw(own, options.docs / picture)
+            write_page(page, own, options.docs / f"{page}.md", picture)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Settings of the curves: each preset's algorithm on the demo's task, with the demo's model, rates and sizes."""
+"""Settings of the curves: each algorithm on the demo's task, with the demo's model, rates and sizes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from policy_trainer.config.data import TaskName
 from policy_trainer.demo.base_model import cached_base_model
 from policy_trainer.presets import PRESETS
 from shared.settings import from_values
+from tests.bench.curves_algorithms import ALGORITHMS, Algorithm
 from tests.bench.curves_countdown import DATA, cached_countdown_model
 
 BASE_MODELS = Path("runs/base_models")
@@ -32,6 +34,8 @@ OVERLONG_TOKENS = 8
 # The learning rate of a whole step. Its updates share it, so that more updates do not mean a larger step.
 OPTIMIZER = OptimizerConfig(learning_rate=3e-4, warmup_steps=10, min_lr_rate=0.1, max_grad_norm=1.0)
 COUNTDOWN = "countdown"
+_JUDGING = JudgingConfig()
+_DATA = DataConfig()
 # Factor on the steps, since countdown is learnt more slowly.
 COUNTDOWN_STEPS = 3
 
@@ -46,8 +50,12 @@ class RunSetup:
     steps: int
 
 
+# By the page that shows them.
+PAGES: Mapping[str, Sequence[str]] = {"curves": [*PRESETS, COUNTDOWN], "algorithms": [*ALGORITHMS]}
+
+
 def names() -> list[str]:
-    return [*PRESETS, COUNTDOWN]
+    return [name for page in PAGES.values() for name in page]
 
 
 def base_model(name: str) -> Path:
@@ -59,6 +67,8 @@ def base_model(name: str) -> Path:
 def recipe(name: str, setup: RunSetup) -> TrainConfig:
     if name == COUNTDOWN:
         return _countdown(replace(setup, steps=COUNTDOWN_STEPS * setup.steps))
+    if name in ALGORITHMS:
+        return _of_algorithm(ALGORITHMS[name], base_model(name), setup)
     return _of_preset(name, setup)
 
 
@@ -72,7 +82,6 @@ def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
         task="arithmetic",
         rewards=["accuracy", "tags", *(["soft_overlong"] if overlong else [])],
         judging=JudgingConfig(steps=preset.judging.steps, penalty=PenaltyConfig(overlong_tokens=OVERLONG_TOKENS)),
-        data=DataConfig(),
         max_resamples=preset.sampling.max_resamples,
         loss=preset.loss,
         num_iterations=preset.num_iterations,
@@ -82,22 +91,20 @@ def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
     )
 
 
+def _of_algorithm(algorithm: Algorithm, base: Path, setup: RunSetup) -> TrainConfig:
+    return _config(
+        base,
+        setup,
+        task="arithmetic",
+        rewards=["accuracy", "tags"],
+        loss=algorithm.loss,
+        minibatches=algorithm.minibatches,
+    )
+
+
 def _countdown(setup: RunSetup) -> TrainConfig:
     """Three numbers from 1 to 9, + and -, with the default GRPO: problems as the task generates them."""
-    return _config(
-        base_model(COUNTDOWN),
-        setup,
-        task="countdown",
-        rewards=[],
-        judging=JudgingConfig(),
-        data=DATA,
-        max_resamples=0,
-        loss=LossConfig(),
-        num_iterations=1,
-        minibatches=1,
-        publish_every=1,
-        sync_steps=0,
-    )
+    return _config(base_model(COUNTDOWN), setup, task="countdown", rewards=[], data=DATA, loss=LossConfig())
 
 
 def _config(
@@ -106,14 +113,14 @@ def _config(
     *,
     task: TaskName,
     rewards: list[str],
-    judging: JudgingConfig,
-    data: DataConfig,
-    max_resamples: int,
     loss: LossConfig,
-    num_iterations: int,
-    minibatches: int,
-    publish_every: int,
-    sync_steps: int,
+    judging: JudgingConfig = _JUDGING,
+    data: DataConfig = _DATA,
+    max_resamples: int = 0,
+    num_iterations: int = 1,
+    minibatches: int = 1,
+    publish_every: int = 1,
+    sync_steps: int = 0,
 ) -> TrainConfig:
     return from_values(
         TrainConfig,

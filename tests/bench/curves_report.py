@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from policy_trainer.evaluation.evaluator import wilson_interval
 from policy_trainer.presets import PRESETS
-from tests.bench.curves_recipes import COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
+from tests.bench.curves_algorithms import ALGORITHMS
+from tests.bench.curves_recipes import COUNTDOWN, COUNTDOWN_STEPS, OVERLONG_TOKENS, PROBLEMS, RENEW_EVERY
 from tests.bench.curves_result import Result
 
 COLUMNS = 5
@@ -52,14 +53,15 @@ def _draw_panel(panel: Axes, name: str, runs: Sequence[Result]) -> None:
     panel.grid(alpha=0.3)
 
 
-def write_page(results: Sequence[Result], path: Path, picture: str) -> None:
+def write_page(page: str, results: Sequence[Result], path: Path, picture: str) -> None:
+    """page: a name of `PAGES`."""
     found = by_name(results)
     rows = [_row(name, runs) for name, runs in found.items()]
     steps = min(result.steps for result in results)
     seeds = len({result.seed for result in results})
     table = "\n".join([_HEAD, *rows])
     path.write_text(
-        _TEXT.format(
+        _TEXTS[page].format(
             steps=steps,
             factor=COUNTDOWN_STEPS,
             seeds=seeds,
@@ -90,7 +92,7 @@ def _row(name: str, runs: Sequence[Result]) -> str:
     kls = [run.kl for run in runs if run.kl is not None]
     entropies = [run.entropy for run in runs if run.entropy is not None]
     cells = [
-        f"`{name}`" if name in PRESETS else f"{name}, default GRPO",
+        f"{name}, default GRPO" if name == COUNTDOWN else f"`{name}`",
         _spread([run.before for run in runs], "{:.2f}"),
         _spread([run.after for run in runs], "{:.2f}"),
         _spread([run.curve[-1].samples for run in runs], "{:,.0f}"),
@@ -117,8 +119,10 @@ def _reached(runs: Sequence[Result], accuracy: float) -> str:
 
 
 def _remarks(name: str) -> str:
-    if name not in PRESETS:
+    if name == COUNTDOWN:
         return "3 numbers from 1 to 9, + and -"
+    if name in ALGORITHMS:
+        return f"{ALGORITHMS[name].minibatches} updates a step"
     config = PRESETS[name].config()
     updates = config.num_iterations * config.minibatches
     remarks = [
@@ -132,7 +136,7 @@ def _remarks(name: str) -> str:
     return ", ".join(text for holds, text in remarks if holds)
 
 
-_TEXT = """# Learning curves
+_PRESETS = """# Learning curves
 
 Every preset's algorithm on the demo's task, addition of two numbers up to 99, for {steps} steps of 16 groups of 8, and
 the default GRPO on countdown for {factor} times as many; {seeds} seeds. `make curves` trains them all, real processes
@@ -152,7 +156,18 @@ Countdown is sensitive to its settings: we tried five base models, and publishin
 seed learned, and chose by the same 256 problems. A base model that was trained on mostly wrong attempts learned nothing
 in 100 steps.
 
-{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are
+"""
+
+_ALGORITHMS = """# Learning curves of algorithms that no preset has
+
+Names of `tests/bench/curves_algorithms.py`, which has the settings of each, on the demo's task, addition of two numbers
+up to 99, for {steps} steps of 16 groups of 8; {seeds} seeds. Base model, rewards and rate are those of
+[curves.md](curves.md), so this shows that each learns, not which is best. What each is for is in
+[choosing.md](choosing.md), its formula in [mathematics.md](mathematics.md). `make curves` trains them.
+
+"""
+
+_RESULTS = """{finding} Accuracy is greedy, on {problems} held-out problems. Ranges are
 over the seeds. Samples are completions, including those of discarded groups; "to 0.5" counts them until the
 first evaluation that reached it.
 
@@ -160,3 +175,5 @@ first evaluation that reached it.
 
 {table}
 """
+
+_TEXTS: Mapping[str, str] = {"curves": _PRESETS + _RESULTS, "algorithms": _ALGORITHMS + _RESULTS}

@@ -39,7 +39,7 @@ def test_page_and_picture(tmp_path: Path) -> None:
     ]
     draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    write_page(results, tmp_path / "page.md", "picture.png")
+    write_page("curves", results, tmp_path / "page.md", "picture.png")
     lines = (tmp_path / "page.md").read_text().splitlines()
     assert (
         "| `gspo` | 0.25 | 0.62 (0.50 to 0.75) | 1,000 (1,000 to 1,001) | 1,000 (1,000 to 1,001) | - | - | 0.125 "
@@ -54,7 +54,7 @@ def test_algorithms_that_did_not_learn_are_named(tmp_path: Path) -> None:
     results = [
         Result("gspo", 0, 9, [Point(0, 0, 0.25), Point(9, 100, after)], None, None, 1.0) for after in (0.9, 0.29)
     ]
-    write_page(results, tmp_path / "page.md", "picture.png")
+    write_page("curves", results, tmp_path / "page.md", "picture.png")
     assert "**0 of these 1 lift accuracy with every seed**; `gspo` did not." in (tmp_path / "page.md").read_text()
 
 
