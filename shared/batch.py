@@ -212,16 +212,22 @@ class ScoredBatch:
     """A rollout batch and the reference model's log-prob of every completion token.
 
     ref_logps: float32 (C,), of logits divided by the batch's temperature. reference_version: names the weights.
+    teacher_logps: the same by a second model, where the server has one.
     """
 
     rollout: RolloutBatch
     ref_logps: Array
     reference_version: str
+    teacher_logps: Array | None = None
 
     def __post_init__(self) -> None:
-        _check_tensor("ref_logps", self.ref_logps, np.float32, len(self.rollout.group.completion_ids))
+        tokens = len(self.rollout.group.completion_ids)
+        _check_tensor("ref_logps", self.ref_logps, np.float32, tokens)
         _check_logps("ref_logps", self.ref_logps)
         _check_name("reference_version", self.reference_version)
+        _check_optional("teacher_logps", self.teacher_logps, np.float32, tokens)
+        if self.teacher_logps is not None:
+            _check_logps("teacher_logps", self.teacher_logps)
 
 
 def _check_tensor(name: str, value: Array, dtype: type[np.generic], length: int | None = None) -> None:

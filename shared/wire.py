@@ -21,7 +21,7 @@ CONTENT_TYPE = "application/vnd.safetensors"
 ROLLOUT_FORMAT = "rollout-batch/1"
 SCORED_FORMAT = "scored-batch/1"
 MAX_HEADER_BYTES = 64 * 1024
-# Scoring adds a tensor and a version to an admitted header, and may format its numbers differently.
+# Scoring adds a tensor or two and a version to an admitted header, and may format its numbers differently.
 _MAX_SCORED_HEADER_BYTES = MAX_HEADER_BYTES + 1024
 
 _DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
@@ -38,6 +38,7 @@ _TENSORS = {
     "step_ends": "I64",
     "step_counts": "I64",
     "ref_logps": "F32",
+    "teacher_logps": "F32",
 }
 _STEP_TENSORS = ("step_rewards", "step_ends", "step_counts")
 _REWARD_PREFIX = "reward/"
@@ -81,7 +82,7 @@ def encode(batch: RolloutBatch | ScoredBatch) -> bytes:
         "sample": rollout.sample,
     }
     if isinstance(batch, ScoredBatch):
-        tensors["ref_logps"] = batch.ref_logps
+        tensors |= {"ref_logps": batch.ref_logps, "teacher_logps": batch.teacher_logps}
         metadata |= {"format": SCORED_FORMAT, "reference_version": batch.reference_version}
     body = safetensors.numpy.save(
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items() if tensor is not None},
@@ -187,7 +188,12 @@ def _batch(metadata: dict[str, str], tensors: dict[str, Array]) -> RolloutBatch 
     )
     if not scored:
         return rollout
-    return ScoredBatch(rollout, _required(tensors, "ref_logps"), _required(metadata, "reference_version"))
+    return ScoredBatch(
+        rollout,
+        _required(tensors, "ref_logps"),
+        _required(metadata, "reference_version"),
+        tensors.get("teacher_logps"),
+    )
 
 
 def _read_header(body: bytes) -> tuple[dict[str, str], list[str]]:
@@ -233,7 +239,7 @@ def _choose_format(metadata: dict[str, str], tensors: dict[str, Array]) -> bool:
     if name not in (ROLLOUT_FORMAT, SCORED_FORMAT):
         raise BatchError("format", f"must be {ROLLOUT_FORMAT!r} or {SCORED_FORMAT!r}, got {name[:40]!r}")
     if name == ROLLOUT_FORMAT:
-        for key in ("ref_logps", "reference_version"):
+        for key in ("ref_logps", "teacher_logps", "reference_version"):
             if key in tensors or key in metadata:
                 raise BatchError(key, f"belongs to a batch of format {SCORED_FORMAT!r} only")
     return name == SCORED_FORMAT

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 # What --help lists.
 ESSENTIAL = (
-    "model", "no_model", "device", "devices", "dtype", "host", "port", "token_file", "data_dir", "store",
+    "model", "teacher", "no_model", "device", "devices", "dtype", "host", "port", "token_file", "data_dir", "store",
     "max_batch_tokens", "snapshot_root", "config",
 )  # fmt: skip
 
@@ -79,7 +79,12 @@ def _open_reference(config: ServeConfig) -> Reference:
     # PyTorch takes seconds and memory; a queue without a model needs neither.
     from ref_server.scoring import frozen_model
 
-    return frozen_model.load(config)
+    reference = frozen_model.load(config)
+    if config.teacher is None:
+        return reference
+    from ref_server.scoring import taught
+
+    return taught.beside(reference, config)
 
 
 def _serve(service: Service, config: ServeConfig, sockets: Sequence[socket.socket]) -> int:

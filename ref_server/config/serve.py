@@ -46,6 +46,9 @@ class ServeConfig(BaseSettings):
     """TOML file with any of these settings."""
     model: str | None = Field(default=None, min_length=1)
     """Directory or hub id of a Hugging Face causal LM."""
+    teacher: str | None = Field(default=None, min_length=1)
+    """Directory or hub id of a second model of the same vocabulary, which scores each batch too, for distillation:
+    teacher_logps. A teacher alone is --model."""
     no_model: CliToggleFlag[bool] = False
     """Serve the queue alone: batches are leased as they were uploaded."""
     revision: str | None = None
@@ -123,6 +126,8 @@ class ServeConfig(BaseSettings):
     def _model_or_none(self) -> "ServeConfig":
         if (self.model is None) != self.no_model:
             raise ValueError("give either --model PATH_OR_HUB_ID, or --no-model for a queue that scores nothing")
+        if self.teacher is not None and self.no_model:
+            raise ValueError("teacher: scores beside a --model, and there is none: a teacher alone is the --model")
         return self
 
     @model_validator(mode="after")

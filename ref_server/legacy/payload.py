@@ -17,6 +17,7 @@ from ref_server.legacy.frame import join_frame
 from ref_server.legacy.tensors import write_tensor
 from ref_server.legacy.upload import LegacyUpload
 from ref_server.scoring import payloads
+from ref_server.scoring.reference import Scores
 from shared.api import LEGACY_RUN
 from shared.batch import BatchError, TokenGroup
 
@@ -31,13 +32,15 @@ class LegacyPayload:
         self.groups: Sequence[TokenGroup] = upload.groups()
         self.temperatures: Sequence[float] = [1.0] * len(self.groups)
 
-    def scored(self, logps: Sequence[np.ndarray], reference_version: str) -> bytes:
-        """The body with the float32 (C,) log-probs of each group. Raises BatchError when they are not finite."""
+    def scored(self, scores: Scores) -> bytes:
+        """The body with the reference's log-probs. Raises BatchError when they are not finite."""
         rows, length = self.upload.inputs.shape
-        refs = np.concatenate(logps).reshape(rows, length - self.upload.plen)
+        refs = np.concatenate(scores.logps).reshape(rows, length - self.upload.plen)
         if not np.isfinite(refs).all():
             raise BatchError("refs", "must be finite")
-        return _save(self.upload, {"refs": torch.from_numpy(refs)}, {"reference_version": reference_version})
+        return _save(
+            self.upload, {"refs": torch.from_numpy(refs)}, {"reference_version": str(scores.reference_version)}
+        )
 
 
 def register_reader() -> None:

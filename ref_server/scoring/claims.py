@@ -49,8 +49,7 @@ class Queued:
         return self.claim.interruptions > 0
 
     def scored(self, scores: Scores) -> Callable[[], None]:
-        body = self.payload.scored(scores.logps, str(scores.reference_version))
-        return partial(self.claims.complete, self, body)
+        return partial(self.claims.complete, self, self.payload.scored(scores))
 
     def fail(self, error: Exception) -> None:
         self.claims.set_aside(self.claim, error)

@@ -32,7 +32,7 @@ class Direct:
         return (self.temperature,)
 
     def scored(self, scores: Scores) -> Callable[[], None]:
-        if not np.isfinite(scores.logps[0]).all():
+        if not all(np.isfinite(logps).all() for logps in (*scores.logps, *(scores.teacher_logps or ()))):
             raise BatchError("completion_ids", "have log-probs that are not finite: the model cannot compute them")
         return partial(self._deliver, scores)
 

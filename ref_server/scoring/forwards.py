@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Protocol
 
 from ref_server.metrics.totals import DeviceTotals
@@ -88,9 +87,7 @@ class Forwards:
         except Exception as error:  # one job may be at fault
             return jobs, error
         self._budget.learn(len(jobs), scores.splits)
-        logps = iter(scores.logps)
-        shares = [Scores(list(islice(logps, len(job.groups))), scores.reference_version) for job in jobs]
-        return self._deliver(jobs, shares)
+        return self._deliver(jobs, list(scores.shares(len(job.groups) for job in jobs)))
 
     def _deliver(self, jobs: Sequence[Job], shares: Sequence[Scores]) -> tuple[list[Job], Exception | None]:
         """Those whose scores are not finite get none. Perhaps another of the same forward spoiled them: NaN spreads."""

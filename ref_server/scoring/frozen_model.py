@@ -33,7 +33,7 @@ def load(config: ServeConfig) -> "FrozenModel":
     devices = ", ".join(map(describe_device, config.all_devices))
     if all(choose_device(name).type != "cpu" for name in config.all_devices):
         return_freed_memory()
-    log.info("loading the reference model", model=config.model, device=devices, dtype=config.dtype)
+    log.info("loading a model", model=config.model, device=devices, dtype=config.dtype)
     models = [_load(config, device_map) for device_map in device_maps(config)]
     return FrozenModel(models, load_tokenizer(config.model, revision=config.revision), config)
 
@@ -83,7 +83,7 @@ class FrozenModel:
             forward=", ".join(sorted({forward.name for forward in forwards})),
             snapshot=snapshot,
         )
-        log.info("reference model ready", **self.info.model_dump(exclude={"tokenizer_fingerprint"}))
+        log.info("model ready", **self.info.model_dump(exclude={"tokenizer_fingerprint"}))
 
     def check_tokens(self, group: TokenGroup) -> None:
         """Ids within the vocabulary, then lengths within what server and model take."""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
+from ref_server.scoring.reference import Scores
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
@@ -27,8 +26,8 @@ class Payload(Protocol):
         """The temperature of each group."""
         ...
 
-    def scored(self, logps: Sequence[np.ndarray], reference_version: str) -> bytes:
-        """The body with the float32 (C,) log-probs of each group. Raises BatchError when they are not finite."""
+    def scored(self, scores: Scores) -> bytes:
+        """The body with the scores of its groups. Raises BatchError when they are not finite."""
         ...
 
 
@@ -46,9 +45,15 @@ class RolloutPayload:
     def temperatures(self) -> Sequence[float]:
         return (self.batch.temperature,)
 
-    def scored(self, logps: Sequence[np.ndarray], reference_version: str) -> bytes:
-        (ref_logps,) = logps
-        return wire.encode(ScoredBatch(self.batch, ref_logps, reference_version))
+    def scored(self, scores: Scores) -> bytes:
+        return wire.encode(scored_batch(self.batch, scores))
+
+
+def scored_batch(batch: RolloutBatch, scores: Scores) -> ScoredBatch:
+    """scores: of its one group. Raises BatchError when they are not finite."""
+    (ref_logps,) = scores.logps
+    (teacher_logps,) = scores.teacher_logps or [None]
+    return ScoredBatch(batch, ref_logps, str(scores.reference_version), teacher_logps)
 
 
 def register_reader(run: str, read: Callable[[bytes], Payload]) -> None:

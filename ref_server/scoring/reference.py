@@ -1,8 +1,9 @@
 """The interface of a reference model. `frozen_model.py` implements it with a model, `no_model.py` without."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -57,12 +58,20 @@ class ReferenceConflict(Exception):
 class Scores:
     """float32 (C,) log-probs of each group, and the version of the weights that computed them all.
 
-    splits: how often a forward was halved because memory ran out.
+    splits: how often a forward was halved because memory ran out. teacher_logps: the same groups' by the teacher; None
+    without one.
     """
 
     logps: list[np.ndarray]
     reference_version: int
     splits: int = 0
+    teacher_logps: list[np.ndarray] | None = None
+
+    def shares(self, sizes: Iterable[int]) -> "Iterator[Scores]":
+        """Those of the first so many groups, of the next, and so on."""
+        for start, end in pairwise(accumulate(sizes, initial=0)):
+            taught = None if self.teacher_logps is None else self.teacher_logps[start:end]
+            yield Scores(self.logps[start:end], self.reference_version, teacher_logps=taught)
 
 
 class Scoring(Protocol):

@@ -62,6 +62,8 @@ class ModelInfo(Answer):
     """The snapshot that replaced the model's first weights; null if none did."""
     wanted_version: int | None = None
     """Of the reference that the queue wants; above reference_version while this server loads it, or cannot have it."""
+    teacher: str | None = None
+    """A second model, which scores each batch too: `teacher_logps`. Null without one."""
 
 
 class ReferenceBody(Request):

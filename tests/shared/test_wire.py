@@ -58,6 +58,7 @@ def valid(*, scored: bool = True) -> tuple[Tensors, Metadata]:
     }
     if scored:
         tensors["ref_logps"] = np.array([-1, -2, -3, -4, -6], np.float32)
+        tensors["teacher_logps"] = np.array([-2, -1, -3, -5, -7], np.float32)
         metadata |= {"format": "scored-batch/1", "reference_version": "0"}
     return tensors, metadata
 
@@ -343,7 +344,12 @@ def without(name: str) -> Callable[[Tensors, Metadata], None]:
 
 
 def unscored_but_for_the_version(tensors: Tensors, metadata: Metadata) -> None:
-    del tensors["ref_logps"]
+    del tensors["ref_logps"], tensors["teacher_logps"]
+    metadata["format"] = "rollout-batch/1"
+
+
+def unscored_but_for_the_teacher(tensors: Tensors, metadata: Metadata) -> None:
+    del tensors["ref_logps"], metadata["reference_version"]
     metadata["format"] = "rollout-batch/1"
 
 
@@ -359,7 +365,10 @@ MISSING = [
 ]
 SHORT = [
     (name, tensor(name, valid()[0][name][:1]))
-    for name in ("rewards", "finished", "sampler_logps", "loss_mask", "policy_versions", "reward/format", "ref_logps")
+    for name in (
+        *("rewards", "finished", "sampler_logps", "loss_mask", "policy_versions", "reward/format"),
+        *("ref_logps", "teacher_logps"),
+    )
 ]
 ARABIC_ONE = "\N{ARABIC-INDIC DIGIT ONE}"
 BAD_INTEGERS = ("", "-1", "1_0", " 1", "1 ", "1\n", "+1", "1.0", "0x1", ARABIC_ONE, "1e3", "true", "9" * 19, "1" * 5000)
@@ -386,6 +395,8 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     ("sampler_logps", tensor("sampler_logps", [-1, -2, -3, -4, np.nan])),
     ("sampler_logps", tensor("sampler_logps", [-1, -2, -3, -4, -np.inf])),
     ("ref_logps", tensor("ref_logps", [-1, -2, -3, -4, np.nan])),
+    ("teacher_logps", tensor("teacher_logps", [-1, -2, -3, -4, np.nan])),
+    ("teacher_logps", tensor("teacher_logps", [-1, -2, -3, -4, 0.1])),
     ("policy_versions", tensor("policy_versions", [8, 8])),
     ("step_rewards", tensor("step_rewards", [1, np.inf, 0])),
     ("step_ends", tensor("step_ends", [1, 2, 0])),
@@ -399,6 +410,7 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     ("unknown", pair("unknown", "x")),
     ("format", pair("format", "rollout-batch/2")),
     ("ref_logps", pair("format", "rollout-batch/1")),
+    ("teacher_logps", unscored_but_for_the_teacher),
     ("reference_version", unscored_but_for_the_version),
     ("reference_version", pair("reference_version", "")),
     ("id", pair("id", "1")),

@@ -14,10 +14,12 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.gate.guard import media_type
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.http.threads import BodyThreads
+from ref_server.scoring.payloads import scored_batch
+from ref_server.scoring.reference import Scores
 from ref_server.service.service import Service, group_of
 from shared import wire
 from shared.api import Logprobs, LogprobsRequest
-from shared.batch import ScoredBatch, TokenGroup
+from shared.batch import TokenGroup
 
 _BODY = {
     "requestBody": {
@@ -46,11 +48,10 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         body = await request.body()
         if media_type(request.headers) == wire.CONTENT_TYPE:
             batch = await threads.run(partial(service.read_rollout, body))
-            logps, version = await _score(service, batch.group, batch.temperature)
-            scored = ScoredBatch(batch, logps, str(version))
+            scored = scored_batch(batch, await _score(service, batch.group, batch.temperature))
             return Response(await run_in_threadpool(wire.encode, scored), media_type=wire.CONTENT_TYPE)
         group, temperature = await threads.run(partial(_group, service, body))
-        return await run_in_threadpool(_answer, service, group, *await _score(service, group, temperature))
+        return await run_in_threadpool(_answer, service, group, await _score(service, group, temperature))
 
 
 def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
@@ -63,20 +64,17 @@ def _group(service: Service, body: bytes) -> tuple[TokenGroup, float]:
     return group, asked.temperature
 
 
-def _answer(service: Service, group: TokenGroup, logps: np.ndarray, version: int) -> Response:
-    rows = np.split(logps, np.cumsum(group.completion_lengths)[:-1])
+def _answer(service: Service, group: TokenGroup, scores: Scores) -> Response:
+    rows = np.split(scores.logps[0], np.cumsum(group.completion_lengths)[:-1])
     answer = Logprobs.model_validate(
         {
             "logprobs": [row.tolist() for row in rows],
             "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
-            "reference_version": version,
+            "reference_version": scores.reference_version,
         }
     )
     return Response(answer.model_dump_json(), media_type=JSON)
 
 
-async def _score(service: Service, group: TokenGroup, temperature: float) -> tuple[np.ndarray, int]:
-    """(C,) log-probs, and the version of the weights that computed them."""
-    scores = await asyncio.wrap_future(service.scoring.submit(group, temperature))
-    (logps,) = scores.logps
-    return logps, scores.reference_version
+async def _score(service: Service, group: TokenGroup, temperature: float) -> Scores:
+    return await asyncio.wrap_future(service.scoring.submit(group, temperature))

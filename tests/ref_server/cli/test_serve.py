@@ -21,7 +21,7 @@ from ref_server.__main__ import main
 from ref_server.cli.serve import run as serve
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared import wire
-from shared.batch import RolloutBatch
+from shared.batch import RolloutBatch, ScoredBatch
 from shared.models import save_model
 from tests.ports import free_port
 from tests.ref_server.queue.backends import make_limits
@@ -159,6 +159,24 @@ def test_a_second_server_keeps_off(model_dir: Path, tmp_path: Path, capsys: pyte
     assert f"another process holds {tmp_path}" in output
 
 
+def test_a_teacher_beside_the_model(model_dir: Path, tmp_path: Path, rollout: Rollout) -> None:
+    """The same model twice: both score alike."""
+    options = ("--model", str(model_dir), "--teacher", str(model_dir), "--threads", "1")
+    with serving_with(*options, data_dir=tmp_path) as (_, http):
+        assert http.get("/v1/model").json()["teacher"] == str(model_dir)
+        upload(http, rollout())
+        scored = wire.decode(lease(http).content)
+    assert isinstance(scored, ScoredBatch) and scored.teacher_logps is not None
+    assert scored.teacher_logps.tolist() == scored.ref_logps.tolist()
+
+
+@pytest.mark.usefixtures("own_logs")
+def test_a_teacher_that_cannot_be_had(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", str(model_dir), "--teacher", str(tmp_path / "nothing"), "--data-dir", str(tmp_path)]
+    assert serve([*options, "--port", str(free_port())]) == 1
+    assert "teacher: there is no directory" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("own_logs")
 def test_a_port_that_is_taken(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -168,7 +186,7 @@ def test_a_port_that_is_taken(model_dir: Path, tmp_path: Path, capsys: pytest.Ca
     assert "address already in use" in output
     assert str(port) in output
     assert "--port" in output, "it says what to do"
-    assert "loading the reference model" not in output, "it says so before that, which can take minutes"
+    assert "loading a model" not in output, "it says so before that, which can take minutes"
     SqliteQueue(tmp_path / "queue.sqlite", limits=make_limits()).close()  # nothing is left held
 
 

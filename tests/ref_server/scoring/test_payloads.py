@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ref_server.scoring.payloads import read_payload
+from ref_server.scoring.reference import Scores
 from shared import wire
 from shared.batch import BatchError, RolloutBatch, ScoredBatch
 
@@ -20,7 +21,7 @@ def test_a_rollout_batch_becomes_a_scored_one(rollout: Rollout) -> None:
     (group,) = payload.groups
     np.testing.assert_array_equal(group.completion_ids, batch.group.completion_ids)
     logps = -np.arange(5, dtype=np.float32)
-    scored = wire.decode(payload.scored([logps], "17"))
+    scored = wire.decode(payload.scored(Scores([logps], 17)))
     assert isinstance(scored, ScoredBatch)
     assert scored.reference_version == "17"
     np.testing.assert_array_equal(scored.ref_logps, logps)

@@ -1,0 +1,206 @@
+"""A teacher beside the reference: every batch is scored by both, whatever replaces the reference."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from policy_trainer.demo.base_model import make_model, make_tokenizer
+from ref_server.cli.stores import open_queue
+from ref_server.config import ServeConfig
+from ref_server.scoring import frozen_model, taught
+from ref_server.service.service import Service
+from shared import wire
+from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
+from shared.errors import UserError
+from shared.models import load_model, save_model
+
+Rollout = Callable[..., RolloutBatch]
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+Start = Callable[..., AbstractContextManager[httpx.Client]]
+SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
+
+
+def changed_model(by: float) -> PreTrainedModel:
+    changed = make_model(0)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += by
+    return changed.eval()
+
+
+def teacher_model(**changes: Any) -> PreTrainedModel:
+    """Another architecture with the same tokens."""
+    torch.manual_seed(3)
+    sizes = {**make_model(0).config.to_dict(), "hidden_size": 64, **changes}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reference, a snapshot that may replace it, and a teacher."""
+    root = tmp_path_factory.mktemp("models")
+    save_model(make_model(0), make_tokenizer(), root / "model")
+    save_model(changed_model(0.02), make_tokenizer(), root / "snapshots" / "one")
+    save_model(teacher_model(), make_tokenizer(), root / "teacher")
+    return root
+
+
+@pytest.fixture
+def start(folder: Path, tmp_path: Path, serve: Serve) -> Start:
+    """Serves both as the command does, and after a restart the same queue."""
+
+    def start(**settings: Any) -> AbstractContextManager[httpx.Client]:
+        given = {"data_dir": tmp_path / "data", "snapshot_root": folder / "snapshots", **settings}
+        config = ServeConfig(model=str(folder / "model"), teacher=str(folder / "teacher"), **given)
+        return serve(Service(taught.beside(frozen_model.load(config), config), open_queue(config), config))
+
+    return start
+
+
+@pytest.fixture
+def own(folder: Path) -> Callable[[str, RolloutBatch], np.ndarray]:
+    """(C,) log-probs of a batch by a model of the folder alone, row by row."""
+
+    def own(name: str, batch: RolloutBatch) -> np.ndarray:
+        model = load_model(str(folder / name), revision=None, device="cpu", dtype="float32")
+        return naive(model, batch.group, batch.temperature)
+
+    return own
+
+
+def naive(model: PreTrainedModel, group: TokenGroup, temperature: float) -> np.ndarray:
+    rows = []
+    for completion in group.completions():
+        row = torch.tensor(np.concatenate([group.prompt_ids, completion]))
+        with torch.no_grad():
+            logits = model(input_ids=row[None], use_cache=False).logits[0].double() / temperature
+        logps = logits.log_softmax(-1)[torch.arange(len(row) - 1), row[1:]]
+        rows.append(logps[len(group.prompt_ids) - 1 :].numpy())
+    return np.concatenate(rows)
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> None:
+    http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS).raise_for_status()
+
+
+def lease(http: httpx.Client) -> ScoredBatch:
+    answer = http.post("/v1/batches/lease", json={"consumer": "c", "wait_seconds": 20})
+    scored = wire.decode(answer.content)
+    assert isinstance(scored, ScoredBatch)
+    return scored
+
+
+def teacher_logps(scored: ScoredBatch) -> np.ndarray:
+    assert scored.teacher_logps is not None
+    return scored.teacher_logps
+
+
+def test_both_score_each_batch(start: Start, own: Any, rollout: Rollout) -> None:
+    batches = [rollout(lengths=(3, 5, 1), temperature=0.7), rollout(prompt=2, lengths=(4,))]
+    with start() as http:
+        for batch in batches:
+            upload(http, batch)
+        for batch in batches:
+            scored = lease(http)
+            assert scored.rollout.id == batch.id
+            np.testing.assert_allclose(scored.ref_logps, own("model", batch), atol=1e-4)
+            np.testing.assert_allclose(teacher_logps(scored), own("teacher", batch), atol=1e-4)
+            assert np.abs(teacher_logps(scored) - scored.ref_logps).max() > 0.1, "two different models"
+
+
+def test_the_server_names_it(start: Start, folder: Path) -> None:
+    with start() as http:
+        info = http.get("/v1/model").json()
+    assert (info["name"], info["teacher"]) == (str(folder / "model"), str(folder / "teacher"))
+
+
+def test_a_direct_request_has_both_too(start: Start, own: Any, rollout: Rollout) -> None:
+    batch = rollout(lengths=(2, 3))
+    with start() as http:
+        scored = wire.decode(http.post("/v1/logprobs", content=wire.encode(batch), headers=SAFETENSORS).content)
+        ids = {
+            "prompt_ids": batch.group.prompt_ids.tolist(),
+            "completions": [own.tolist() for own in batch.group.completions()],
+        }
+        logprobs = http.post("/v1/logprobs", json=ids).json()["logprobs"]
+    assert isinstance(scored, ScoredBatch)
+    np.testing.assert_allclose(teacher_logps(scored), own("teacher", batch), atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(logprobs), own("model", batch), atol=1e-4)
+
+
+def test_a_replacement_and_a_restart_keep_it(start: Start, own: Any, rollout: Rollout) -> None:
+    batch, later = rollout(), rollout()
+    with start() as http:
+        assert http.put("/v1/reference", json={"snapshot": "one", "version": 1}).status_code == 200
+        upload(http, batch)
+        scored = lease(http)
+        assert http.get("/v1/model").json()["teacher"]
+    with start() as http:
+        upload(http, later)
+        again = lease(http)
+        while again.rollout.id != later.id:  # the first one's lease ended with its server
+            again = lease(http)
+    for own_batch, found in ((batch, scored), (later, again)):
+        assert found.reference_version == "1"
+        np.testing.assert_allclose(found.ref_logps, own("snapshots/one", own_batch), atol=1e-4)
+        np.testing.assert_allclose(teacher_logps(found), own("teacher", own_batch), atol=1e-4)
+
+
+def test_the_same_replacement_again_changes_nothing(folder: Path) -> None:
+    config = ServeConfig(model=str(folder / "model"), teacher=str(folder / "teacher"))
+    reference = taught.beside(frozen_model.load(config), config)
+    assert reference.replacement(None, 0) is reference
+
+
+def test_a_longer_row_than_the_teacher_takes_is_refused(
+    folder: Path, tmp_path: Path, serve: Serve, rollout: Rollout
+) -> None:
+    save_model(teacher_model(max_position_embeddings=8), make_tokenizer(), tmp_path / "short")
+    config = ServeConfig(model=str(folder / "model"), teacher=str(tmp_path / "short"), data_dir=tmp_path / "data")
+    service = Service(taught.beside(frozen_model.load(config), config), open_queue(config), config)
+    with serve(service) as http:
+        answer = http.post("/v1/batches", content=wire.encode(rollout(prompt=5, lengths=(4,))), headers=SAFETENSORS)
+    assert answer.status_code == 413
+    assert "the model's context is 8" in answer.json()["error"]["message"]
+
+
+class TestRefusals:
+    def refused(self, folder: Path, teacher: Path) -> str:
+        config = ServeConfig(model=str(folder / "model"), teacher=str(teacher))
+        with pytest.raises(UserError) as raised:
+            taught.beside(frozen_model.load(config), config)
+        return str(raised.value)
+
+    def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
+        tokenizer = make_tokenizer()
+        tokenizer.add_tokens(["<other>"])
+        save_model(teacher_model(), tokenizer, tmp_path / "other")
+        said = self.refused(folder, tmp_path / "other")
+        assert said.startswith("teacher: the tokenizer of") and "same family" in said
+
+    def test_a_smaller_vocabulary(self, folder: Path, tmp_path: Path) -> None:
+        rows = make_model(0).config.vocab_size
+        save_model(teacher_model(vocab_size=rows - 1), make_tokenizer(), tmp_path / "small")
+        assert f"has a vocabulary of {rows - 1} tokens" in self.refused(folder, tmp_path / "small")
+
+    def test_more_rows_than_tokens_are_no_other_vocabulary(self, folder: Path, tmp_path: Path) -> None:
+        """Models of one family often differ in how far their embeddings are padded."""
+        rows = make_model(0).config.vocab_size
+        save_model(teacher_model(vocab_size=rows + 11), make_tokenizer(), tmp_path / "padded")
+        config = ServeConfig(model=str(folder / "model"), teacher=str(tmp_path / "padded"))
+        assert taught.beside(frozen_model.load(config), config).info.vocabulary_size == rows
+
+    def test_no_such_directory(self, folder: Path, tmp_path: Path) -> None:
+        said = self.refused(folder, tmp_path / "nothing")
+        assert said.startswith("teacher: there is no directory")
+
+    def test_without_a_model(self) -> None:
+        with pytest.raises(ValueError, match="a teacher alone is the --model"):
+            ServeConfig(no_model=True, teacher="t")
