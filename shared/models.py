@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
@@ -66,6 +67,30 @@ def _read(name: str, **options: Any) -> PreTrainedModel:
     _join_logs()
     # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
     return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
+
+
+def load_classifier(
+    name: str, *, revision: str | None, device: str, dtype: Dtype
+) -> tuple[PreTrainedModel, list[str]]:
+    """A sequence classifier with one label in evaluation mode, and the weights that `name` lacks.
+
+    They have random values. A causal LM lacks the head. Raises UserError when there is no such model, or if it has
+    several labels.
+    """
+    where = choose_device(device)
+    _refuse_adapter(name)
+    transformers_logging.disable_progress_bar()
+    _join_logs()
+    with _explained(name, revision), _without_load_reports():
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        if not any("ForSequenceClassification" in made for made in config.architectures or ()):
+            config.num_labels = 1
+        if config.num_labels != 1:
+            raise ValueError(f"it has {config.num_labels} labels: use a reward model, which has one")
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name, revision=revision, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
+        return model.to(where).eval(), sorted(info["missing_keys"])
 
 
 def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
@@ -131,6 +156,18 @@ def _join_logs() -> None:
         logger = logging.getLogger(library)
         logger.handlers.clear()
         logger.propagate = True
+
+
+@contextmanager
+def _without_load_reports() -> Iterator[None]:
+    """Keeps transformers from listing weights that are new or unused: a classifier made of a causal LM has both."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

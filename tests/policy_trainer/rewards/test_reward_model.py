@@ -161,5 +161,5 @@ def test_a_template_that_refuses_is_told_of(make: Make) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system message, please') }}"
     tokenizer.save_pretrained(directory)
-    with pytest.raises(UserError, match=r"judging\.model: its chat template does not accept .* no system message"):
+    with pytest.raises(UserError, match=r"judging\.model: the reward model's chat template .* no system message"):
         RewardModel(RewardModelConfig(path=str(directory))).scores(CHAT)
