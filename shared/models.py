@@ -69,9 +69,7 @@ def _read(name: str, **options: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
 
 
-def load_classifier(
-    name: str, *, revision: str | None, device: str, dtype: Dtype
-) -> tuple[PreTrainedModel, list[str]]:
+def load_classifier(name: str, *, revision: str | None, device: str, dtype: Dtype) -> tuple[PreTrainedModel, list[str]]:
     """A sequence classifier with one label in evaluation mode, and the weights that `name` lacks.
 
     They have random values. A causal LM lacks the head. Raises UserError when there is no such model, or if it has

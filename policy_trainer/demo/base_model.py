@@ -24,6 +24,7 @@ from policy_trainer.rewards import TAGS
 from policy_trainer.sft import supervision
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
 from policy_trainer.sft.supervision import SupervisedLearner
+from policy_trainer.supervised import update
 from policy_trainer.tasks import arithmetic
 from policy_trainer.tasks.arithmetic import Arithmetic, work
 from shared.logprobs import choose_forward
@@ -43,7 +44,7 @@ RAMP_STEPS = 20
 OPTIMIZER = OptimizerConfig(learning_rate=4e-3, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=1.0)
 WORKED_SHARE_AT_END = 0.25
 BROKEN_SHARE = 0.15
-_RECIPE = (__file__, arithmetic.__file__, supervision.__file__)
+_RECIPE = (__file__, arithmetic.__file__, supervision.__file__, update.__file__)
 
 
 def cached_base_model(cache: Path, seed: int, on_progress: Callable[[int, int], None]) -> Path:

@@ -1,7 +1,7 @@
 """Supervised steps: minimises the negative log-prob of given completions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import OptimizerConfig
 from policy_trainer.learner.micro_batches import cut
-from policy_trainer.learner.optimizer import clip_gradients, make_weights, step_weights
+from policy_trainer.learner.optimizer import make_weights
+from policy_trainer.supervised.update import update
 from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward
 
@@ -28,6 +29,17 @@ class SupervisedStats:
     learning_rate: float
     tokens: int
     not_finite: bool
+
+
+@dataclass(frozen=True)
+class SupervisedEvaluation:
+    """Of held-out rows. eval_loss: nats a completion token. perplexity: its exponential."""
+
+    eval_loss: float
+    perplexity: float
+
+    def __str__(self) -> str:
+        return f"held-out loss {self.eval_loss:.4f} · perplexity {self.perplexity:.4g}"
 
 
 class SupervisedLearner:
@@ -48,24 +60,19 @@ class SupervisedLearner:
     def step(self, rows: Sequence[TokenGroup], *, lr: float) -> SupervisedStats:
         """Makes one update. The loss is the mean over all completion tokens of the rows."""
         tokens = _completion_tokens(rows)
-        self.weights.optimizer.zero_grad(set_to_none=True)
-        losses = []
-        for part in cut([row.tokens for row in rows], self._micro_batch_tokens):
-            share = self._total(rows[part]) / tokens
-            share.backward()
-            losses.append(share.detach())
-        loss = float(torch.stack(losses).sum())
-        norm = clip_gradients(self.weights, self._optimizer)
-        not_finite = not (math.isfinite(loss) and math.isfinite(norm))
-        if not not_finite:
-            step_weights(self.weights, self._optimizer, lr)
-        return SupervisedStats(loss=loss, grad_norm=norm, learning_rate=lr, tokens=tokens, not_finite=not_finite)
+        shares = (self._total(rows[part]) / tokens for part in self._parts(rows))
+        done = update(self.weights, self._optimizer, shares, lr)
+        return SupervisedStats(done.loss, done.grad_norm, lr, tokens, done.not_finite)
 
     @torch.no_grad()
-    def loss(self, rows: Sequence[TokenGroup]) -> float:
-        """Mean loss of the rows, nats a completion token, without training."""
-        parts = cut([row.tokens for row in rows], self._micro_batch_tokens)
-        return sum(float(self._total(rows[part])) for part in parts) / _completion_tokens(rows)
+    def evaluate(self, rows: Sequence[TokenGroup]) -> SupervisedEvaluation:
+        """Measures the rows, without training."""
+        total = sum(float(self._total(rows[part])) for part in self._parts(rows))
+        loss = total / _completion_tokens(rows)
+        return SupervisedEvaluation(loss, math.exp(min(loss, 700)))  # exp of more overflows
+
+    def _parts(self, rows: Sequence[TokenGroup]) -> Iterator[slice]:
+        return cut([row.tokens for row in rows], self._micro_batch_tokens)
 
     def _total(self, rows: Sequence[TokenGroup]) -> Tensor:
         return -self._forward(rows, [1.0] * len(rows)).sum()

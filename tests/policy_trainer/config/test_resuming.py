@@ -95,6 +95,6 @@ def test_of_sft(tmp_path: Path) -> None:
 
     before = written(tmp_path, config())
     found = changes(before, config(batch_size=3, eval_steps=9, data={"path": "e.jsonl"}))
-    assert [(change.name, change.allowed) for change in found] == [
-        ("data.path", False), ("batch_size", False), ("eval_steps", True),
-    ]  # fmt: skip
+    assert {change.name: change.allowed for change in found} == {
+        "data.path": False, "batch_size": False, "eval_steps": True,
+    }  # fmt: skip

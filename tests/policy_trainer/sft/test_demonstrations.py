@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import SftConfig
 from policy_trainer.demo.base_model import BATCH, GUESSING_STEPS, STEPS, demonstrations
-from policy_trainer.sft.demonstration_set import DemonstrationSet, load_demonstrations, split
+from policy_trainer.sft.demonstration_set import load_demonstrations, split
 from policy_trainer.sft.demonstrations import RowTooLong, read_demonstrations
+from policy_trainer.supervised.row_set import RowSet
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.settings import from_values
@@ -35,7 +35,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def load(
     make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
-) -> Callable[..., DemonstrationSet]:
+) -> Callable[..., RowSet]:
     """All lines are training rows; another line is held out."""
 
     def load(
@@ -44,7 +44,7 @@ def load(
         note: Callable[[str], None] = print,
         data: dict[str, Any] | None = None,
         **changes: Any,
-    ) -> DemonstrationSet:
+    ) -> RowSet[TokenGroup]:
         paths = {"path": write(*lines), "eval_path": write(eval_lines, name="eval_lines.jsonl")}
         config = from_values(SftConfig, model="none", data={**paths, **(data or {})}, **changes)
         return load_demonstrations(config, make_tiny(vocabulary=len(tokenizer)), tokenizer, note)
@@ -69,7 +69,7 @@ def texts(row: TokenGroup, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str
     ],
 )
 def test_a_line_is_a_prompt_and_a_completion_with_its_end(
-    load: Callable[..., DemonstrationSet], tokenizer: PreTrainedTokenizerFast, line: Any, prompt: str
+    load: Callable[..., RowSet[TokenGroup]], tokenizer: PreTrainedTokenizerFast, line: Any, prompt: str
 ) -> None:
     (row,) = load(line).rows
     assert texts(row, tokenizer) == (prompt, "3<|end|>")
@@ -77,7 +77,7 @@ def test_a_line_is_a_prompt_and_a_completion_with_its_end(
     assert row.size == 1
 
 
-def test_prompts_are_encoded_as_in_a_run(load: Callable[..., DemonstrationSet], tokenizer: Any) -> None:
+def test_prompts_are_encoded_as_in_a_run(load: Callable[..., RowSet[TokenGroup]], tokenizer: Any) -> None:
     data = {"system_prompt": "Be brief.", "assistant_prefill": "<think>"}
     (row,) = load({"messages": [USER, ANSWER]}, eval_lines={"messages": [USER, ANSWER]}, data=data).rows
     prompt = "<|system|>Be brief.<|end|><|user|>1+2=?<|end|><|assistant|><think>"
@@ -101,22 +101,22 @@ def test_a_completion_ends_with_a_token_that_samplers_stop_at(
 class TestTooLong:
     LINES = ({"prompt": "abc", "completion": "def"}, {"prompt": "abcd", "completion": "def"})
 
-    def test_is_dropped_and_counted(self, load: Callable[..., DemonstrationSet]) -> None:
+    def test_is_dropped_and_counted(self, load: Callable[..., RowSet[TokenGroup]]) -> None:
         notes: list[str] = []
         data = load(*self.LINES, note=notes.append, max_length=7)
         assert [row.tokens for row in data.rows] == [7]
         assert notes == ["demonstrations: 1 to train on, of 7 tokens; 1 held out; 1 dropped as too long"]
 
-    def test_is_refused_with_too_long_refuse(self, load: Callable[..., DemonstrationSet]) -> None:
+    def test_is_refused_with_too_long_refuse(self, load: Callable[..., RowSet[TokenGroup]]) -> None:
         with pytest.raises(RowTooLong, match=r"data\.jsonl:2: has 8 tokens and may have 7: max_length"):
             load(*self.LINES, data={"too_long": "refuse"}, max_length=7)
 
-    def test_is_longer_than_the_models_context(self, load: Callable[..., DemonstrationSet]) -> None:
+    def test_is_longer_than_the_models_context(self, load: Callable[..., RowSet[TokenGroup]]) -> None:
         with pytest.raises(RowTooLong, match="has 129 tokens and may have 128"):
             load({"prompt": "a" * 120, "completion": "b" * 8}, data={"too_long": "refuse"})
         assert load({"prompt": "a" * 120, "completion": "b" * 7}).rows[0].tokens == 128
 
-    def test_when_nothing_is_left(self, load: Callable[..., DemonstrationSet]) -> None:
+    def test_when_nothing_is_left(self, load: Callable[..., RowSet[TokenGroup]]) -> None:
         with pytest.raises(UserError, match="no demonstration is left"):
             load(*self.LINES, max_length=6)
         with pytest.raises(UserError, match="no held-out demonstration is left"):
@@ -151,7 +151,7 @@ def test_refusals_name_file_and_line(write: Callable[..., Path], line: Any, mess
 
 
 def test_a_template_that_does_not_take_a_line(
-    load: Callable[..., DemonstrationSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., RowSet[TokenGroup]], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(UserError, match=r"data\.jsonl:1: .*chat template"):
@@ -175,33 +175,8 @@ class TestSplit:
 
     def test_too_few(self, write: Callable[..., Path]) -> None:
         path = write({"prompt": "a", "completion": "b"})
-        with pytest.raises(UserError, match="leaves no demonstration to train on"):
+        with pytest.raises(UserError, match="leaves nothing to train on"):
             split(from_values(SftConfig, model="none", data={"path": path}).data)
-
-
-class TestOrder:
-    def rows(self, count: int) -> list[TokenGroup]:
-        return [TokenGroup(np.array([i]), np.array([i]), np.array([1])) for i in range(count)]
-
-    def order(self, data: DemonstrationSet) -> list[list[int]]:
-        return [[int(row.prompt_ids[0]) for row in data.batch(step)] for step in range(data.steps)]
-
-    def test_each_epoch_has_every_row_once_in_its_own_order(self) -> None:
-        data = DemonstrationSet(self.rows(10), self.rows(1), epochs=3, batch_size=4, seed=0)
-        batches = self.order(data)
-        assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 4, 4, 2]
-        drawn = [place for batch in batches for place in batch]
-        passes = [drawn[start : start + 10] for start in (0, 10, 20)]
-        assert all(sorted(one) == list(range(10)) for one in passes)
-        assert passes[0] != passes[1] != passes[2]
-
-    def test_is_a_function_of_seed_and_step(self) -> None:
-        first, again, other = (
-            DemonstrationSet(self.rows(10), self.rows(1), epochs=2, batch_size=3, seed=seed) for seed in (0, 0, 1)
-        )
-        order = self.order(first)
-        assert [[int(row.prompt_ids[0]) for row in again.batch(step)] for step in (4, 1)] == [order[4], order[1]]
-        assert self.order(other) != order
 
 
 def test_the_demo_shows_worked_examples_and_then_mostly_answers_alone() -> None:

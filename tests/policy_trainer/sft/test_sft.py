@@ -21,9 +21,9 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.sft import sft as module
 from policy_trainer.sft.sft import sft
 from policy_trainer.sft.supervision import SupervisedLearner
+from policy_trainer.supervised.run import SupervisedRun
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values, load_settings
@@ -96,7 +96,7 @@ def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], c
     records = read_metrics(config.run_dir / "metrics.jsonl")
     eval_losses = {record["step"]: record["eval_loss"] for record in records if record["kind"] == "evaluation"}
     assert list(eval_losses) == list(range(0, 65, 4))
-    assert eval_losses[0] > 2 and eval_losses[64] == result.eval_loss < 0.05
+    assert eval_losses[0] > 2 and eval_losses[64] == result.evaluation.eval_loss < 0.05
     losses = [record["loss"] for record in steps_of(config.run_dir)]
     assert losses[-1] < 0.05 < losses[0]
     assert [path.name for path in config.run_dir.iterdir() if path.name.startswith(".")] == []
@@ -154,7 +154,7 @@ def test_a_crash_loses_what_no_checkpoint_holds(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.SftRun, "_save_model", crash)
+        patch.setattr(SupervisedRun, "_save_model", crash)
         with pytest.raises(Crash):
             sft(configure(), console)
     config = configure(resume=True)
@@ -167,8 +167,10 @@ def test_a_crash_loses_what_no_checkpoint_holds(
 def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], console: Console) -> None:
     """There is nothing to save, and a resumed run begins at step 0."""
     with pytest.MonkeyPatch.context() as patch:
-        loss = SupervisedLearner.loss
-        patch.setattr(SupervisedLearner, "loss", lambda *args: (signal.raise_signal(signal.SIGINT), loss(*args))[1])
+        measure = SupervisedLearner.evaluate
+        patch.setattr(
+            SupervisedLearner, "evaluate", lambda *args: (signal.raise_signal(signal.SIGINT), measure(*args))[1]
+        )
         stopped = sft(configure(), console)
     assert not stopped.finished and stopped.steps == 0
     config = configure(resume=True)

@@ -67,7 +67,7 @@ def test_loss_and_gradient_are_those_of_transformers(make_tiny: Make, forward: A
     gradients = dict(model.named_parameters())
     for name, parameter in theirs.named_parameters():
         torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-5, atol=1e-6)
-    assert ours.loss(rows) == pytest.approx(stats.loss, abs=1e-9)
+    assert ours.evaluate(rows).eval_loss == pytest.approx(stats.loss, abs=1e-9)
 
 
 def test_steps_are_those_of_adamw_on_that_loss(make_tiny: Make) -> None:
@@ -107,16 +107,16 @@ def test_a_loss_that_is_not_finite_changes_nothing(make_tiny: Make) -> None:
 def test_bfloat16_weights_have_masters_that_gather_small_steps(make_tiny: Make) -> None:
     model = make_tiny(dtype=torch.bfloat16)
     ours = learner(model, PaddedForward, weight_decay=0.0)
-    rows, before = random_rows(0), ours.loss(random_rows(0))
+    rows, before = random_rows(0), ours.evaluate(random_rows(0)).eval_loss
     for _ in range(50):
         ours.step(rows, lr=2e-4)  # of weights of 0.3, where bfloat16 has steps of 2e-3
     assert all(master.dtype == torch.float32 for master in ours.weights.masters.values())
-    assert ours.loss(rows) < before - 0.1
+    assert ours.evaluate(rows).eval_loss < before - 0.1
 
 
 def test_evaluation_trains_nothing(make_tiny: Make) -> None:
     model = make_tiny()
     before = copy.deepcopy(model.state_dict())
-    learner(model).loss(random_rows(1))
+    learner(model).evaluate(random_rows(1))
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

@@ -1,0 +1,198 @@
+"""Trains a model on the rows of a file or dataset: its steps, held-out rows, checkpoints and metrics.
+
+The rows and the learning rate of a step are functions of its number, so that a checkpoint of the weights is all that
+resuming needs.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config.supervised import SupervisedConfig
+from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
+from policy_trainer.learner.optimizer import Weights, lr_factor
+from policy_trainer.lifecycle.endings import RunFailed, StopRequest
+from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.write_failures import write_failures
+from policy_trainer.supervised.row_set import RowSet
+from shared.atomic_files import whole_directory
+from shared.models import load_tokenizer, save_model, use_threads
+
+Row = TypeVar("Row")
+Row_contra = TypeVar("Row_contra", contravariant=True)
+
+
+class Record(Protocol):
+    """A dataclass of numbers, which metrics.jsonl gets."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class StepRecord(Record, Protocol):
+    @property
+    def loss(self) -> float: ...
+    @property
+    def not_finite(self) -> bool: ...
+
+
+class EvalRecord(Record, Protocol):
+    """str() says it in words."""
+
+    @property
+    def eval_loss(self) -> float: ...
+
+
+class RowLearner(Protocol[Row_contra]):
+    """A model that trains on rows."""
+
+    model: PreTrainedModel
+    weights: Weights
+
+    def step(self, rows: Sequence[Row_contra], *, lr: float) -> StepRecord:
+        """Makes one update, unless it would not be finite."""
+        ...
+
+    def evaluate(self, rows: Sequence[Row_contra]) -> EvalRecord:
+        """Measures, without training."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[Row]):
+    """What is trained, and on what.
+
+    model: its weights are at a path or hub id, of this revision; resumed: they are of a checkpoint. data: the rows; it
+    calls the function that it gets with a line about them. learner: of the model.
+    """
+
+    model: Callable[[str, str | None, bool], PreTrainedModel]
+    data: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Callable[[str], None]], RowSet[Row]]
+    learner: Callable[[PreTrainedModel, PreTrainedTokenizerBase], RowLearner[Row]]
+
+
+@dataclass(frozen=True)
+class SupervisedResult:
+    """How a run ended. evaluation: the last one. seconds: of training, in all processes."""
+
+    finished: bool
+    steps: int
+    evaluation: Any
+    seconds: float
+
+
+def train_on_rows(config: SupervisedConfig, recipe: Recipe[Any], console: Console) -> SupervisedResult:
+    """Trains until the last step or a request to stop. RUN_DIR/model or a checkpoint then has the weights.
+
+    Raises UserError for a configuration or data that cannot be used, RunFailed for a loss that is not finite,
+    and for a disk that is full.
+    """
+    use_threads(config.threads)
+    directory = RunDirectory(config.run_dir)
+    resumed = directory.open(config, console, resume=config.resume)
+    checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
+    checkpoint = checkpoints.newest() if resumed else None
+    state = read_state(checkpoint) if checkpoint else TrainState()
+    # Without a checkpoint step 0 is evaluated again, and its record is dropped too.
+    truncate_metrics(directory.metrics, state.step if checkpoint else -1)
+    source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
+    model, tokenizer = recipe.model(source, revision, bool(checkpoint)), load_tokenizer(source, revision=revision)
+    data = recipe.data(model, tokenizer, partial(console.print, highlight=False, soft_wrap=True))
+    if config.gradient_checkpointing:
+        checkpoint_layers(model)
+    learner = recipe.learner(model, tokenizer)
+    if checkpoint:
+        restore(checkpoint, learner.weights)
+    metrics = MetricsFile(directory.metrics)
+    try:
+        with StopRequest() as stop, _bar(console) as bar:
+            return SupervisedRun(config, directory, state, data, learner, tokenizer, checkpoints, metrics, bar).run(
+                stop
+            )
+    finally:
+        metrics.close()
+
+
+@dataclass
+class SupervisedRun:
+    """A run from its state at the start of this process to its end."""
+
+    config: SupervisedConfig
+    directory: RunDirectory
+    state: TrainState
+    data: RowSet[Any]
+    learner: RowLearner[Any]
+    tokenizer: PreTrainedTokenizerBase
+    checkpoints: Checkpoints
+    metrics: MetricsFile
+    bar: Progress
+    evaluation: EvalRecord | None = None
+
+    def run(self, stop: StopRequest) -> SupervisedResult:
+        """Trains the remaining steps and saves the model, or saves a checkpoint when it is stopped."""
+        state, steps = self.state, self.data.steps
+        task = self.bar.add_task("", total=steps, completed=state.step)
+        if state.step == 0:
+            self._evaluate()
+        while state.step < steps and not stop:
+            began = time.monotonic()
+            self._step()
+            state.training_seconds += time.monotonic() - began
+            self.bar.update(task, completed=state.step)
+            # Before the checkpoint, so that weights without a finite loss are not saved.
+            if state.step == steps or (self.config.eval_steps and state.step % self.config.eval_steps == 0):
+                self._evaluate()
+            if state.step % self.config.checkpoint.save_steps == 0:
+                self._checkpoint()
+        finished = state.step >= steps
+        if finished:
+            self._save_model()
+        elif state.step:
+            self._checkpoint()
+        return SupervisedResult(finished, state.step, self.evaluation, state.training_seconds)
+
+    def _step(self) -> None:
+        lr = self.config.optimizer.learning_rate * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
+        stats = self.learner.step(self.data.batch(self.state.step), lr=lr)
+        if stats.not_finite:
+            raise _not_finite(f"loss or gradient of step {self.state.step + 1}")
+        self.state.step += 1
+        self.metrics.write({"kind": "step", "step": self.state.step, **asdict(stats)})
+        self.bar.update(self.bar.task_ids[0], description=f"loss {stats.loss:.4f}")
+
+    def _evaluate(self) -> None:
+        self.evaluation = found = self.learner.evaluate(self.data.eval_rows)
+        self.metrics.write({"kind": "evaluation", "step": self.state.step, **asdict(found)})
+        if not math.isfinite(found.eval_loss):  # no later step would show that the last update broke the weights
+            raise _not_finite(f"held-out loss after step {self.state.step}")
+        self.bar.console.print(f"step {self.state.step}/{self.data.steps} · {found}", highlight=False)
+
+    def _checkpoint(self) -> None:
+        with write_failures(f"the checkpoint of step {self.state.step}"):
+            self.checkpoints.save(self.state, self.learner.model, self.tokenizer, self.learner.weights)
+
+    def _save_model(self) -> None:
+        with write_failures(self.directory.model), whole_directory(self.directory.model) as temporary:
+            save_model(self.learner.model, self.tokenizer, temporary)
+            shutil.rmtree(self.directory.model, ignore_errors=True)  # from an earlier process that finished
+
+
+def _not_finite(what: str) -> RunFailed:
+    return RunFailed(
+        f"the {what} is not finite: lower optimizer.learning_rate, or set dtype = float32; --resume continues from the "
+        "newest checkpoint"
+    )
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TextColumn("{task.description}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
