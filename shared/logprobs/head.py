@@ -4,25 +4,18 @@ A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. 
 logits and recomputes the other tiles: keeping all of them would cost the memory that the tiles save.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-# Logits of one tile. On a CPU 4 MiB of float32, which fit its caches; a GPU needs more work per call.
-_TILE_LOGITS = {"cpu": 2**20}
-_TILE_LOGITS_ELSEWHERE = 2**26
-# Tile sizes are multiples of this: rows of logits that are not aligned to cache lines cost a third of the speed.
-_ALIGNED = 64
+from shared.logprobs.tiles import Slopes, Tiles, wide
+
 # Logits kept for the backward, 512 MiB of float32. Each kept tile saves a quarter of its matrix products.
 _KEPT_LOGITS = 2**27
-# Tokens of one tile at most. Fewer make the matrix products slow; more leave room for only a little vocabulary.
-_TILE_TOKENS = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +43,7 @@ class LMHead:
         return self._apply(hidden, targets, temperatures, with_entropy=False)[0]
 
     def logps_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the (C,) entropies in nats, which have no gradient."""
+        """The same, and the (C,) entropies in nats. A gradient of theirs that nobody asks for costs nothing."""
         return self._apply(hidden, targets, temperatures, with_entropy=True)
 
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
@@ -62,14 +55,35 @@ class LMHead:
 
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """(C, V) logits that predict (C,) targets -> (C,) log-probs, untiled."""
-    logits = logits.to(_wide(logits.dtype)) / temperature
+    return _of_targets(logits.to(wide(logits.dtype)) / temperature, targets)
+
+
+def target_logps_and_entropies(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The same, and the (C,) entropies in nats."""
+    logits = logits.to(wide(logits.dtype)) / temperature
+    return _of_targets(logits, targets), _Entropies.apply(logits)  # type: ignore[return-value]
+
+
+def _of_targets(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=1)
 
 
-def entropies(logits: Tensor, temperature: float) -> Tensor:
-    """(C, V) logits -> (C,) entropies in nats, without gradient."""
-    logps = (logits.detach().to(_wide(logits.dtype)) / temperature).log_softmax(dim=1)
-    return -torch.linalg.vecdot(logps.exp(), logps)
+class _Entropies(torch.autograd.Function):
+    """Of whole logits. Keeps for its backward what the log-probs' keeps anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        logps = logits.log_softmax(dim=1)
+        entropy = -torch.linalg.vecdot(logps.exp(), logps)
+        ctx.save_for_backward(logits, entropy)
+        return entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:  # type: ignore[override]
+        logits, entropy = ctx.saved_tensors
+        logps = logits.log_softmax(dim=1)
+        return (logps + entropy[:, None]).mul_(-grad_outputs[0][:, None]).mul_(logps.exp_())
 
 
 class _TiledLogps(torch.autograd.Function):
@@ -85,10 +99,10 @@ class _TiledLogps(torch.autograd.Function):
         with_entropy: bool,
         logits_to_keep: int,
     ) -> tuple[Tensor, Tensor | None]:
-        tiles = _Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
+        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
-        sums, expected = hidden.new_zeros((2, *shape), dtype=_wide(hidden.dtype))
+        sums, expected = hidden.new_zeros((2, *shape), dtype=wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
         kept: dict[tuple[int, int], Tensor] = {}
         for part, vocabulary in enumerate(tiles.vocabulary):
@@ -105,24 +119,22 @@ class _TiledLogps(torch.autograd.Function):
                 if logits_to_keep >= 0:
                     kept[vocabulary.start, tokens.start] = logits
         log_sum = sums.logsumexp(dim=0)
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum)
+        entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0) if with_entropy else None
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy)
         ctx.softcap, ctx.kept = softcap, kept
-        entropy = None
-        if with_entropy:
-            entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0)
-            ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return target - log_sum, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, bias, targets, temperatures, log_sum = ctx.saved_tensors
-        tiles = _Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap)
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, targets, temperatures, log_sum, entropy = ctx.saved_tensors
+        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_bias = torch.empty_like(bias) if wants_bias else None
-        scale = grad_outputs[0] / temperatures
+        slopes = Slopes.of(temperatures, log_sum, entropy, *grad_outputs)
         for vocabulary in tiles.vocabulary:
             # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
             tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
@@ -132,7 +144,7 @@ class _TiledLogps(torch.autograd.Function):
                 logits = ctx.kept.pop((vocabulary.start, tokens.start), None)
                 if logits is None:
                     logits = tiles.logits(tokens, vocabulary)
-                slope = tiles.slope_(logits, tokens, vocabulary, log_sum, scale)
+                slope = tiles.slope_(logits, tokens, vocabulary, slopes)
                 if tile_bias is not None:
                     tile_bias += slope.sum(dim=0)
                 slope = slope.to(weight.dtype)
@@ -145,74 +157,3 @@ class _TiledLogps(torch.autograd.Function):
             if grad_bias is not None and tile_bias is not None:
                 grad_bias[vocabulary] = tile_bias
         return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, *[None] * 5)
-
-
-@dataclass(frozen=True, eq=False)
-class _Tiles:
-    """Computes the logits of tiles: some tokens times a part of the vocabulary."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    all_targets: Tensor
-    temperatures: Tensor
-    softcap: float | None
-    tokens: list[slice]
-    vocabulary: list[slice]
-
-    @classmethod
-    def of(
-        cls,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperatures: Tensor,
-        softcap: float | None,
-    ) -> "_Tiles":
-        tokens = list(_slices(len(hidden), _TILE_TOKENS))
-        size = _TILE_LOGITS.get(hidden.device.type, _TILE_LOGITS_ELSEWHERE) // tokens[0].stop
-        return cls(
-            hidden, weight, bias, targets, temperatures, softcap, tokens, list(_slices(len(weight), max(1, size)))
-        )
-
-    def logits(self, tokens: slice, vocabulary: slice) -> Tensor:
-        """Logits of one tile, divided by the temperature: float32 or float64."""
-        bias = None if self.bias is None else self.bias[vocabulary]
-        logits = F.linear(self.hidden[tokens], self.weight[vocabulary], bias).to(_wide(self.hidden.dtype))
-        if self.softcap is not None:
-            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits.div_(self.temperatures[tokens, None])
-
-    def targets(self, tokens: slice, vocabulary: slice) -> tuple[Tensor, Tensor]:
-        """bool (T,): is the token's target in this part; (T, 1): its column, arbitrary if it is not."""
-        column = self.all_targets[tokens] - vocabulary.start
-        size = vocabulary.stop - vocabulary.start
-        return (column >= 0) & (column < size), column.clamp(0, size - 1)[:, None]
-
-    def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, log_sum: Tensor, scale: Tensor) -> Tensor:
-        """Gradient with respect to the matrix product's output: scale (onehot - softmax), times the cap's derivative.
-
-        Overwrites `logits`.
-        """
-        through = None
-        if self.softcap is not None:
-            through = 1 - (logits * (self.temperatures[tokens, None] / self.softcap)).square()
-        slope = logits.sub_(log_sum[tokens, None]).exp_().mul_(-scale[tokens, None])
-        inside, column = self.targets(tokens, vocabulary)
-        slope.scatter_add_(1, column, torch.where(inside, scale[tokens], 0.0)[:, None])
-        return slope if through is None else slope.mul_(through)
-
-
-def _slices(length: int, limit: int) -> Iterator[slice]:
-    """Cuts [0, length) into the fewest parts of about equal size, at most `limit` (alignment may add a little)."""
-    parts = -(-length // limit)
-    size = -(-length // parts)
-    if size > _ALIGNED:
-        size += -size % _ALIGNED
-    for start in range(0, length, size):
-        yield slice(start, min(start + size, length))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -21,5 +21,8 @@ class LogprobForward(Protocol):
         ...
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """The same, and the entropy in nats of the distribution that predicted each token: float32, no gradient."""
+        """The same, and the entropy in nats of the distribution that predicted each token: float32.
+
+        Its gradient, too, is exact. Where no loss has the entropy, that costs nothing.
+        """
         ...

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.errors import UserError
-from shared.logprobs.head import entropies, target_logps
+from shared.logprobs.head import target_logps, target_logps_and_entropies
 from shared.logprobs.hidden import HiddenForward
 
 # Most tokens of a padded micro-batch, unless a single row has more.
@@ -48,9 +48,9 @@ class PlainForward:
         return torch.cat([target_logps(*parts) for parts in self._parts(groups, temperatures)])
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        parts = self._parts(groups, temperatures)
-        logps = [target_logps(*part) for part in parts]
-        return torch.cat(logps), torch.cat([entropies(logits, temperature) for logits, _, temperature in parts])
+        found = [target_logps_and_entropies(*part) for part in self._parts(groups, temperatures)]
+        logps, entropies = zip(*found, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
 
     def _parts(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[tuple[Tensor, Tensor, float]]:
         """For each completion: (T, V) logits, (T,) target tokens, temperature."""

@@ -1,7 +1,7 @@
 """Tiny random models of many families, groups to score, and the plainest computation there is: float64, row by row."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,15 +149,24 @@ def mixed(groups: list[TokenGroup]) -> list[float]:
 
 def oracle(model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
     """(sum of C,) float64. Differentiable: gradients reach `model`, which should be a float64 copy."""
-    logps = []
+    return torch.stack([logps[token] for token, logps in distributions(model, groups, temperatures)])
+
+
+def entropy_oracle(model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+    """The same of the entropies."""
+    return torch.stack([-(logps.exp() * logps).sum() for _, logps in distributions(model, groups, temperatures)])
+
+
+def distributions(
+    model: PreTrainedModel, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+) -> Iterator[tuple[int, Tensor]]:
+    """Each completion token, with the (V,) log-probs that predicted it."""
     for one, temperature in zip(groups, temperatures, strict=True):
         for completion in one.completions():
             row = [int(token) for token in (*one.prompt_ids, *completion)]
             logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
             for position in range(len(one.prompt_ids), len(row)):
-                distribution = torch.log_softmax(logits[position - 1] / temperature, dim=-1)
-                logps.append(distribution[row[position]])
-    return torch.stack(logps)
+                yield row[position], torch.log_softmax(logits[position - 1] / temperature, dim=-1)
 
 
 def in_double(model: PreTrainedModel) -> PreTrainedModel:

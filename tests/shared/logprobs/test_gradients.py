@@ -3,8 +3,24 @@
 import pytest
 import torch
 
-from shared.logprobs import PackedForward, PlainForward
-from tests.shared.logprobs.families import SHAPES, gradients, group, in_double, make, oracle, weights
+from shared.logprobs import PackedForward, PaddedForward, PlainForward
+from tests.shared.logprobs.families import (
+    SHAPES,
+    entropy_oracle,
+    gradients,
+    group,
+    in_double,
+    make,
+    oracle,
+    weights,
+)
+
+# Of an untied and a tied head, one with a softcap, and one with a bias.
+HEADS = ("qwen2", "qwen2-tied", "gemma2-full", "phi")
+FORWARDS = [
+    *((name, form) for name in HEADS for form in (PackedForward, PaddedForward, PlainForward)),
+    ("granite", PlainForward),  # its logits are not the head's
+]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2-tied", "qwen3", "gpt2", "mixtral"])
@@ -24,6 +40,29 @@ def test_gradients(name: str) -> None:
     assert (gradients(packed) - gradients(plain)).norm() < 1e-5 * norm
 
 
+@pytest.mark.parametrize(("name", "form"), FORWARDS)
+def test_gradients_of_a_loss_with_entropies(
+    name: str, form: type[PackedForward | PaddedForward | PlainForward]
+) -> None:
+    groups, temperatures = [group(9, [1, 12, 4]), group(1, [3, 6])], [1.0, 0.7]
+    model, naive = make(name), in_double(make(name))
+    want, want_entropy = (f(naive, groups, temperatures) for f in (oracle, entropy_oracle))
+    logps, entropy = form(model).with_entropy(groups, temperatures)
+    factors = weights(len(want))
+    (want * factors - 0.3 * want_entropy).sum().backward()
+    (logps * factors - 0.3 * entropy).sum().backward()
+    assert (entropy - want_entropy).abs().max() < 2e-5
+    assert (gradients(model) - gradients(naive)).norm() < 1e-5 * gradients(naive).norm()
+
+
+def test_gradients_of_entropies_in_bfloat16() -> None:
+    groups = SHAPES["many groups"]
+    model, exact = make("qwen2", torch.bfloat16), in_double(make("qwen2", torch.bfloat16))
+    PackedForward(model).with_entropy(groups, [1.0] * len(groups))[1].sum().backward()
+    entropy_oracle(exact, groups, [1.0] * len(groups)).sum().backward()
+    assert torch.nn.functional.cosine_similarity(gradients(model), gradients(exact), dim=0) > 0.99
+
+
 def test_gradients_with_checkpointed_layers() -> None:
     groups = SHAPES["ragged"]
     usual, checkpointed = make("qwen2"), make("qwen2")
@@ -32,7 +71,7 @@ def test_gradients_with_checkpointed_layers() -> None:
     )
     enable()
     for model in (usual, checkpointed):
-        PackedForward(model.train())(groups, [1.0]).sum().backward()
+        torch.cat(PackedForward(model.train()).with_entropy(groups, [1.0])).sum().backward()
     assert (gradients(usual) - gradients(checkpointed)).norm() < 1e-6 * gradients(usual).norm()
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.logprobs import PackedForward, head
-from shared.logprobs.head import LMHead, entropies, target_logps
+from shared.logprobs import PackedForward, head, tiles
+from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies
 from tests.shared.logprobs.families import SHAPES, gradients, make, mixed, weights
 
 HIDDEN, VOCABULARY, TOKENS = 16, 203, 37
@@ -49,17 +49,28 @@ def naive(inputs: Inputs, softcap: float | None) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(params=TILES, ids=str)
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, logits, kept = request.param
-    monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
-    monkeypatch.setitem(head._TILE_LOGITS, "cpu", logits)
+    monkeypatch.setattr(tiles, "_TILE_TOKENS", tokens)
+    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", logits)
     monkeypatch.setattr(head, "_KEPT_LOGITS", kept)
 
 
-@pytest.mark.usefixtures("tiles")
+# What a loss weighs each log-prob and each entropy by.
+LOSSES = {"log-probs": (1.0, 0.0), "entropies": (0.0, 1.0), "both": (1.0, -0.3)}
+
+
+def loss(values: tuple[Tensor, Tensor], of_logps: float, of_entropies: float) -> Tensor:
+    """What weighs nothing is left out, so that autograd does not ask for it."""
+    parts = [(own * weights(TOKENS)).sum() * by for own, by in zip(values, (of_logps, of_entropies), strict=True) if by]
+    return torch.stack(parts).sum()
+
+
+@pytest.mark.usefixtures("tiled")
+@pytest.mark.parametrize("by", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_values_and_gradients(softcap: float | None, bias: bool) -> None:
+def test_values_and_gradients(softcap: float | None, bias: bool, by: tuple[float, float]) -> None:
     ours, exact = Inputs(bias=bias), Inputs(torch.float64, bias=bias)
     logps, entropy = ours.head(softcap).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures)
     want, want_entropy = naive(exact, softcap)
@@ -67,41 +78,51 @@ def test_values_and_gradients(softcap: float | None, bias: bool) -> None:
     assert (logps - want).abs().max() < 5e-6
     assert (entropy - want_entropy).abs().max() < 5e-5
     assert want_entropy.std() > 0.1
-    factors = weights(TOKENS)
-    (logps * factors).sum().backward()
-    (want * factors).sum().backward()
+    loss((logps, entropy), *by).backward()
+    loss((want, want_entropy), *by).backward()
     for got, right in zip(ours.leaves(), exact.leaves(), strict=True):
         assert got.grad is not None and right.grad is not None
-        assert (got.grad - right.grad).norm() < 2e-6 * right.grad.norm()
+        # An entropy is a difference of sums that are as large as logits.
+        assert (got.grad - right.grad).norm() < (2e-6 if by[0] else 1e-5) * right.grad.norm()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tiled")
 def test_gradients_by_finite_differences() -> None:
     inputs = Inputs(torch.float64)
     inputs.temperatures = inputs.temperatures.double()
 
-    def logps(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return LMHead(weight, bias, 3.0).logps(hidden, inputs.targets, inputs.temperatures)
+    def values(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return LMHead(weight, bias, 3.0).logps_and_entropy(hidden, inputs.targets, inputs.temperatures)
 
-    assert torch.autograd.gradcheck(logps, tuple(inputs.leaves()), fast_mode=True)
+    assert torch.autograd.gradcheck(values, tuple(inputs.leaves()), fast_mode=True)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.slow
+def test_gradients_of_whole_logits_by_finite_differences() -> None:
+    logits = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+
+    def values(logits: Tensor) -> tuple[Tensor, Tensor]:
+        return target_logps_and_entropies(logits, torch.arange(6), 0.7)
+
+    assert torch.autograd.gradcheck(values, logits)
+
+
+@pytest.mark.usefixtures("tiled")
 def test_bfloat16_is_rounded_in_the_matrix_product_alone() -> None:
     """The softmax is float32's, and the gradient of the weights is summed in float32 however many tiles there are."""
     ours, exact = Inputs(torch.bfloat16), Inputs(torch.float64)
-    logps = ours.head(None).logps(ours.hidden, ours.targets, ours.temperatures)
-    want, _ = naive(exact, None)
-    assert logps.dtype == torch.float32
+    logps, entropy = ours.head(None).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures)
+    want, want_entropy = naive(exact, None)
+    assert logps.dtype == entropy.dtype == torch.float32
     logits = (
         torch.nn.functional.linear(ours.hidden, ours.weight, ours.bias).double() / ours.temperatures.double()[:, None]
     )
     assert (logps - logits.log_softmax(dim=1)[torch.arange(TOKENS), ours.targets]).abs().max() < 0.2
     assert (logps - want).abs().mean() < 3e-2
-    factors = weights(TOKENS)
-    (logps * factors).sum().backward()
-    (want * factors).sum().backward()
+    assert (entropy - want_entropy).abs().mean() < 3e-2
+    loss((logps, entropy), *LOSSES["both"]).backward()
+    loss((want, want_entropy), *LOSSES["both"]).backward()
     for got, right in zip(ours.leaves(), exact.leaves(), strict=True):
         assert got.grad is not None and right.grad is not None
         assert got.grad.dtype == torch.bfloat16
@@ -113,13 +134,14 @@ def test_softmax_is_not_taken_in_half_precision() -> None:
     logits = (torch.randn(50, 5000, generator=torch.Generator().manual_seed(0)) * 8).bfloat16()
     targets = torch.arange(50)
     want = torch.log_softmax(logits.double() / 0.9, dim=-1)
-    got = target_logps(logits, targets, 0.9)
+    got, entropy = target_logps_and_entropies(logits, targets, 0.9)
+    assert torch.equal(got, target_logps(logits, targets, 0.9))
     # An identity in place of hidden states: the logits are the weights themselves.
     tiled = LMHead(logits.T.contiguous(), None, None).logps(torch.eye(50).bfloat16(), targets, torch.full((50,), 0.9))
     for logps in (got, tiled):
         assert logps.dtype == torch.float32
         assert (logps - want[targets, targets]).abs().max() < 1e-5
-    assert (entropies(logits, 0.9) + (want.exp() * want).sum(dim=1)).abs().max() < 1e-5
+    assert (entropy + (want.exp() * want).sum(dim=1)).abs().max() < 1e-5
 
 
 def test_logits_far_apart() -> None:
@@ -134,17 +156,45 @@ def test_logits_far_apart() -> None:
     assert (entropy + (want.exp() * want).sum()).abs().max() < 1e-4
 
 
+def test_a_sure_distribution_has_finite_gradients() -> None:
+    """Probabilities that underflow have log-probs far below 0: their product is 0."""
+    weight = torch.zeros(VOCABULARY, 1)
+    weight[7, 0] = 500.0
+    hidden = torch.ones(2, 1, requires_grad=True)
+    _, entropy = LMHead(weight, None, None).logps_and_entropy(hidden, torch.tensor([7, 0]), torch.ones(2))
+    _, whole = target_logps_and_entropies(hidden @ weight.T, torch.tensor([7, 0]), 1.0)
+    for one in (entropy, whole):
+        [gradient] = torch.autograd.grad(one.sum(), hidden)
+        assert torch.equal(one, torch.zeros(2)) and torch.equal(gradient, torch.zeros(2, 1))
+
+
+@pytest.mark.usefixtures("tiled")
+def test_a_gradient_of_the_entropy_that_is_not_asked_for_changes_no_bit() -> None:
+    with_entropy, without = Inputs(), Inputs()
+    logps, _ = with_entropy.head(3.0).logps_and_entropy(
+        with_entropy.hidden, with_entropy.targets, with_entropy.temperatures
+    )
+    (logps * weights(TOKENS)).sum().backward()
+    (without.head(3.0).logps(without.hidden, without.targets, without.temperatures) * weights(TOKENS)).sum().backward()
+    for one, other in zip(with_entropy.leaves(), without.leaves(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
 def test_what_is_frozen_gets_no_gradient() -> None:
-    inputs = Inputs()
+    """As a head beside adapters is; what is below it gets the same as ever."""
+    inputs, all_train = Inputs(), Inputs()
     inputs.weight.requires_grad_(False)
-    inputs.head(None).logps(inputs.hidden, inputs.targets, inputs.temperatures).sum().backward()
+    for one in (inputs, all_train):
+        loss(one.head(None).logps_and_entropy(one.hidden, one.targets, one.temperatures), *LOSSES["both"]).backward()
     assert inputs.weight.grad is None
-    assert inputs.hidden.grad is not None
+    assert inputs.hidden.grad is not None and all_train.hidden.grad is not None
+    assert torch.equal(inputs.hidden.grad, all_train.hidden.grad)
 
 
 def test_a_bounded_number_of_logits_is_kept_for_one_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "_TILE_TOKENS", 8)
-    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 160)
+    monkeypatch.setattr(tiles, "_TILE_TOKENS", 8)
+    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", 160)
     monkeypatch.setattr(head, "_KEPT_LOGITS", 2000)
     inputs = Inputs()
 
@@ -163,8 +213,8 @@ def test_a_bounded_number_of_logits_is_kept_for_one_backward(monkeypatch: pytest
 
 def test_logits_never_exist_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the forward keeps for the backward, or makes on its way, is as large as (C, V)."""
-    monkeypatch.setattr(head, "_TILE_TOKENS", 8)
-    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 160)
+    monkeypatch.setattr(tiles, "_TILE_TOKENS", 8)
+    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", 160)
     sizes: list[int] = []
 
     class Watch(torch.overrides.TorchFunctionMode):
@@ -186,8 +236,8 @@ def test_tiles_change_nothing_for_a_whole_model(monkeypatch: pytest.MonkeyPatch)
     whole, tiled = make("qwen2-tied"), make("qwen2-tied")
     loss = PackedForward(whole)(groups, mixed(groups))
     (loss * weights(len(loss))).sum().backward()
-    monkeypatch.setattr(head, "_TILE_TOKENS", 7)
-    monkeypatch.setitem(head._TILE_LOGITS, "cpu", 100)
+    monkeypatch.setattr(tiles, "_TILE_TOKENS", 7)
+    monkeypatch.setitem(tiles._TILE_LOGITS, "cpu", 100)
     again = PackedForward(tiled)(groups, mixed(groups))
     (again * weights(len(loss))).sum().backward()
     assert (loss - again).abs().max() < 5e-6
