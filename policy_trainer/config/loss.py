@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from policy_trainer.config.masks import MaskConfig
 from policy_trainer.config.sections import Section
 
 _DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
@@ -71,15 +72,26 @@ class LossConfig(Section):
     """One correction weight per token, or one per completion."""
     correction_max: float = Field(default=2.0, gt=0)
     """Correction tis: upper bound of the weights."""
+    correction_min: float | None = Field(default=None, ge=0)
+    """Correction tis: lower bound of the weights. Default: none, as weights are above 0."""
     correction_low: float = Field(default=0.5, ge=0)
     """Correction mask: lower bound of the weights that are kept."""
     correction_high: float = Field(default=5.0, gt=0)
     """Correction mask: upper bound of the weights that are kept."""
+    mask: MaskConfig = MaskConfig()
+    mismatch_penalty: float = Field(default=0.0, ge=0)
+    """Weight of (log-prob - the sampler's)^2 in the loss of each token, which draws the policy to the sampler. prime-rl
+    takes 0.001."""
 
     @property
     def scale(self) -> Literal["group", "batch", "none"]:
         """scale_rewards; if it is not given, the advantage's default."""
         return self.scale_rewards or _DEFAULT_SCALES[self.advantage]
+
+    @property
+    def needs_sampler_logps(self) -> bool:
+        """Whether a batch without the sampler's log-probs cannot be trained on. Masks take the old ones instead."""
+        return self.old_logps == "sampler" or self.importance_sampling_correction != "none" or self.mismatch_penalty > 0
 
     @property
     def penalises_loss(self) -> bool:
@@ -133,4 +145,10 @@ class LossConfig(Section):
             )
         if self.correction_low > self.correction_high:
             return "loss.correction_low: must not be above loss.correction_high: no weight would be kept"
+        if self.correction_min is None:
+            return None
+        if self.importance_sampling_correction != "tis":
+            return "loss.correction_min: only tis truncates weights: use loss.correction_low with mask, or leave it out"
+        if self.correction_min >= self.correction_max:
+            return f"loss.correction_min: must be below loss.correction_max, {self.correction_max:g}"
         return None

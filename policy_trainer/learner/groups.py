@@ -18,8 +18,10 @@ def missing_input(batch: Batch, loss: LossConfig, reference: ReferenceSource = "
     """Why the batch lacks an input that the loss needs; None if it can be trained on. reference: the source of its
     log-probs."""
     rollout = rollout_of(batch)
-    if rollout.sampler_logps is None and (loss.old_logps == "sampler" or loss.importance_sampling_correction != "none"):
-        return "it has no sampler_logps, which the ratio or the importance-sampling correction needs"
+    if rollout.sampler_logps is None and loss.needs_sampler_logps:
+        return (
+            "it has no sampler_logps, which the ratio, the importance-sampling correction or the mismatch penalty needs"
+        )
     if loss.beta > 0 and reference == "server" and not isinstance(batch, ScoredBatch):
         return "it has no ref_logps, which the KL penalty needs: it was uploaded to a server without a model"
     if loss.advantage == "process" and rollout.steps is None:

@@ -131,22 +131,18 @@ class Learner:
     def _accumulate(self, micro_batch: MicroBatch, total: Totals) -> Tensor:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
         logps, entropy = self._forward.with_entropy(micro_batch.groups, micro_batch.temperatures)
-        tokens, difference, importance = self._with_importance_weights(micro_batch, logps.detach())
+        tokens, difference, importance = self._with_importance_weights(micro_batch.tokens, logps.detach())
         per_token = token_loss(logps, tokens, self._loss)
         weights = token_weights(self._loss.aggregation, tokens.sequence_ids, tokens.mask, total)
         loss = (weights.to(logps.dtype) * per_token.loss).sum()
         loss.backward()
         return micro_batch_sums(loss.detach(), per_token, entropy, tokens.mask, difference, importance)
 
-    def _with_importance_weights(
-        self, micro_batch: MicroBatch, logps: Tensor
-    ) -> tuple[LossTokens, Tensor, ImportanceStats]:
+    def _with_importance_weights(self, tokens: LossTokens, logps: Tensor) -> tuple[LossTokens, Tensor, ImportanceStats]:
         """The loss's inputs, with importance weights if the correction is on; |log-prob - the sampler's| of each token,
         and the weights' statistics: both are logged even when the correction is off."""
-        tokens, sampler_logps = micro_batch.tokens, micro_batch.sampler_logps
-        if sampler_logps is None:
-            unknown = torch.full_like(logps, torch.nan)
-            return tokens, unknown, ImportanceStats(unknown, torch.zeros_like(tokens.mask))
+        sampler_logps = tokens.sampler_logps
+        assert sampler_logps is not None  # NaN where unknown
         own = self._old_logps.of_learner(tokens.old_logps, logps)
         weights, stats = importance_sampling_weights(own, sampler_logps, tokens.sequence_ids, tokens.mask, self._loss)
         if self._loss.importance_sampling_correction != "none":

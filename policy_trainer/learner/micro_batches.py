@@ -18,13 +18,13 @@ from shared.batch import Array, TokenGroup
 class MicroBatch:
     """Whole groups, joined; C counts the completion tokens of all. Tensors are on the learner's device.
 
-    sampler_logps: float32 (C,). It, tokens.old_logps and tokens.ref_logps are None if any group has none.
+    tokens.old_logps and tokens.ref_logps are None if any group has none. tokens.sampler_logps are NaN in groups that
+    have none.
     """
 
     groups: list[TokenGroup]
     temperatures: list[float]
     tokens: LossTokens
-    sampler_logps: Tensor | None
 
 
 def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
@@ -79,6 +79,10 @@ def join(groups: Sequence[Group], device: torch.device) -> MicroBatch:
             advantages=joined(group.advantages for group in groups),
             old_logps=joined_if_known(lambda group: group.old_logps),
             ref_logps=joined_if_known(lambda group: group.ref_logps),
+            sampler_logps=joined(map(_sampler_logps, groups)),
         ),
-        sampler_logps=joined_if_known(lambda group: group.sampler_logps),
     )
+
+
+def _sampler_logps(group: Group) -> Array:
+    return np.full(len(group.mask), np.nan, np.float32) if group.sampler_logps is None else group.sampler_logps

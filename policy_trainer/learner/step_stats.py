@@ -15,7 +15,7 @@ from policy_trainer.objective.ratios import masked
 
 _SUMS = (
     "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "logp_difference", "weight_clipped", "weight",
-    "weight_squared", "tokens",
+    "weight_squared", "untrusted", "tokens",
 )  # fmt: skip
 # The smallest ratio is kept as the largest negative one.
 _MAXIMA = ("ratio_negative", "ratio", "logp_difference")
@@ -32,9 +32,10 @@ class StepStats:
     old_logps = recomputed, else of the current ones; NaN where unknown. importance_sampling_ratio_mean: mean of
     the correction weights w before truncation, logged even when the correction is off. effective_sample_size:
     (sum w)^2 / (n sum w^2), in (0, 1]. importance_sampling_clip_ratio: share of tokens whose weight was truncated or
-    became 0. advantage_std: over completions that train. frac_reward_zero_std: share of the step's groups.
-    grad_norm: before clipping, mean over updates. groups, tokens: that trained; with none there was no update. updates:
-    of the optimizer. not_finite: a loss or gradient was not finite, and its update was skipped.
+    became 0. masked_ratio: share of tokens whose surrogate a mask of loss.mask took away. advantage_std: over
+    completions that train. frac_reward_zero_std: share of the step's groups. grad_norm: before clipping, mean over
+    updates. groups, tokens: that trained; with none there was no update. updates: of the optimizer. not_finite: a loss
+    or gradient was not finite, and its update was skipped.
     """
 
     loss: float
@@ -51,6 +52,7 @@ class StepStats:
     sampling_logp_difference_max: float
     importance_sampling_ratio_mean: float
     importance_sampling_clip_ratio: float
+    masked_ratio: float
     advantage_std: float
     frac_reward_zero_std: float
     grad_norm: float
@@ -85,7 +87,8 @@ def micro_batch_sums(
     sums = (
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
         tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), difference.sum(),
-        (importance.clipped & mask).sum(), weights.sum(), weights.square().sum(), mask.sum(),
+        (importance.clipped & mask).sum(), weights.sum(), weights.square().sum(), tokens.untrusted.sum(),
+        mask.sum(),
     )  # fmt: skip
     maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax())
     return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])
@@ -128,6 +131,7 @@ def step_stats(
         sampling_logp_difference_max=difference_max,
         importance_sampling_ratio_mean=means["weight"],
         importance_sampling_clip_ratio=means["weight_clipped"],
+        masked_ratio=means["untrusted"],
         advantage_std=_advantage_std(trained),
         frac_reward_zero_std=float(np.mean([not group.has_variance for group in groups])) if groups else math.nan,
         grad_norm=float(np.mean([update.grad_norm for update in updates])) if updates else 0.0,

@@ -38,7 +38,8 @@ def _none(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
 
 def _tis(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
     """Truncated importance sampling (Yao et al., Your Efficient RL Framework Secretly Brings You Off-Policy)."""
-    return weights.clamp(max=config.correction_max), weights > config.correction_max
+    kept = weights.clamp(config.correction_min, config.correction_max)
+    return kept, kept != weights
 
 
 def _mask(weights: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.kl import KL_ESTIMATORS
+from policy_trainer.objective.masks import Movement, kept
 from policy_trainer.objective.ratios import log_ratio, masked
 
 
@@ -21,7 +22,8 @@ class LossTokens:
     """The loss's inputs for each token, (C,). sequence_ids: int64, its completion in the micro-batch. mask: bool.
 
     The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
-    gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None.
+    gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None. sampler_logps: NaN or
+    None where unknown.
     """
 
     sequence_ids: Tensor
@@ -30,15 +32,17 @@ class LossTokens:
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
     importance_weights: Tensor | None = None
+    sampler_logps: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TokenLoss:
     """Per token, (C,). Only surrogate, kl and loss have a gradient; they are 0 where masked.
 
-    surrogate: with its importance weights. kl: the unweighted estimate; NaN without ref_logps. loss: surrogate and KL,
-    before aggregation. ratio: before truncation; 1 where masked. clipped_low, clipped_high: bool, where a bound removed
-    the gradient, or cispo truncated the weight.
+    surrogate: with its importance weights. kl: the unweighted estimate; NaN without ref_logps. loss: surrogate and
+    penalties, before aggregation. ratio: before truncation; 1 where masked. clipped_low, clipped_high: bool, where a
+    bound removed the gradient, or cispo truncated the weight. untrusted: bool, where a mask of loss.mask took the
+    surrogate away.
     """
 
     surrogate: Tensor
@@ -47,12 +51,13 @@ class TokenLoss:
     ratio: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
+    untrusted: Tensor
 
 
 def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLoss:
     """The loss of each token of a micro-batch. logps: (C,), of the current policy, with a gradient.
 
-    Raises ValueError for a KL penalty without ref_logps.
+    Raises ValueError for a KL penalty without ref_logps, and for a mismatch penalty without sampler_logps.
     """
     mask, logps = tokens.mask, masked(logps, tokens.mask)
     old_logps = logps.detach() if tokens.old_logps is None else tokens.old_logps
@@ -60,7 +65,8 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
     if tokens.importance_weights is not None:
         surrogate = surrogate * masked(tokens.importance_weights, mask)
-    surrogate = masked(surrogate, mask)
+    trusted = _trusted(logps.detach(), old_logps, tokens, config)
+    surrogate = masked(surrogate, trusted)
     kl, loss = torch.full_like(surrogate, torch.nan), surrogate
     if tokens.ref_logps is not None:
         kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))
@@ -68,7 +74,25 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
         if tokens.ref_logps is None:
             raise ValueError("ref_logps: the KL penalty (loss.beta > 0) needs them")
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
-    return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high)
+    if config.mismatch_penalty:
+        loss = loss + config.mismatch_penalty * _mismatch(logps, tokens)
+    return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high, mask & ~trusted)
+
+
+def _mismatch(logps: Tensor, tokens: LossTokens) -> Tensor:
+    """(C,): the squared log-ratio to the sampler, as prime-rl penalises it: also of tokens that a mask took away."""
+    if tokens.sampler_logps is None:
+        raise ValueError("sampler_logps: the mismatch penalty (loss.mismatch_penalty > 0) needs them")
+    return masked(logps - tokens.sampler_logps, tokens.mask).square()
+
+
+def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor:
+    """bool (C,): tokens that train and keep their surrogate. The sampler's log-probs are the old ones where unknown."""
+    if not config.mask.active:
+        return tokens.mask
+    known = torch.full_like(logps, torch.nan) if tokens.sampler_logps is None else tokens.sampler_logps
+    sampler_logps = torch.where(known.isnan(), old_logps, known)
+    return kept(Movement(logps, sampler_logps, tokens.advantages, tokens.sequence_ids, tokens.mask), config.mask)
 
 
 class Surrogate(NamedTuple):

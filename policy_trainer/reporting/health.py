@@ -116,6 +116,10 @@ _BANDS = (
         "loss.importance_sampling_correction = tis with loss.old_logps = recomputed",
     ),
     _Band(
+        "masked_ratio", 0, 0.5, "at most 0.5 of the tokens",
+        "the policy is far from its samples: lower publish_every, set max_lag, or widen the bounds of loss.mask",
+    ),
+    _Band(
         "probe_logp_difference", 0, 0.1, "at most 0.1 nats",
         "workers do not have the weights that were published, or compute otherwise than the trainer: look at the "
         "engine's precision and attention, and restart the workers",

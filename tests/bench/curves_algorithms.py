@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policy_trainer.config import LossConfig
+from policy_trainer.config import LossConfig, MaskConfig
 
 
 @dataclass(frozen=True)
@@ -19,4 +19,26 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "sapo": Algorithm(LossConfig(surrogate="sapo", beta=0, old_logps="recomputed")),
     "tis": Algorithm(LossConfig(importance_sampling_correction="tis", beta=0, old_logps="recomputed")),
     "icepop": Algorithm(LossConfig(importance_sampling_correction="mask", beta=0, old_logps="recomputed")),
+    "off_policy_sequence": Algorithm(LossConfig(mask=MaskConfig(off_policy_sequence=0.5), beta=0)),
+    "geometric": Algorithm(LossConfig(mask=MaskConfig(geometric_low=0.5, geometric_high=2), beta=0)),
+    # As verl and prime-rl have them: a mask in place of the clip, and a mean over tokens.
+    "dppo": Algorithm(
+        LossConfig(
+            surrogate="cispo",
+            ratio_max=20,
+            mask=MaskConfig(dppo_low=0.15, dppo_high=0.15),
+            aggregation="token_mean",
+            beta=0,
+        )
+    ),
+    "ipo": Algorithm(
+        LossConfig(
+            surrogate="cispo",
+            ratio_max=20,
+            mask=MaskConfig(ipo=0.1),
+            mismatch_penalty=1e-3,
+            aggregation="token_mean",
+            beta=0,
+        )
+    ),
 }

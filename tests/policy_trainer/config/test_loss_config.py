@@ -29,6 +29,18 @@ from policy_trainer.config import LossConfig
             "old_logps = recomputed",
         ),
         ({"correction_low": 3, "correction_high": 2}, "correction_low", "above loss.correction_high"),
+        ({"correction_min": 0.5}, "correction_min", "use loss.correction_low"),
+        (
+            {"importance_sampling_correction": "mask", "old_logps": "recomputed", "correction_min": 0.5},
+            "correction_min",
+            "use loss.correction_low",
+        ),
+        (
+            {"importance_sampling_correction": "tis", "old_logps": "recomputed", "correction_min": 2},
+            "correction_min",
+            "below loss.correction_max, 2",
+        ),
+        ({"mask": {"geometric_low": 2, "geometric_high": 1}}, "mask.geometric_low", "above loss.mask.geometric_high"),
     ],
 )
 def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:
@@ -49,6 +61,8 @@ def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:
         {"kl_in": "both", "kl_weight": "ratio"},
         {"old_logps": "current", "kl_weight": "ratio"},
         {"delta": 3.0, "epsilon_high": 0.28},
+        {"mask": {"geometric_low": 1, "geometric_high": 1, "ipo": 0.1, "dppo_low": 0.2, "off_policy_sequence": 0.5}},
+        {"old_logps": "current", "mask": {"dppo_high": 0.2}, "mismatch_penalty": 0.001},
         {"surrogate": "reinforce", "importance_sampling_level": "sequence", "epsilon": 0.1},
         {"importance_sampling_correction": "mask", "old_logps": "recomputed", "correction_level": "sequence"},
     ],

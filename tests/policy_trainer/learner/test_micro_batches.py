@@ -59,7 +59,9 @@ def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -
     object.__setattr__(unscored, "sampler_logps", None)
     more = ready_groups([unscored], loss)
     got = join([*groups, *more], torch.device("cpu"))
-    assert got.tokens.old_logps is None and got.tokens.ref_logps is None and got.sampler_logps is None
+    assert got.tokens.old_logps is None and got.tokens.ref_logps is None
+    assert got.tokens.sampler_logps is not None
+    assert got.tokens.sampler_logps.isnan().tolist() == [False] * 6 + [True], "each group has its own, or NaN"
 
 
 def test_totals_count_what_trains(groups: list[Group]) -> None:

@@ -31,6 +31,16 @@ def weights_of(**settings: Any) -> tuple[list[float], ImportanceStats]:
         ({"importance_sampling_correction": "none"}, [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
         ({"importance_sampling_correction": "tis"}, [2, 0.5, 1, 0.1, 2], [1, 0, 0, 0, 0]),
         ({"importance_sampling_correction": "tis", "correction_max": 1.5}, [1.5, 0.5, 1, 0.1, 1.5], [1, 0, 0, 0, 1]),
+        (
+            {"importance_sampling_correction": "tis", "correction_min": 0.3, "correction_max": 2.5},
+            [2.5, 0.5, 1, 0.3, 2],
+            [1, 0, 0, 1, 0],
+        ),
+        (
+            {"importance_sampling_correction": "tis", "correction_level": "sequence", "correction_min": 0.4},
+            [1.5, 1.5, 1, 0.4, 0.4],
+            [0, 0, 0, 1, 1],
+        ),
         ({"importance_sampling_correction": "mask"}, [3, 0.5, 1, 0, 2], [0, 0, 0, 1, 0]),
         (
             {"importance_sampling_correction": "mask", "correction_low": 0.09, "correction_high": 2.5},

@@ -63,6 +63,7 @@ def _loss(
         old_logps={"sampler": sampler, "recomputed": old, "current": None}[config.old_logps],
         ref_logps=reference,
         importance_weights=importance_sampling_weights(old, sampler, sequence_ids, mask, config)[0],
+        sampler_logps=sampler,
     )
     totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
     return (

@@ -195,13 +195,15 @@ def token_losses(completion: Completion, advantages: list[float], config: LossCo
     """Surrogate and KL of each token; of no use where the mask is false."""
     log_ratios = log_ratio(completion, config)
     weights = correction(completion, config)
+    trusted = trusted_tokens(completion, advantages, config)
     result = []
     for t, logp in enumerate(completion.logps):
         rho = exp(log_ratios[t])
-        loss = weights[t] * surrogate(rho, logp, advantages[t], config)
+        loss = weights[t] * surrogate(rho, logp, advantages[t], config) if trusted[t] else 0.0 * logp
         if config.kl_in in ("loss", "both"):
             kl = kl_estimate(config, completion.reference[t], logp)
             loss = loss + config.beta * (kl * rho if config.kl_weight == "ratio" else kl)
+        loss = loss + config.mismatch_penalty * (logp - completion.sampler[t]) ** 2
         result.append(loss)
     return result
 
@@ -258,9 +260,28 @@ def correction(completion: Completion, config: LossConfig) -> list[float]:
     if config.correction_level == "sequence":
         differences = [sum(differences[t] for t in completion.trained)] * len(differences)
     if config.importance_sampling_correction == "tis":
-        return [min(math.exp(d), config.correction_max) for d in differences]
+        return [min(max(math.exp(d), config.correction_min or 0), config.correction_max) for d in differences]
     inside = [config.correction_low <= math.exp(d) <= config.correction_high for d in differences]
     return [math.exp(d) if ok else 0.0 for d, ok in zip(differences, inside, strict=True)]
+
+
+def trusted_tokens(completion: Completion, advantages: list[float], config: LossConfig) -> list[bool]:
+    """Where every mask leaves the surrogate. A bound that is not set holds nothing back."""
+    bounds, now, then = config.mask, [float(stopped(logp)) for logp in completion.logps], completion.sampler
+    mean = sum(now[t] - then[t] for t in completion.trained) / max(len(completion.trained), 1)
+    result = []
+    for t, advantage in enumerate(advantages):
+        change = math.exp(now[t]) - math.exp(then[t])
+        lost = [
+            bounds.off_policy_sequence is not None and advantage < 0 and -mean > bounds.off_policy_sequence,
+            bounds.geometric_low is not None and math.exp(mean) < bounds.geometric_low,
+            bounds.geometric_high is not None and math.exp(mean) > bounds.geometric_high,
+            bounds.dppo_low is not None and advantage < 0 and change < -bounds.dppo_low,
+            bounds.dppo_high is not None and advantage > 0 and change > bounds.dppo_high,
+            bounds.ipo is not None and abs(change) > bounds.ipo,
+        ]
+        result.append(not any(lost))
+    return result
 
 
 def exp(value: Any) -> Any:

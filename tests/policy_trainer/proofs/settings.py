@@ -26,6 +26,19 @@ def setting_exists(name: str) -> bool:
     return True
 
 
+def random_masks(rng: random.Random) -> dict[str, float]:
+    """Bounds that some tokens exceed, of some of the masks."""
+    bounds = {
+        "off_policy_sequence": rng.uniform(0.01, 0.3),
+        "geometric_low": rng.uniform(0.6, 0.95),
+        "geometric_high": rng.uniform(1.05, 1.5),
+        "dppo_low": rng.uniform(0.01, 0.1),
+        "dppo_high": rng.uniform(0.01, 0.1),
+        "ipo": rng.uniform(0.02, 0.15),
+    }
+    return {name: bound for name, bound in bounds.items() if rng.random() < 0.25}
+
+
 def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
     """fixed: settings that are given. What is refused is drawn again."""
     while True:
@@ -50,7 +63,11 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
             "correction_max": rng.uniform(1.05, 2),
             "correction_low": rng.uniform(0.2, 0.95),
             "correction_high": rng.uniform(1.05, 2),
+            "mask": random_masks(rng),
+            "mismatch_penalty": rng.choice((0.0, rng.uniform(0.01, 1))),
         }
+        if drawn["importance_sampling_correction"] == "tis":
+            drawn["correction_min"] = rng.choice((None, rng.uniform(0.2, 0.95)))
         try:
             return LossConfig(**(drawn | fixed))
         except ValidationError:

@@ -113,6 +113,19 @@ def test_a_step_is_the_same_however_it_is_cut_packed_and_ordered(advantage: str,
     assert moved > 20
 
 
+def test_masks_take_the_old_policy_where_one_group_has_no_sampler(model: PreTrainedModel) -> None:
+    """Also beside a group that has one, in whichever micro-batch."""
+    told, *others = random_batches(random.Random(5), model)
+    untold = [replace(batch, rollout=replace(batch.rollout, sampler_logps=None)) for batch in others]
+    settings = {"beta": 0.1, "drop_zero_variance": False, "mask": {"ipo": 0.003, "geometric_high": 1.02}}
+    config = LossConfig.model_validate({"old_logps": "recomputed", **settings})
+    want, cut = (
+        stepped(model, [told, *untold], config, micro_batch_tokens=size, num_iterations=2) for size in (WHOLE, 1)
+    )
+    assert 0 < want[0].masked_ratio < 1
+    assert_same(cut, want, config)
+
+
 def naive_step(
     model: PreTrainedModel, batches: list[ScoredBatch], config: LossConfig, num_iterations: int, minibatches: int
 ) -> tuple[list[float], Tensor]:

@@ -67,6 +67,7 @@ def random_case(rng: random.Random, loss_type: str) -> Case:
     _choose_kl(rng, case)
     _choose_advantages(rng, case)
     _choose_policies(rng, case)
+    _choose_mask(rng, case)
     return case
 
 
@@ -115,11 +116,20 @@ def _choose_policies(rng: random.Random, case: Case) -> None:
         high, low = rng.uniform(1.05, 3), rng.uniform(0.2, 0.95)
         bounds = {"correction_max": high, "correction_low": low, "correction_high": high}
         theirs = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": high}
-        if "mask" in mode:  # TRL could truncate from below too, which we cannot
+        if "mask" in mode or rng.random() < 0.5:
             theirs["vllm_importance_sampling_clip_min"] = low
+            if "truncate" in mode:
+                bounds["correction_min"] = low
         case.set({**CORRECTIONS[mode], **bounds}, {"use_vllm": True, **theirs})
     elif rng.random() < 0.4:
         case.set({"old_logps": "current"}, {"has_old": False})
+
+
+def _choose_mask(rng: random.Random, case: Case) -> None:
+    """DeepSeek-V3.2's, against the sampler on both sides."""
+    if rng.random() < 0.5:
+        bound = rng.uniform(0.01, 0.3)
+        case.set({"mask": {"off_policy_sequence": bound}}, {"off_policy_mask_threshold": bound})
 
 
 def on_terms_of_trl(groups: Sequence[Group], config: LossConfig) -> tuple[list[list[Completion]], float]:

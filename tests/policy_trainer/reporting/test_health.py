@@ -22,6 +22,7 @@ WELL: dict[str, Any] = {
     "truncated": 0.05,
     "frac_reward_zero_std": 0.2,
     "effective_sample_size": 1.0000001,
+    "masked_ratio": 0.0,
     "staleness": 3.0,
     "updates": 1,
     "unrewarded": 0,
@@ -57,6 +58,7 @@ BANDS = [
     ("truncated", 0.149, 0.151, "max_completion_length"),
     ("frac_reward_zero_std", 0.79, 0.81, "max_resamples"),
     ("effective_sample_size", 0.51, 0.49, "correction"),
+    ("masked_ratio", 0.49, 0.51, "loss.mask"),
     ("staleness", 16, 17, "publish_every"),
     ("unrewarded", 3, 4, "judging.seconds"),
 ]
