@@ -14,7 +14,7 @@ FILES = sorted(
 )
 # Where a library may be imported: files, or everything below a folder.
 DOORS = {
-    "httpx": ("shared/client", "policy_trainer/sampling/vllm_client.py"),
+    "httpx": ("shared/client", "policy_trainer/sampling/vllm_client.py", "policy_trainer/rewards/http_reward.py"),
     "apsw": ("ref_server/queue/sqlite",),
     "vllm": ("policy_trainer/sampling/vllm.py",),
 }

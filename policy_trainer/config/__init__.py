@@ -24,7 +24,7 @@ from policy_trainer.config.data import (
 from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.masks import MaskConfig
-from policy_trainer.config.rewards import JudgingConfig, PenaltyConfig, RewardModelConfig
+from policy_trainer.config.rewards import HttpRewardConfig, JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sections import (
     CheckpointConfig,
@@ -54,6 +54,7 @@ __all__ = [
     "EvalEvaluationConfig",
     "EvaluationConfig",
     "ExportConfig",
+    "HttpRewardConfig",
     "JudgingConfig",
     "LoraConfig",
     "LossConfig",

@@ -66,7 +66,8 @@ class CommonConfig(ModelConfig):
     """Source of the problems, and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
     or module:name for your own task."""
     rewards: CliVariadicArg[list[str]] = []
-    """Names of reward functions, or module:function for your own. Default: those of the task."""
+    """Names of reward functions, or module:function for your own, or the URL of a server that judges. Default: those of
+    the task."""
     reward_weights: CliVariadicArg[list[float]] = []
     """Weight of each reward in the total, in the order of `rewards`. Default: 1 each."""
     judging: JudgingConfig = JudgingConfig()

@@ -16,7 +16,7 @@ FIXED = (
 # Those inside of these sections that decide only how much is computed at once, or for how long.
 FREE = (
     "judging.seconds", "judging.memory_gib", "judging.workers", "judging.model.device", "judging.model.batch_size",
-    "sampling.num_generations", "sampling.prompts_per_round", "sampling.max_resamples",
+    "judging.http", "sampling.num_generations", "sampling.prompts_per_round", "sampling.max_resamples",
 )  # fmt: skip
 # Settings of a process, which the run's config.toml does not keep.
 NOT_KEPT = {"config", "resume", "dry_run"}

@@ -1,4 +1,4 @@
-"""How completions are judged: limits, step rewards, the reward model, the penalties."""
+"""How completions are judged: limits, step rewards, the reward model, servers, penalties."""
 
 from pydantic import Field
 
@@ -21,6 +21,17 @@ class RewardModelConfig(Section):
     """Completions scored in one forward."""
     max_length: int = Field(default=2048, ge=1)
     """Maximum tokens of prompt and completion together. Of a longer text only the last tokens are scored."""
+
+
+class HttpRewardConfig(Section):
+    """Rewards that are a URL: a server of yours judges the completions."""
+
+    batch_size: int = Field(default=256, ge=1)
+    """Completions in one request."""
+    seconds: float = Field(default=60.0, gt=0, le=86_400)
+    """Time limit in seconds of one request; it is then sent again."""
+    patience: float = Field(default=600.0, ge=0)
+    """Seconds to go on asking a server that does not answer, is overloaded or fails; then the run ends."""
 
 
 class PenaltyConfig(Section):
@@ -52,4 +63,5 @@ class JudgingConfig(Section):
     steps: bool = False
     """Have the task judge the steps of each completion too, as loss.advantage = process needs."""
     model: RewardModelConfig = RewardModelConfig()
+    http: HttpRewardConfig = HttpRewardConfig()
     penalty: PenaltyConfig = PenaltyConfig()

@@ -1,5 +1,9 @@
 """When to report a wait."""
 
+import structlog
+
+log = structlog.get_logger()
+
 # Shorter waits are not reported.
 _QUIET_SECONDS = 3.0
 
@@ -20,3 +24,14 @@ class Patience:
             return False
         self._next = 2 * seconds
         return True
+
+
+class LoggedWait:
+    """Called while something is waited for: logs long waits."""
+
+    def __init__(self) -> None:
+        self._patience = Patience()
+
+    def __call__(self, reason: str, seconds: float) -> None:
+        if self._patience.is_over(seconds):
+            log.info("waiting", reason=reason, seconds=round(seconds, 1))

@@ -16,6 +16,7 @@ from policy_trainer.data.sample import JudgesTogether, Score
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.callers import CallersReward
 from policy_trainer.rewards.correctness import needs_sandbox
+from policy_trainer.rewards.http_reward import HttpReward
 from policy_trainer.rewards.registry import Rule, accuracy_reward, choose_rewards
 from policy_trainer.rewards.sandbox.sandbox import Sandbox, Sandboxed
 from shared.bounds import MAX_REWARD
@@ -57,7 +58,7 @@ class Judge:
         self._task = task
         chosen = choose_rewards(config, task)
         self._weights = {name: reward.weight for name, reward in chosen.items()}
-        self._counting: list[Sandbox | CallersReward] = []
+        self._counting: list[Sandbox | CallersReward | HttpReward] = []
         self._scorers = self._make_scorers({name: reward.rule for name, reward in chosen.items()})
 
     def judge(self, groups: Groups) -> list[Judgement]:
@@ -103,7 +104,7 @@ class Judge:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Number of completions so far on which each reward of a sandbox or of the caller failed, by name."""
+        """Number of completions so far that rewards judged elsewhere (sandbox, caller, server) failed on, by name."""
         return {name: count for judge in self._counting for name, count in judge.failures.items()}
 
     def text(self, completion: Completion) -> str:
@@ -126,7 +127,7 @@ class Judge:
         sandboxed = {name: rule for name, rule in rules.items() if isinstance(rule, Sandboxed)}
         limits = {"seconds": self._config.seconds, "memory": int(self._config.memory_gib * _GIB)}
         sandbox = Sandbox(sandboxed, **limits, workers=self._config.workers)
-        self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallersReward))]
+        self._counting += [sandbox, *(rule for rule in rules.values() if isinstance(rule, CallersReward | HttpReward))]
         return {name: _scorer(name, rule, sandbox) for name, rule in rules.items()}
 
 

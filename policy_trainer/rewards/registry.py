@@ -9,6 +9,7 @@ from policy_trainer.data.problem import Task
 from policy_trainer.data.sample import Reward
 from policy_trainer.rewards.callers import MODULE, CallersReward
 from policy_trainer.rewards.correctness import Accuracy, needs_sandbox, reads_tags
+from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
 from policy_trainer.rewards.recipes.countdown import (
@@ -26,7 +27,7 @@ from policy_trainer.rewards.user_function import UserFunction
 from shared.errors import UserError
 
 # A plain function runs in this process: its time must be linear in the length of the completion, whatever the text.
-Rule = Reward | Sandboxed | RewardModel | CallersReward
+Rule = Reward | Sandboxed | RewardModel | CallersReward | HttpReward
 
 RULES: Mapping[str, Reward | Sandboxed] = {
     "format": format_reward,
@@ -122,12 +123,14 @@ def _rule(name: str, config: CommonConfig, task: Task) -> Rule:
         return CONFIGURED[name](config, task)
     if name.startswith(f"{MODULE}:"):
         return CallersReward(name, seconds=config.judging.seconds)
+    if name.startswith(SCHEMES):
+        return HttpReward(name, config.judging.http)
     if ":" in name:
         own = UserFunction(name)
         return Sandboxed(own, own.load)
     known = sorted([*RULES, *CONFIGURED, *SUMS])
     near = get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "give module:function for your own"
+    remedy = f"did you mean {near[0]}?" if near else "give module:function or http://… for your own"
     raise UserError(f"rewards: {name!r} is none of {', '.join(known)}; {remedy}")
 
 

@@ -43,7 +43,7 @@ class OneAtATime:
     def __call__(self, sample: Sample) -> Score:
         """The function's result. Raises ValueError for a result that is not a finite number, UserError if the function
         requires an argument that this problem does not have."""
-        return _checked(self.function(**self.parameters.choose(self.name, _one(sample))))
+        return checked(self.function(**self.parameters.choose(self.name, arguments(sample))))
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Concurrent:
         return await asyncio.gather(*map(self._score, samples), return_exceptions=True)
 
     async def _score(self, sample: Sample) -> Score:
-        return _checked(await self.function(**self.parameters.choose(self.name, _one(sample))))
+        return checked(await self.function(**self.parameters.choose(self.name, arguments(sample))))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ManyAtOnce:
         scores = list(result)
         if len(scores) != len(samples):
             raise ValueError(f"it must return one reward for each of {len(samples)} completions, got {len(scores)}")
-        return [_checked(score) for score in scores]
+        return [checked(score) for score in scores]
 
 
 OwnReward = OneAtATime | Concurrent | ManyAtOnce
@@ -119,7 +119,7 @@ def _parameters(signature: Iterable[inspect.Parameter]) -> Parameters:
     )
 
 
-def _one(sample: Sample) -> dict[str, Any]:
+def arguments(sample: Sample) -> dict[str, Any]:
     """What is known of one completion. Our own names go before columns of the same name."""
     problem = sample.problem
     return {
@@ -170,7 +170,8 @@ async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def _checked(answer: Any) -> Score:
+def checked(answer: Any) -> Score:
+    """A reward that was returned. Raises ValueError for what is neither None nor a number that a batch takes."""
     if answer is None:
         return None
     if isinstance(answer, str):

@@ -13,7 +13,7 @@ from policy_trainer.config import RolloutConfig, WeightsPlace
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
-from policy_trainer.lifecycle.waits import Patience
+from policy_trainer.lifecycle.waits import LoggedWait
 from policy_trainer.queue_client.matching import check_models_match
 from policy_trainer.queue_client.server import batches_by_state, connect
 from policy_trainer.rewards.judging import Judge
@@ -53,17 +53,6 @@ class RunFinished(Exception):
 
 class AnotherTraining(Exception):
     """The run's directory holds another training than before: it was deleted and begun again."""
-
-
-class LoggedWait:
-    """Called while a worker waits: logs long waits."""
-
-    def __init__(self) -> None:
-        self._patience = Patience()
-
-    def __call__(self, reason: str, seconds: float) -> None:
-        if self._patience.is_over(seconds):
-            log.info("waiting", reason=reason, seconds=round(seconds, 1))
 
 
 class Waiting(LoggedWait):

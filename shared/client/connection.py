@@ -23,7 +23,7 @@ _CONNECT_SECONDS = 5.0
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
 # Never reached through a proxy from the environment: a proxy on another machine would look for the server there, and
 # would see the token.
-_THIS_MACHINE = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+THIS_MACHINE: tuple[str, ...] = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 
 class Connection:
@@ -40,7 +40,7 @@ class Connection:
             "base_url": url,
             "headers": _authorization(token),
             "verify": True if ca is None else trust(Path(ca)),
-            "mounts": dict.fromkeys(_THIS_MACHINE),
+            "mounts": dict.fromkeys(THIS_MACHINE),
         }
 
     def __repr__(self) -> str:

@@ -1,6 +1,8 @@
 """docs/rewards.md: its example runs, and it tells of every reward and no other."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
 from policy_trainer.tasks.arithmetic import Arithmetic
+from tests.ports import free_port
 
 PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
 
@@ -47,6 +50,26 @@ def test_the_example_of_many_completions(
     assert judge.failures == {"many_rewards:hinted": 0}
 
 
+def test_the_example_of_a_server(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    (code,) = re.findall(r"^```python\n# reward_server\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    port = free_port()
+    (tmp_path / "reward_server.py").write_text(code.replace("9000", str(port)))
+    url = "http://127.0.0.1:9000/concise"
+    assert f"--rewards accuracy {url} --reward-weights 1 0.5" in PAGE
+    name = url.replace("9000", str(port))
+    server = subprocess.Popen([sys.executable, "reward_server.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        config = TrainConfig(model="m", rewards=["accuracy", name], reward_weights=[1.0, 0.5])
+        judge = Judge(tokenizer, Arithmetic(0), config)
+        judged = judge.score([Sample(Problem("5"), text, 100) for text in ("<answer>5</answer>", "5")])
+    finally:
+        server.kill()
+        server.wait()
+    assert judged.rewards.tolist() == pytest.approx([1.4, 0])
+    assert judged.parts[name].tolist() == pytest.approx([0.8, 0])
+    assert judge.failures == {name: 0}
+
+
 def test_every_reward_is_told_of() -> None:
     rules, _, _ = PAGE.partition("## Your own")
     lines = [line for line in rules.splitlines() if line.startswith("| ")]
@@ -62,4 +85,6 @@ def test_limits_are_the_defaults() -> None:
     config = TrainConfig(model="m").judging
     for name, value in (("seconds", config.seconds), ("memory_gib", config.memory_gib), ("workers", config.workers)):
         assert f"`judging.{name}` ({value:g})" in PAGE
+    for name, value in config.http:
+        assert f"`judging.http.{name}` ({value:g})" in PAGE
     assert f"`judging.model.max_length` ({config.model.max_length})" in PAGE

@@ -97,7 +97,7 @@ def test_ones_own() -> None:
         (
             ("accuracy", "speed"),
             {},
-            r"rewards: 'speed' is none of accuracy, .*, tags; give module:function for your own",
+            r"rewards: 'speed' is none of accuracy, .*, tags; give module:function or http://… for your own",
         ),
         (("format", "accuracy", "format"), {}, r"rewards: 'format' is given twice"),
         (("gsm8k/simple_grpo", "simple_grpo/format"), {}, r"rewards: 'simple_grpo/format' is given twice"),

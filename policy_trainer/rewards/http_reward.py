@@ -1,0 +1,206 @@
+"""Rewards over HTTP: a server of the user's judges samples, JSON in and out.
+
+A POST has `{"samples": [{"completion": …, "answer": …, …}, …]}`, each with what a function of the user's own gets for
+one completion. The answer is `{"rewards": [1.0, null, …]}`, one for each sample; null could not be judged.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import httpx
+import tenacity
+from pydantic_core import to_jsonable_python
+
+from policy_trainer.config import HttpRewardConfig
+from policy_trainer.data.sample import Sample, Score
+from policy_trainer.lifecycle.waits import LoggedWait
+from policy_trainer.rewards.sandbox.failures import Failures
+from policy_trainer.rewards.signatures import arguments, checked
+from shared.batch import MAX_NAME_CHARACTERS
+from shared.client.connection import THIS_MACHINE
+from shared.client.credentials import check_token
+from shared.client.errors import unreachable
+from shared.errors import UserError
+
+# The environment variable with the bearer token of the servers. No setting: a run writes its settings to files.
+TOKEN_VARIABLE = "TANDEM_REWARDS_TOKEN"
+SCHEMES = ("http://", "https://")
+
+_CONNECT_SECONDS = 5.0
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.1, max=10.0)
+# An answer is a list of numbers. Beyond this it is something else, and shall not fill the memory.
+_MAX_ANSWER_BYTES = 16 * 2**20
+_MAX_WORDS = 300
+_NULL = {"error": "the server answered null for it", "kind": "null"}
+
+
+class Unavailable(Exception):
+    """The server does not answer, or not now. seconds: after which it asks to be asked again, if it says so."""
+
+    def __init__(self, words: str, seconds: float | None = None) -> None:
+        super().__init__(words)
+        self.seconds = seconds
+
+
+class HttpReward:
+    """Judges samples by a server. While it is down, its rewards are waited for: no sample is lost by that."""
+
+    def __init__(self, url: str, config: HttpRewardConfig) -> None:
+        """Raises UserError for a URL, or a token in the environment, that cannot be used."""
+        self._url = _checked_url(url)
+        self._config = config
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **_authorization()}
+        self._tls = httpx.create_ssl_context()  # slow to make
+        self._failures = Failures([url])
+        self._wait = LoggedWait()
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Number of samples so far that the server could not judge."""
+        return self._failures.counts
+
+    def scores(self, samples: Sequence[Sample]) -> list[Score]:
+        """One score for each sample; NaN for null. Raises UserError for a server that refuses a request, answers
+        something else than rewards, or is not there for longer than `patience`."""
+        size, scores = self._config.batch_size, []
+        if samples:
+            with self._connect() as http:
+                for start in range(0, len(samples), size):
+                    scores += self._judge(http, samples[start : start + size])
+        return scores
+
+    def _connect(self) -> httpx.Client:
+        timeout = httpx.Timeout(self._config.seconds, connect=min(self._config.seconds, _CONNECT_SECONDS))
+        # A proxy of the environment would look for a server of this machine elsewhere.
+        direct = dict.fromkeys(THIS_MACHINE)
+        return httpx.Client(headers=self._headers, timeout=timeout, verify=self._tls, mounts=direct)
+
+    def _judge(self, http: httpx.Client, samples: Sequence[Sample]) -> list[Score]:
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Unavailable),
+            wait=_pause,
+            stop=tenacity.stop_before_delay(self._config.patience),
+            before_sleep=self._tell,
+            reraise=True,
+        )
+        try:
+            answer = attempts(self._ask, http, _encode(samples))
+        except Unavailable as error:
+            raise UserError(
+                f"rewards: {self._url} has not judged for judging.http.patience = {self._config.patience:g} s: {error}"
+            ) from None
+        rewards = [math.nan if reward is None else reward for reward in self._read(answer, len(samples))]
+        self._failures.judged(self._url, [_NULL if math.isnan(reward) else {} for reward in rewards])
+        return [*rewards]
+
+    def _ask(self, http: httpx.Client, body: bytes) -> bytes:
+        """The body of a good answer. Raises Unavailable where asking again may help."""
+        deadline = time.monotonic() + self._config.seconds
+        late = f"it took more than judging.http.seconds = {self._config.seconds:g}"
+        answer = bytearray()
+        try:
+            with http.stream("POST", self._url, content=body) as response:
+                for piece in response.iter_raw():
+                    answer += piece
+                    if len(answer) > _MAX_ANSWER_BYTES:
+                        raise self._refusal(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+                    if time.monotonic() > deadline:
+                        raise Unavailable(late)
+        except httpx.ReadTimeout:
+            raise Unavailable(late) from None
+        except httpx.TransportError as error:
+            failure = unreachable(error, self._url)
+            raise Unavailable(failure.reason) if failure.passes else UserError(f"rewards: {failure}") from None
+        self._check_status(response, bytes(answer))
+        if _ends_with_connection(response) and not answer.rstrip().endswith(b"}"):
+            raise Unavailable("its answer broke off")
+        return bytes(answer)
+
+    def _check_status(self, response: httpx.Response, answer: bytes) -> None:
+        """Raises Unavailable for a server that is overloaded or has failed, UserError for one that refuses."""
+        words = f"{response.status_code} {response.reason_phrase}: {_words(answer)}".rstrip(": ")
+        if response.is_server_error or response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+            raise Unavailable(words, _retry_after(response))
+        if response.is_redirect:
+            words += f" to {response.headers.get('Location', '')}; redirects are not followed: name that URL in rewards"
+        if not response.is_success:
+            raise self._refusal(words)
+
+    def _read(self, answer: bytes, count: int) -> list[Score]:
+        """The rewards of `count` samples. Raises UserError where the answer has none."""
+        try:
+            rewards = json.loads(answer)["rewards"]
+            if not isinstance(rewards, list):
+                raise TypeError
+        except (ValueError, RecursionError, LookupError, TypeError):
+            raise self._refusal(f'{_words(answer)!r} instead of {{"rewards": […]}}') from None
+        if len(rewards) != count:
+            raise self._refusal(f"{len(rewards)} rewards for {count} samples")
+        try:
+            return [checked(reward) for reward in rewards]
+        except (ValueError, OverflowError) as error:
+            raise self._refusal(f"a list of rewards with a wrong one: {error}") from None
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        self._wait(f"the reward server at {self._url} does not judge: {error}", state.seconds_since_start or 0.0)
+
+    def _refusal(self, words: str) -> UserError:
+        return UserError(f"rewards: {self._url} answered {words}")
+
+
+def _encode(samples: Sequence[Sample]) -> bytes:
+    """JSON. In columns of the data, dates become texts in ISO form, bytes URL-safe base64, NaN null."""
+    known = [arguments(sample) for sample in samples]
+    return json.dumps({"samples": to_jsonable_python(known, bytes_mode="base64", inf_nan_mode="null")}).encode()
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    """What the server asks for, else a backoff."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.seconds if isinstance(error, Unavailable) else None
+    return _BACKOFF(state) if asked is None else asked
+
+
+def _ends_with_connection(response: httpx.Response) -> bool:
+    """Whether nothing but the end of the connection tells the end of the answer, as in HTTP/1.0."""
+    return not {"content-length", "transfer-encoding"} & set(response.headers)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    header = response.headers.get("Retry-After", "")
+    return float(header) if header.isdecimal() else None
+
+
+def _words(answer: bytes) -> str:
+    """The beginning of a text, in a line."""
+    return " ".join(answer[: 4 * _MAX_WORDS].decode(errors="replace").split())[:_MAX_WORDS]
+
+
+def _checked_url(text: str) -> str:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise UserError(f"rewards: {text!r} is no URL: {error}") from None
+    if not url.host:
+        raise UserError(f"rewards: {text!r} names no host: give http://HOST:PORT/PATH")
+    if url.userinfo:  # the name of a reward stands in logs and metrics
+        raise UserError(f"rewards: the URL of {url.host} has a name or password: give a token in {TOKEN_VARIABLE}")
+    if len(text) > MAX_NAME_CHARACTERS:
+        raise UserError(f"rewards: a name has at most {MAX_NAME_CHARACTERS} characters, the URL of {url.host} more")
+    return text
+
+
+def _authorization() -> dict[str, str]:
+    token = os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        return {}
+    try:
+        check_token(token)
+    except ValueError as error:
+        raise UserError(f"{TOKEN_VARIABLE}: {error}") from None
+    return {"Authorization": f"Bearer {token}"}
