@@ -17,6 +17,16 @@ def cautions(config: TrainConfig) -> list[str]:
         )
     if loss.kl_in == "both":
         found.append("loss.kl_in = both applies the KL penalty twice, in the rewards and in the loss")
+    if loss.surrogate == "vespo" and loss.importance_sampling_level != "token":
+        found.append(
+            "loss.importance_sampling_level: vespo weighs whole completions in a way of its own; this is the ratio of "
+            "the metrics and of loss.kl_weight alone"
+        )
+    if loss.aggregation == "luspo" and loss.importance_sampling_level == "token":
+        found.append(
+            "loss.aggregation = luspo sums over tokens, and is published with one ratio for a completion: set "
+            "loss.importance_sampling_level = sequence"
+        )
     if sampling.top_p < 1 or sampling.top_k > 0:
         found.append(
             "sampling.top_p or top_k: completions are drawn from the likeliest tokens only, and the learner does not "

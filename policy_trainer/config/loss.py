@@ -38,8 +38,8 @@ class LossConfig(Section):
     old_logps: Literal["sampler", "recomputed", "current"] = "sampler"
     """Denominator of the ratio: the sampler's log-probs, the learner's before its first update on a batch, or the
     learner's current ones, which makes the ratio 1."""
-    surrogate: Literal["clip", "reinforce", "cispo", "sapo"] = "clip"
-    """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, or SAPO."""
+    surrogate: Literal["clip", "reinforce", "cispo", "sapo", "vespo"] = "clip"
+    """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, SAPO, or VESPO."""
     importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
     """Ratio of each token, the geometric mean of the ratios of a completion (GSPO), or their product."""
     epsilon: float = Field(default=0.2, gt=0, lt=1)
@@ -54,9 +54,20 @@ class LossConfig(Section):
     """Surrogate sapo: temperature of the gate for positive advantages; higher closes it more sharply."""
     sapo_temperature_neg: float = Field(default=1.05, gt=0)
     """Surrogate sapo: temperature of the gate for all other advantages."""
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
+    vespo_k_pos: float = Field(default=2.0, ge=0)
+    """Surrogate vespo: power of the ratio of a completion, for advantages of 0 or more; a larger one trains less on
+    completions that have become less likely."""
+    vespo_lambda_pos: float = Field(default=3.0, gt=0)
+    """Surrogate vespo: rate of the decay, for advantages of 0 or more; a larger one trains less on completions that
+    have become more likely."""
+    vespo_k_neg: float = Field(default=3.0, ge=0)
+    """Surrogate vespo: vespo_k_pos for negative advantages."""
+    vespo_lambda_neg: float = Field(default=2.0, gt=0)
+    """Surrogate vespo: vespo_lambda_pos for negative advantages."""
+    aggregation: Literal["sequence_mean", "token_mean", "constant", "luspo"] = "sequence_mean"
     """How token losses are averaged: over tokens, then completions (sequence_mean); over all tokens of the step
-    (token_mean); or their sum divided by a fixed number (constant)."""
+    (token_mean); their sum divided by a fixed number (constant); or summed over tokens, averaged over completions
+    (luspo)."""
     beta: float = Field(default=0.04, ge=0)
     """Weight of the KL penalty to the reference. With 0 no reference model is needed."""
     kl: Literal["k1", "k2", "k3"] = "k3"
@@ -105,7 +116,9 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "LossConfig":
-        for check in (self._scale_error, self._clip_error, self._kl_error, self._correction_error):
+        for check in (
+            self._scale_error, self._clip_error, self._kl_error, self._correction_error, self._vespo_error,
+        ):  # fmt: skip
             if message := check():
                 raise ValueError(message)
         return self
@@ -151,4 +164,13 @@ class LossConfig(Section):
             return "loss.correction_min: only tis truncates weights: use loss.correction_low with mask, or leave it out"
         if self.correction_min >= self.correction_max:
             return f"loss.correction_min: must be below loss.correction_max, {self.correction_max:g}"
+        return None
+
+    def _vespo_error(self) -> str | None:
+        if self.surrogate != "vespo":
+            return None
+        if self.aggregation != "token_mean":
+            return "loss.aggregation: vespo weighs whole completions, and averages over all tokens: use token_mean"
+        if self.importance_sampling_correction != "none" and self.correction_level == "sequence":
+            return "loss.correction_level: vespo multiplies the corrections of a completion's tokens: use token"
         return None

@@ -47,8 +47,15 @@ def _constant(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     return mask.to(widest_float(mask.device)) / (max(totals.completions, 1) * totals.max_completion_length)
 
 
+def _luspo(sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """The mean over completions of sums over their tokens (LUSPO, arXiv 2602.05261): with one ratio for a completion,
+    its length does not shrink what it teaches."""
+    return mask.to(widest_float(mask.device)) / max(totals.completions, 1)
+
+
 AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, Totals], Tensor]] = {
     "sequence_mean": _sequence_mean,
     "token_mean": _token_mean,
     "constant": _constant,
+    "luspo": _luspo,
 }

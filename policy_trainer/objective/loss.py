@@ -15,6 +15,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from policy_trainer.objective.masks import Movement, kept
 from policy_trainer.objective.ratios import log_ratio, masked
+from policy_trainer.objective.vespo import vespo_weights
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     old_logps = logps.detach() if tokens.old_logps is None else tokens.old_logps
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
     surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
-    if tokens.importance_weights is not None:
-        surrogate = surrogate * masked(tokens.importance_weights, mask)
+    weights = _weights(logps - old_logps, tokens, config)
+    if weights is not None:
+        surrogate = surrogate * masked(weights, mask)
     trusted = _trusted(logps.detach(), old_logps, tokens, config)
     surrogate = masked(surrogate, trusted)
     kl, loss = torch.full_like(surrogate, torch.nan), surrogate
@@ -77,6 +79,14 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     if config.mismatch_penalty:
         loss = loss + config.mismatch_penalty * _mismatch(logps, tokens)
     return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high, mask & ~trusted)
+
+
+def _weights(difference: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor | None:
+    """(C,): what multiplies the surrogate: the weights of the correction, or VESPO's, which contain them."""
+    if config.surrogate != "vespo":
+        return tokens.importance_weights
+    advantages = masked(tokens.advantages, tokens.mask)
+    return vespo_weights(difference, tokens.importance_weights, advantages, tokens.sequence_ids, tokens.mask, config)
 
 
 def _mismatch(logps: Tensor, tokens: LossTokens) -> Tensor:
@@ -116,7 +126,7 @@ def _clip(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) 
 
 
 def _reinforce(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> Surrogate:
-    """The policy gradient alone: no ratio, no clip (nano-aha-moment, GRPO:Zero)."""
+    """The policy gradient alone: no ratio, no clip (nano-aha-moment, GRPO:Zero). VESPO weighs it."""
     return Surrogate(-advantages * logps, *_never(ratio))
 
 
@@ -142,4 +152,5 @@ SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, LossConfig], Surrogate]]
     "reinforce": _reinforce,
     "cispo": _cispo,
     "sapo": _sapo,
+    "vespo": _reinforce,
 }

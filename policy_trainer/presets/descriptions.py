@@ -12,6 +12,10 @@ def surrogate(loss: LossConfig) -> str:
             return "reinforce"
         case "cispo":
             return f"cispo, ratio to {loss.ratio_max:g}{_level(loss)}"
+        case "vespo":
+            return (
+                f"vespo, {loss.vespo_k_pos:g}:{loss.vespo_lambda_pos:g}/{loss.vespo_k_neg:g}:{loss.vespo_lambda_neg:g}"
+            )
         case "sapo":
             return f"sapo, tau {loss.sapo_temperature_pos:g}/{loss.sapo_temperature_neg:g}{_level(loss)}"
 

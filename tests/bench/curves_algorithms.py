@@ -18,6 +18,17 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "rloo": Algorithm(LossConfig(advantage="rloo", beta=0, old_logps="recomputed")),
     "sapo": Algorithm(LossConfig(surrogate="sapo", beta=0, old_logps="recomputed")),
     "tis": Algorithm(LossConfig(importance_sampling_correction="tis", beta=0, old_logps="recomputed")),
+    "vespo": Algorithm(LossConfig(surrogate="vespo", aggregation="token_mean", beta=0, old_logps="recomputed")),
+    "luspo": Algorithm(
+        LossConfig(
+            importance_sampling_level="sequence",
+            epsilon=3e-4,
+            epsilon_high=4e-4,
+            aggregation="luspo",
+            beta=0,
+            old_logps="recomputed",
+        )
+    ),
     "icepop": Algorithm(LossConfig(importance_sampling_correction="mask", beta=0, old_logps="recomputed")),
     "off_policy_sequence": Algorithm(LossConfig(mask=MaskConfig(off_policy_sequence=0.5), beta=0)),
     "geometric": Algorithm(LossConfig(mask=MaskConfig(geometric_low=0.5, geometric_high=2), beta=0)),

@@ -17,6 +17,11 @@ def said(**settings: Any) -> list[str]:
     [
         ({"loss": {"kl": "k1"}}, "expected gradient of 0"),
         ({"loss": {"kl_in": "both"}}, "twice"),
+        (
+            {"loss": {"surrogate": "vespo", "aggregation": "token_mean", "importance_sampling_level": "sequence"}},
+            "vespo",
+        ),
+        ({"loss": {"aggregation": "luspo"}}, "importance_sampling_level = sequence"),
         ({"sampling": {"top_p": 0.9}}, "renormalise"),
         ({"sampling": {"top_k": 5}}, "renormalise"),
         ({"sampling": {"min_p": 0.1}}, "renormalise"),
@@ -41,6 +46,8 @@ def test_a_caution(settings: dict[str, Any], word: str) -> None:
         {"loss": {"kl": "k1", "kl_weight": "ratio"}},
         {"loss": {"kl": "k1", "beta": 0}},
         {"loss": {"kl": "k2"}},
+        {"loss": {"surrogate": "vespo", "aggregation": "token_mean"}},
+        {"loss": {"aggregation": "luspo", "importance_sampling_level": "sequence"}},
         {"lora": {"alpha": 16, "rank": 4}},
         {"judging": {"steps": True}, "loss": {"advantage": "process"}},
         {"judging": {"model": {"path": "judge"}}, "rewards": ["model"]},

@@ -28,6 +28,18 @@ from policy_trainer.config import LossConfig
             "importance_sampling_correction",
             "old_logps = recomputed",
         ),
+        ({"surrogate": "vespo"}, "aggregation", "use token_mean"),
+        (
+            {
+                "surrogate": "vespo",
+                "aggregation": "token_mean",
+                "old_logps": "recomputed",
+                "importance_sampling_correction": "mask",
+                "correction_level": "sequence",
+            },
+            "correction_level",
+            "use token",
+        ),
         ({"correction_low": 3, "correction_high": 2}, "correction_low", "above loss.correction_high"),
         ({"correction_min": 0.5}, "correction_min", "use loss.correction_low"),
         (

@@ -21,6 +21,7 @@ SEQUENCE_MASK = torch.tensor([True, False, True, True])
         ("sequence_mean", 1 / 6),
         ("token_mean", 1 / 4),
         ("constant", 1 / (3 * 5)),
+        ("luspo", 1 / 3),
     ],
 )
 def test_ragged_by_hand(aggregation: str, weight: float) -> None:

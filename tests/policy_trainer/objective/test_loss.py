@@ -30,7 +30,10 @@ def loss_of(
     importance_weights: Tensor | None = None,
     **settings: Any,
 ) -> TokenLoss:
-    """With advantages of 1 and no KL where nothing else is said; each token is a completion of its own."""
+    """With advantages of 1 and no KL where nothing else is said; each token is a completion of its own.
+
+    The aggregation, which comes after the loss, is one that goes with everything.
+    """
     tokens = LossTokens(
         sequence_ids=torch.arange(len(logps)) if sequence_ids is None else sequence_ids,
         mask=torch.ones(len(logps), dtype=torch.bool) if mask is None else mask,
@@ -39,7 +42,7 @@ def loss_of(
         ref_logps=ref,
         importance_weights=importance_weights,
     )
-    return token_loss(logps, tokens, LossConfig.model_validate({"beta": 0.0} | settings))
+    return token_loss(logps, tokens, LossConfig.model_validate({"beta": 0.0, "aggregation": "token_mean"} | settings))
 
 
 def losses(log_ratio: float, advantage: float, *, x: float = 0.0, **settings: Any) -> tuple[float, float, bool, bool]:
@@ -159,6 +162,45 @@ class TestSapo:
         settings = {"surrogate": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5}
         assert losses(0.0, 1.0, **settings)[0] == pytest.approx(-1.0)
         assert losses(0.0, -1.0, **settings)[0] == pytest.approx(4.0)
+
+
+class TestVespo:
+    def gradient(self, log_ratios: list[float], advantage: float, **inputs: Any) -> list[float]:
+        """Of one completion. Minus A times the weight."""
+        leaf = torch.linspace(-1, -2, len(log_ratios), dtype=torch.float64).requires_grad_()
+        old, sequence_ids = leaf.detach() - torch.tensor(log_ratios), torch.zeros(len(log_ratios), dtype=torch.int64)
+        loss = loss_of(
+            leaf,
+            old,
+            advantages=torch.full((len(log_ratios),), advantage),
+            sequence_ids=sequence_ids,
+            surrogate="vespo",
+            **inputs,
+        )
+        return gradient(loss.loss.sum(), leaf)
+
+    @pytest.mark.parametrize(("advantage", "k", "lam"), [(2.0, 2, 3), (-2.0, 3, 2)])
+    def test_hand_computed(self, advantage: float, k: int, lam: int) -> None:
+        """The ratio of the completion is 2 * 3 / 4 = 1.5."""
+        phi = math.exp(lam) * 1.5**k * math.exp(-lam * 1.5)
+        ratios = [math.log(2), math.log(3), -math.log(4)]
+        assert self.gradient(ratios, advantage) == pytest.approx([-advantage * phi] * 3, rel=1e-6)
+
+    def test_weights_of_the_correction_are_a_part_of_it_and_no_factor(self) -> None:
+        """Ratios 2 and 1 with weights 3 and 1/4: 1.5 again. A token that is masked out of it leaves next to nothing."""
+        phi = math.exp(3) * 1.5**2 * math.exp(-3 * 1.5)
+        ratios, weights = [math.log(2), 0.0], torch.tensor([3.0, 0.25])
+        assert self.gradient(ratios, 1.0, importance_weights=weights) == pytest.approx([-phi] * 2, rel=1e-6)
+        gone = self.gradient(ratios, 1.0, importance_weights=torch.tensor([1.0, 0.0]))
+        assert gone == pytest.approx([-math.exp(3) * (2e-8) ** 2] * 2, rel=1e-5)
+
+    def test_a_token_that_is_masked_has_no_part(self) -> None:
+        got = self.gradient([math.log(1.5), 5.0], 1.0, mask=torch.tensor([True, False]))
+        assert got == pytest.approx([-math.exp(3) * 1.5**2 * math.exp(-3 * 1.5), 0], rel=1e-6)
+
+    def test_shapes_are_settings(self) -> None:
+        shape = {"vespo_k_pos": 1.0, "vespo_lambda_pos": 0.5}
+        assert self.gradient([math.log(2)], 1.0, **shape) == pytest.approx([-2 * math.exp(0.5 - 1)], rel=1e-6)
 
 
 class TestRatio:
@@ -400,7 +442,7 @@ class TestMask:
 
 
 @pytest.mark.parametrize("log_ratio", [50.0, 100.0, 1e4, 3e38, -100.0, -3e38])
-@pytest.mark.parametrize("surrogate", ["clip", "sapo", "cispo"])
+@pytest.mark.parametrize("surrogate", ["clip", "sapo", "cispo", "vespo"])
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
 def test_an_overflowing_ratio_is_finite(log_ratio: float, advantage: float, surrogate: str, ratio: str) -> None:

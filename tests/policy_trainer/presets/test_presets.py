@@ -330,11 +330,15 @@ class TestCommand:
 
 def test_words_name_every_surrogate() -> None:
     """With the numbers that are its own, and no other's."""
-    assert {name: say.surrogate(LossConfig.model_validate({"surrogate": name})) for name in SURROGATES} == {
+    assert {
+        name: say.surrogate(LossConfig.model_validate({"surrogate": name, "aggregation": "token_mean"}))
+        for name in SURROGATES
+    } == {
         "clip": "clip 0.2",
         "reinforce": "reinforce",
         "cispo": "cispo, ratio to 5",
         "sapo": "sapo, tau 1/1.05",
+        "vespo": "vespo, 2:3/3:2",
     }
 
 

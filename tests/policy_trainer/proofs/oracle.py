@@ -58,6 +58,8 @@ def step_loss(
                 total = total + losses[t] / len(completion.trained) / len(per_completion)
             elif config.aggregation == "token_mean":
                 total = total + losses[t] / tokens
+            elif config.aggregation == "luspo":
+                total = total + losses[t] / len(per_completion)
             else:
                 total = total + losses[t] / (len(per_completion) * max_tokens)
     return total
@@ -196,6 +198,8 @@ def token_losses(completion: Completion, advantages: list[float], config: LossCo
     log_ratios = log_ratio(completion, config)
     weights = correction(completion, config)
     trusted = trusted_tokens(completion, advantages, config)
+    if config.surrogate == "vespo":
+        weights = vespo(completion, advantages, weights, config)
     result = []
     for t, logp in enumerate(completion.logps):
         rho = exp(log_ratios[t])
@@ -230,7 +234,7 @@ def log_ratio(completion: Completion, config: LossConfig) -> list[Any]:
 
 
 def surrogate(rho: Any, logp: Any, advantage: float, config: LossConfig) -> Any:
-    if config.surrogate == "reinforce":
+    if config.surrogate in ("reinforce", "vespo"):
         return -advantage * logp
     if config.surrogate == "cispo":
         return -min(stopped(rho), config.ratio_max) * advantage * logp
@@ -241,6 +245,23 @@ def surrogate(rho: Any, logp: Any, advantage: float, config: LossConfig) -> Any:
     clipped = min(max(rho, 1 - config.epsilon), 1 + high)
     bounded = rho if config.delta is None else min(rho, config.delta)
     return -min(bounded * advantage, clipped * advantage)
+
+
+def vespo(completion: Completion, advantages: list[float], weights: list[float], config: LossConfig) -> list[float]:
+    """phi of each token, 1 where the completion is as likely as it was. The correction's weights are a part of it."""
+    log_w = 0.0
+    for t in completion.trained:
+        difference = stopped(completion.logps[t]) - stopped(old_logps(completion, config)[t])
+        log_w += min(max(float(difference), -20.0), 20.0)
+        log_w += math.log(max(weights[t], 1e-8))
+    log_w = min(max(log_w, math.log(1e-8)), 20.0)
+    result = []
+    for advantage in advantages:
+        k, lam = config.vespo_k_neg, config.vespo_lambda_neg
+        if advantage >= 0:
+            k, lam = config.vespo_k_pos, config.vespo_lambda_pos
+        result.append(math.exp(log_w) ** k * math.exp(lam - lam * math.exp(log_w)))
+    return result
 
 
 def kl_estimate(config: LossConfig, reference: Any, logp: Any) -> Any:

@@ -39,6 +39,17 @@ def random_masks(rng: random.Random) -> dict[str, float]:
     return {name: bound for name, bound in bounds.items() if rng.random() < 0.25}
 
 
+def is_refused(**fixed: Any) -> bool:
+    """Whether these settings are refused, with a KL penalty and without one."""
+    for beta in (0.0, 0.1):
+        try:
+            LossConfig.model_validate(fixed | {"beta": beta})
+            return False
+        except ValidationError:
+            continue
+    return True
+
+
 def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
     """fixed: settings that are given. What is refused is drawn again."""
     while True:
@@ -59,6 +70,10 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
             "ratio_max": rng.uniform(0.8, 2),
             "sapo_temperature_pos": rng.uniform(0.5, 2),
             "sapo_temperature_neg": rng.uniform(0.5, 2),
+            "vespo_k_pos": rng.uniform(0, 3),
+            "vespo_lambda_pos": rng.uniform(0.5, 4),
+            "vespo_k_neg": rng.uniform(0, 3),
+            "vespo_lambda_neg": rng.uniform(0.5, 4),
             "beta": rng.choice((0.0, rng.uniform(0.01, 1))),
             "correction_max": rng.uniform(1.05, 2),
             "correction_low": rng.uniform(0.2, 0.95),

@@ -20,7 +20,7 @@ from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.policy_trainer.proofs.batches import completions_of, permuted, random_batches
 from tests.policy_trainer.proofs.oracle import step_loss
-from tests.policy_trainer.proofs.settings import choices, random_settings
+from tests.policy_trainer.proofs.settings import choices, is_refused, random_settings
 
 MAX_NEW_TOKENS = 8
 LR = 0.05
@@ -78,18 +78,16 @@ def assert_same(got: tuple[StepStats, Tensor], want: tuple[StepStats, Tensor], c
     assert_close(got[1], want[1], config)
 
 
-def assert_close(got: Tensor, want: Tensor, config: LossConfig) -> None:
+def assert_close(got: Tensor, want: Tensor, config: LossConfig, tolerance: float = 1e-6) -> None:
     """Relative to the largest element."""
-    assert (got - want).abs().max() <= 1e-6 * want.abs().max(), config
+    assert (got - want).abs().max() <= tolerance * want.abs().max(), config
 
 
 def combined(rng: random.Random, combination: tuple[Any, ...]) -> LossConfig | None:
     """Random settings of such a combination; None where it is refused."""
     names = ("advantage", "aggregation", "surrogate", "importance_sampling_level", "kl_in")
     fixed = dict(zip(names, combination, strict=True))
-    if fixed["advantage"] == "process" and fixed["kl_in"] != "loss":
-        return None
-    return random_settings(rng, **fixed)
+    return None if is_refused(**fixed) else random_settings(rng, **fixed)
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)
@@ -168,7 +166,7 @@ def test_a_step_is_what_the_naive_loop_says(num_iterations: int, minibatches: in
             minibatches=minibatches,
         )
         losses, naive_way = naive_step(model, batches, config, num_iterations, minibatches)
-        assert_close(way, naive_way, config)
+        assert_close(way, naive_way, config, 5e-6)  # ours rounds advantages to float32, the loop does not
         assert stats.updates == len(losses)
         if losses:
             assert stats.loss == pytest.approx(np.mean(losses), rel=1e-6, abs=1e-7), config

@@ -21,15 +21,16 @@ from tests.policy_trainer.proofs.trl_trainers import Trl
 pytestmark = pytest.mark.slow  # TRL takes seconds to import
 
 CASES = 200
-# TRL's loss types in our words. luspo, a sum over tokens, is a constant mean over one token.
+# TRL's loss types in our words.
 LOSS_TYPES: dict[str, dict[str, Any]] = {
     "grpo": {"surrogate": "clip", "aggregation": "sequence_mean"},
     "bnpo": {"surrogate": "clip", "aggregation": "token_mean"},  # the same as dapo while a step is one micro-batch
     "dapo": {"surrogate": "clip", "aggregation": "token_mean"},
     "dr_grpo": {"surrogate": "clip", "aggregation": "constant"},
-    "luspo": {"surrogate": "clip", "aggregation": "constant"},
+    "luspo": {"surrogate": "clip", "aggregation": "luspo"},
     "cispo": {"surrogate": "cispo", "aggregation": "token_mean"},
     "sapo": {"surrogate": "sapo", "aggregation": "sequence_mean"},
+    "vespo": {"surrogate": "vespo", "aggregation": "token_mean"},
 }
 # TRL's modes for what the sampler's log-probs correct.
 CORRECTIONS = {
@@ -61,7 +62,7 @@ class Case:
 
 
 def random_case(rng: random.Random, loss_type: str) -> Case:
-    case = Case(max_tokens=1 if loss_type == "luspo" else rng.randint(4, 12))
+    case = Case(max_tokens=rng.randint(4, 12))
     case.set(LOSS_TYPES[loss_type], {"loss_type": loss_type, "max_completion_length": case.max_tokens})
     _choose_surrogate(rng, case)
     _choose_kl(rng, case)
@@ -72,7 +73,7 @@ def random_case(rng: random.Random, loss_type: str) -> Case:
 
 
 def _choose_surrogate(rng: random.Random, case: Case) -> None:
-    level = rng.choice(("token", "sequence"))
+    level = "token" if case.ours["surrogate"] == "vespo" else rng.choice(("token", "sequence"))
     case.set({"importance_sampling_level": level}, {"importance_sampling_level": level})
     if case.ours["surrogate"] == "cispo":
         ratio_max = rng.uniform(0.8, 1.5)  # TRL's epsilon_high is absolute here, as our ratio_max
@@ -83,6 +84,10 @@ def _choose_surrogate(rng: random.Random, case: Case) -> None:
             {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg},
             {"sapo_temperature_pos": pos, "sapo_temperature_neg": neg},
         )
+    elif case.ours["surrogate"] == "vespo":
+        names = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
+        shape = {name: rng.uniform(0.5, 4) for name in names}
+        case.set(shape, shape)
     else:
         low, high = rng.uniform(0.05, 0.4), rng.choice((None, rng.uniform(0.05, 0.6)))
         case.set(
@@ -111,7 +116,8 @@ def _choose_advantages(rng: random.Random, case: Case) -> None:
 
 def _choose_policies(rng: random.Random, case: Case) -> None:
     """What the ratio is against, and the correction for the sampler, which wants the learner's own log-probs."""
-    mode = rng.choice((None, *CORRECTIONS))
+    modes = [mode for mode in CORRECTIONS if case.ours["surrogate"] != "vespo" or mode.startswith("token")]
+    mode = rng.choice((None, *modes))
     if mode is not None:
         high, low = rng.uniform(1.05, 3), rng.uniform(0.2, 0.95)
         bounds = {"correction_max": high, "correction_low": low, "correction_high": high}

@@ -44,6 +44,10 @@ _ARGUMENTS = {
     "use_bias_correction_kl": False,
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
 }
 
 
