@@ -35,9 +35,10 @@ class LossConfig(Section):
     truncated: Literal["keep", "mask", "drop"] = "keep"
     """Completions cut off at the length limit. keep: they train like others. mask: they count in the group but do not
     train. drop: they neither count nor train."""
-    old_logps: Literal["sampler", "recomputed", "current"] = "sampler"
-    """Denominator of the ratio: the sampler's log-probs, the learner's before its first update on a batch, or the
-    learner's current ones, which makes the ratio 1."""
+    old_logps: Literal["sampler", "recomputed", "current", "log_linear"] = "sampler"
+    """Denominator of the ratio: the sampler's log-probs; the learner's before its first update on a batch; the
+    learner's current ones, which makes the ratio 1; or log_linear: those before the first update, estimated between
+    sampler and learner by the age of the sample, without a forward (AReaL)."""
     surrogate: Literal["clip", "reinforce", "cispo", "sapo", "vespo"] = "clip"
     """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, SAPO, or VESPO."""
     importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
@@ -102,7 +103,11 @@ class LossConfig(Section):
     @property
     def needs_sampler_logps(self) -> bool:
         """Whether a batch without the sampler's log-probs cannot be trained on. Masks take the old ones instead."""
-        return self.old_logps == "sampler" or self.importance_sampling_correction != "none" or self.mismatch_penalty > 0
+        return (
+            self.old_logps in ("sampler", "log_linear")
+            or self.importance_sampling_correction != "none"
+            or self.mismatch_penalty > 0
+        )
 
     @property
     def penalises_loss(self) -> bool:
@@ -146,15 +151,20 @@ class LossConfig(Section):
                 "loss.kl_in: reinforce++ subtracts the KL from the reward of each token: use reward (or both), or "
                 "loss.beta = 0"
             )
+        if self.kl_in != "loss" and self.old_logps == "log_linear":
+            return (
+                "loss.kl_in: log_linear knows its old log-probs at an update, too late for the rewards: use loss, or "
+                "loss.old_logps = recomputed"
+            )
         if self.kl_in != "loss" and self.advantage == "process":
             return "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
         return None
 
     def _correction_error(self) -> str | None:
-        if self.importance_sampling_correction != "none" and self.old_logps != "recomputed":
+        if self.importance_sampling_correction != "none" and self.old_logps not in ("recomputed", "log_linear"):
             return (
-                "loss.importance_sampling_correction: needs loss.old_logps = recomputed; with sampler the ratio "
-                "is against the sampler already, with current there is no ratio to correct"
+                "loss.importance_sampling_correction: needs loss.old_logps = recomputed or log_linear; with sampler "
+                "the ratio is against the sampler already, with current there is no ratio to correct"
             )
         if self.correction_low > self.correction_high:
             return "loss.correction_low: must not be above loss.correction_high: no weight would be kept"

@@ -63,10 +63,10 @@ def check_sleep_mode(sampler: SamplerName, weights: str, vllm: VllmConfig) -> No
 def check_sampler_logps(sampler: SamplerName, loss: LossConfig, sampling: SamplingConfig) -> None:
     """Raises ValueError where log-probs that vLLM renormalised would be a ratio's denominator."""
     changed = [name for name, off in _RENORMALISING.items() if getattr(sampling, name) != off]
-    if sampler == "hf" or loss.old_logps != "sampler" or not changed:
+    if sampler == "hf" or loss.old_logps not in ("sampler", "log_linear") or not changed:
         return
     raise ValueError(
         f"sampling.{changed[0]}: vLLM reports log-probs of what it drew from, and the learner's are of all tokens, so "
-        f"the ratio of loss.old_logps = sampler would be wrong: set it to {_RENORMALISING[changed[0]]}, or use "
-        "loss.old_logps = recomputed, with loss.importance_sampling_correction = tis or mask"
+        f"the ratio of loss.old_logps = {loss.old_logps} would be wrong: set it to {_RENORMALISING[changed[0]]}, or "
+        "use loss.old_logps = recomputed, with loss.importance_sampling_correction = tis or mask"
     )

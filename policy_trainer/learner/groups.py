@@ -29,8 +29,9 @@ def missing_input(batch: Batch, loss: LossConfig, reference: ReferenceSource = "
     return None
 
 
-def make_group(batch: Batch, loss: LossConfig, reference: ReferenceSource = "server") -> Group:
-    """The batch as a group. Raises ValueError for a batch that lacks what the loss needs."""
+def make_group(batch: Batch, loss: LossConfig, reference: ReferenceSource = "server", step: int = 0) -> Group:
+    """The batch as a group. step: steps made before the one that trains on it. Raises ValueError for a batch that lacks
+    what the loss needs."""
     rollout = rollout_of(batch)
     if reason := missing_input(batch, loss, reference):
         raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
@@ -44,12 +45,20 @@ def make_group(batch: Batch, loss: LossConfig, reference: ReferenceSource = "ser
         steps=rollout.steps if loss.advantage == "process" else None,
         sampler_logps=rollout.sampler_logps,
         ref_logps=batch.ref_logps if isinstance(batch, ScoredBatch) else None,
+        staleness=_staleness(rollout, step) if loss.old_logps == "log_linear" else None,
     )
 
 
 def trains(group: Group, loss: LossConfig) -> bool:
     """Whether a group has a completion to train on, and rewards that differ if loss.drop_zero_variance is set."""
     return bool(group.sequence_mask.any()) and (group.has_variance or not loss.drop_zero_variance)
+
+
+def _staleness(rollout: RolloutBatch, step: int) -> Array:
+    """int64 (G,): steps made since the weights of each completion, which name their own number as their version."""
+    versions = rollout.policy_versions
+    versions = np.full(rollout.group.size, rollout.policy_version) if versions is None else versions
+    return np.maximum(step - versions, 0)
 
 
 def _rewards(rollout: RolloutBatch, loss: LossConfig) -> Array:

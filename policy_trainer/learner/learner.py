@@ -78,11 +78,12 @@ class Learner:
     ) -> StepStats:
         """Trains on whole groups. No update is made if no group trains, or if the loss or gradient is not finite.
 
-        step: number of earlier steps. The learning rate depends on nothing else, so that resuming needs no state.
+        step: number of earlier steps, the version of the weights. The learning rate depends on nothing else, so that
+        resuming needs no state.
         on_groups: called with the group of each batch; those that train have their advantages.
         Raises ValueError for a batch that lacks what the loss needs.
         """
-        groups = [make_group(batch, self._loss, self._source) for batch in batches]
+        groups = [make_group(batch, self._loss, self._source, step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
         training = self._reference.with_logps(training, self._recompute)
         training = with_old_logps(training, self._loss, self._old_logps, self._recompute)
@@ -143,7 +144,7 @@ class Learner:
         and the weights' statistics: both are logged even when the correction is off."""
         sampler_logps = tokens.sampler_logps
         assert sampler_logps is not None  # NaN where unknown
-        own = self._old_logps.of_learner(tokens.old_logps, logps)
+        own = self._old_logps.of_learner(tokens, logps)
         weights, stats = importance_sampling_weights(own, sampler_logps, tokens.sequence_ids, tokens.mask, self._loss)
         if self._loss.importance_sampling_correction != "none":
             tokens = replace(tokens, importance_weights=weights)

@@ -80,8 +80,13 @@ def join(groups: Sequence[Group], device: torch.device) -> MicroBatch:
             old_logps=joined_if_known(lambda group: group.old_logps),
             ref_logps=joined_if_known(lambda group: group.ref_logps),
             sampler_logps=joined(map(_sampler_logps, groups)),
+            staleness=joined_if_known(_staleness),
         ),
     )
+
+
+def _staleness(group: Group) -> Array | None:
+    return None if group.staleness is None else np.repeat(group.staleness, group.lengths)
 
 
 def _sampler_logps(group: Group) -> Array:

@@ -9,6 +9,7 @@ from torch import Tensor
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import kl_penalty
 from policy_trainer.objective.group import Group
+from policy_trainer.objective.loss import LossTokens
 from shared.batch import Array
 
 Recompute = Callable[[Sequence[Group]], list[Array]]
@@ -20,7 +21,7 @@ class OldLogps(Protocol):
         """Old log-probs of each group, float32 (C,); None means the current policy: the ratio is 1."""
         ...
 
-    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+    def of_learner(self, tokens: LossTokens, current: Tensor) -> Tensor:
         """The learner's log-probs, (C,), that an importance-sampling correction compares with the sampler's."""
         ...
 
@@ -31,7 +32,7 @@ class SamplerLogps:
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
         return [group.sampler_logps for group in groups]
 
-    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+    def of_learner(self, tokens: LossTokens, current: Tensor) -> Tensor:
         return current
 
 
@@ -41,9 +42,8 @@ class RecomputedLogps:
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
         return [*recompute(groups)]
 
-    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
-        assert old is not None
-        return old
+    def of_learner(self, tokens: LossTokens, current: Tensor) -> Tensor:
+        return tokens.denominator(current)
 
 
 class CurrentLogps:
@@ -52,14 +52,25 @@ class CurrentLogps:
     def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
         return [None] * len(groups)
 
-    def of_learner(self, old: Tensor | None, current: Tensor) -> Tensor:
+    def of_learner(self, tokens: LossTokens, current: Tensor) -> Tensor:
         return current
+
+
+class LogLinearLogps:
+    """The sampler's log-probs, which each update moves towards its own."""
+
+    def for_ratio(self, groups: Sequence[Group], recompute: Recompute) -> list[Array | None]:
+        return [group.sampler_logps for group in groups]
+
+    def of_learner(self, tokens: LossTokens, current: Tensor) -> Tensor:
+        return tokens.denominator(current)
 
 
 OLD_LOGPS: dict[str, OldLogps] = {
     "sampler": SamplerLogps(),
     "recomputed": RecomputedLogps(),
     "current": CurrentLogps(),
+    "log_linear": LogLinearLogps(),
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from policy_trainer.objective.masks import Movement, kept
-from policy_trainer.objective.ratios import log_ratio, masked
+from policy_trainer.objective.ratios import log_linear, log_ratio, masked
 from policy_trainer.objective.vespo import vespo_weights
 
 
@@ -24,7 +24,7 @@ class LossTokens:
 
     The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
     gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None. sampler_logps: NaN or
-    None where unknown.
+    None where unknown. staleness: int64; with it old_logps are the sampler's, and `log_linear` moves them.
     """
 
     sequence_ids: Tensor
@@ -34,6 +34,13 @@ class LossTokens:
     ref_logps: Tensor | None = None
     importance_weights: Tensor | None = None
     sampler_logps: Tensor | None = None
+    staleness: Tensor | None = None
+
+    def denominator(self, logps: Tensor) -> Tensor:
+        """(C,): the log-probs that the ratio is taken against. logps: the current ones, without a gradient."""
+        if self.old_logps is None:
+            return logps
+        return self.old_logps if self.staleness is None else log_linear(self.old_logps, logps, self.staleness)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     Raises ValueError for a KL penalty without ref_logps, and for a mismatch penalty without sampler_logps.
     """
     mask, logps = tokens.mask, masked(logps, tokens.mask)
-    old_logps = logps.detach() if tokens.old_logps is None else tokens.old_logps
+    old_logps = tokens.denominator(logps.detach())
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
     surrogate, low, high = SURROGATES[config.surrogate](ratio, logps, masked(tokens.advantages, mask), config)
     weights = _weights(logps - old_logps, tokens, config)

@@ -45,6 +45,17 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+def log_linear(sampler_logps: Tensor, logps: Tensor, staleness: Tensor) -> Tensor:
+    """(C,): the log-probs of the policy before this step, between the sampler's and the current ones.
+
+    AReaL's decoupled PPO without a forward (A-3PO, arXiv 2512.06547): l_smp + alpha (l - l_smp), with alpha =
+    (v - 1 - v_b) / (v - v_b). v is the version that this step makes, v_b the sampler's, and staleness = v - 1 - v_b,
+    int64 (C,): the steps between them. Fresh samples have alpha = 0.
+    """
+    alpha = staleness.to(logps.dtype) / (staleness + 1)
+    return sampler_logps + alpha * (logps - sampler_logps)
+
+
 def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
     """(C,) -> (C,) of `widest_float`: element i is the sum over completion i, and 0 past the last.
 

@@ -148,7 +148,7 @@ def _variance(latest: Records) -> list[Trouble]:
 
 def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
     """A clip ratio of 0 although the weights differ from those of the old log-probs. If they do not, the ratio is 1."""
-    stale = [loss.old_logps == "sampler" and record["staleness"] > 0 for record in recent]
+    stale = [loss.old_logps in ("sampler", "log_linear") and record["staleness"] > 0 for record in recent]
     off_policy = all(old or record.get("updates", 1) > 1 for old, record in zip(stale, recent, strict=True))
     if loss.surrogate != "clip" or loss.old_logps == "current" or len(recent) < LONG or not off_policy:
         return []

@@ -30,6 +30,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         )
     ),
     "icepop": Algorithm(LossConfig(importance_sampling_correction="mask", beta=0, old_logps="recomputed")),
+    "log_linear": Algorithm(LossConfig(importance_sampling_correction="tis", beta=0, old_logps="log_linear")),
     "off_policy_sequence": Algorithm(LossConfig(mask=MaskConfig(off_policy_sequence=0.5), beta=0)),
     "geometric": Algorithm(LossConfig(mask=MaskConfig(geometric_low=0.5, geometric_high=2), beta=0)),
     # As verl and prime-rl have them: a mask in place of the clip, and a mean over tokens.

@@ -142,6 +142,16 @@ class TestRefusals:
         assert load(TrainConfig, *sampled, *arguments).sampling.top_p == 0.9
         assert load(EvalConfig, *sampled).sampling.top_p == 0.9
 
+    @pytest.mark.parametrize("old_logps", ["sampler", "log_linear"])
+    def test_of_renormalised_log_probs_are_no_denominator(
+        self, capsys: pytest.CaptureFixture[str], old_logps: str
+    ) -> None:
+        sampled = ["--model", "m", "--sampler", "vllm", "--sampling.top-p", "0.9"]
+        with pytest.raises(SystemExit):
+            load(TrainConfig, *sampled, "--loss.old-logps", old_logps)
+        said = " ".join(capsys.readouterr().err.split())
+        assert " sampling.top_p: " in said and f"the ratio of loss.old_logps = {old_logps} would be wrong" in said
+
     def test_a_model_is_needed(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             load(TrainConfig)

@@ -22,6 +22,7 @@ from policy_trainer.config import LossConfig
         ({"kl_in": "reward", "kl_weight": "ratio"}, "kl_weight", "use both"),
         ({"delta": 1.2}, "delta", "above the upper clipping bound of the ratio, 1.2,"),
         ({"delta": 1.5, "epsilon_high": 0.6}, "delta", "above the upper clipping bound of the ratio, 1.6,"),
+        ({"old_logps": "log_linear", "kl_in": "reward"}, "kl_in", "old_logps = recomputed"),
         ({"importance_sampling_correction": "tis"}, "importance_sampling_correction", "old_logps = recomputed"),
         (
             {"importance_sampling_correction": "mask", "old_logps": "current"},
@@ -77,6 +78,7 @@ def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:
         {"old_logps": "current", "mask": {"dppo_high": 0.2}, "mismatch_penalty": 0.001},
         {"surrogate": "reinforce", "importance_sampling_level": "sequence", "epsilon": 0.1},
         {"importance_sampling_correction": "mask", "old_logps": "recomputed", "correction_level": "sequence"},
+        {"importance_sampling_correction": "tis", "old_logps": "log_linear"},
     ],
 )
 def test_accepted(settings: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""The three choices of old-policy log-probs, and the KL penalty that is taken off the rewards, on hand-made groups."""
+"""The choices of old-policy log-probs, and the KL penalty that is taken off the rewards, on hand-made groups."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group
+from policy_trainer.learner.micro_batches import join
 from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
 from policy_trainer.objective.group import Group
+from policy_trainer.objective.loss import LossTokens
 from shared.batch import Array
 
 SAMPLER = [[-1.0, -2.0], [-3.0, -4.0, -5.0]]
@@ -64,6 +67,8 @@ def values(arrays: Sequence[Array | None]) -> list[list[float] | None]:
         ("recomputed", 2, LEARNER, 1),
         ("current", 1, [None, None], 0),
         ("current", 2, [None, None], 0),
+        ("log_linear", 1, SAMPLER, 0),
+        ("log_linear", 2, SAMPLER, 0),
     ],
 )
 def test_the_ratio_is_taken_against_the_choice(
@@ -103,14 +108,49 @@ def test_a_penalty_off_the_rewards_needs_log_probs_even_where_the_ratio_does_not
         np.testing.assert_allclose(group.kl_penalty, 0.5 * (np.array(old) - np.array(reference)))
 
 
+OLD, CURRENT = torch.tensor([-1.0]), torch.tensor([-2.0])
+TOKENS = LossTokens(torch.tensor([0]), torch.tensor([True]), torch.tensor([1.0]), old_logps=OLD)
+
+
 @pytest.mark.parametrize(("old_logps", "updates"), [("sampler", 2), ("recomputed", 1), ("current", 2)])
 def test_a_correction_compares_the_sampler_with_the_current_policy(old_logps: str, updates: int) -> None:
     choice = choose_old_logps(LossConfig.model_validate({"old_logps": old_logps}), updates)
-    old, current = torch.tensor([-1.0]), torch.tensor([-2.0])
-    assert choice.of_learner(old, current) is current
+    assert choice.of_learner(TOKENS, CURRENT) is CURRENT
 
 
 def test_a_correction_compares_the_sampler_with_the_recomputed_log_probs_where_there_are_any() -> None:
     choice = choose_old_logps(LossConfig(old_logps="recomputed"), 2)
-    old, current = torch.tensor([-1.0]), torch.tensor([-2.0])
-    assert choice.of_learner(old, current) is old
+    assert choice.of_learner(TOKENS, CURRENT) is OLD
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_correction_compares_the_sampler_with_the_estimate_of_log_linear(updates: int) -> None:
+    choice = choose_old_logps(LossConfig(old_logps="log_linear"), updates)
+    got = choice.of_learner(replace(TOKENS, staleness=torch.tensor([3])), CURRENT)
+    assert got.tolist() == [-1.75]
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "alphas"),
+    [
+        (4, None, [0, 0]),  # fresh: the weights that the fifth step trains are version 4, and it makes version 5
+        (3, None, [1 / 2, 1 / 2]),
+        (0, None, [4 / 5, 4 / 5]),
+        (1, [3, 1], [1 / 2, 3 / 4]),
+        (6, None, [0, 0]),  # of an abandoned life
+    ],
+)
+def test_log_linear_moves_old_samples_towards_the_current_policy(
+    make_scored: Any, version: int, versions: list[int] | None, alphas: list[float]
+) -> None:
+    """alpha = (v - 1 - v_b) / (v - v_b), v the version that the step makes: one more than the steps before it."""
+    loss = LossConfig(old_logps="log_linear")
+    batch = make_scored([3], [[4], [5]], [0.0, 1.0], old_logps=SAMPLER[0])
+    named = None if versions is None else np.array(versions)
+    rollout = replace(batch.rollout, policy_version=version, policy_versions=named)
+    group = make_group(replace(batch, rollout=rollout), loss, step=4)
+    [group] = with_old_logps([group], loss, choose_old_logps(loss, 1), Recompute())
+    tokens = join([group], torch.device("cpu")).tokens
+    current = torch.zeros(2)
+    want = [old * (1 - alpha) for old, alpha in zip(SAMPLER[0], alphas, strict=True)]
+    assert tokens.denominator(current).tolist() == pytest.approx(want)

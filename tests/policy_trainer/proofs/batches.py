@@ -17,6 +17,9 @@ from shared.batch import Array, RolloutBatch, ScoredBatch, StepRewards, TokenGro
 from tests.policy_trainer.proofs.cases import REWARDS
 from tests.policy_trainer.proofs.oracle import Completion
 
+# Steps before the one that trains on the batches.
+STEP = 4
+
 
 def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
     """Log-probs of one completion, its row alone."""
@@ -37,12 +40,14 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> Sc
     temperature = rng.choice((0.75, 1.0, 1.25))  # which float32 holds exactly, as forwards may do
     with torch.no_grad():
         own = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()
-    sampler, reference = (np.array([logp + rng.gauss(0, 0.3) for logp in own], np.float32) for _ in range(2))
+    sampler, reference = (np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in own], np.float32) for _ in range(2))
+    versions = np.array([rng.randint(0, STEP) for _ in rows])
     rollout = RolloutBatch(
         id=str(UUID(int=(7 << 76) | (2 << 62) | number)),
         run="test",
         epoch=0,
-        policy_version=0,
+        policy_version=int(versions.min()),
+        policy_versions=versions if rng.random() < 0.5 or len(set(versions)) > 1 else None,
         temperature=temperature,
         group=TokenGroup(np.array(prompt), np.concatenate(rows), np.array([len(row) for row in rows])),
         rewards=np.array([math.nan if rng.random() < 0.1 else rng.choice(REWARDS) for _ in rows], np.float32),
@@ -84,6 +89,7 @@ def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
         finished=rollout.finished[order],
         sampler_logps=tokens(rollout.sampler_logps),
         loss_mask=None if rollout.loss_mask is None else tokens(rollout.loss_mask),
+        policy_versions=None if rollout.policy_versions is None else rollout.policy_versions[order],
         steps=StepRewards(
             rewards=moved(steps.rewards, steps.counts),
             ends=moved(steps.ends, steps.counts),
@@ -105,6 +111,7 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
     tokens = list(pairwise([0, *np.cumsum(lengths).tolist()]))
     steps = list(pairwise([0, *np.cumsum(counts).tolist()]))
     mask = np.ones(lengths.sum(), bool) if rollout.loss_mask is None else rollout.loss_mask
+    oldest, versions = rollout.policy_version, rollout.policy_versions
     prompt = rollout.group.prompt_ids.tolist()
     return [
         Completion(
@@ -115,6 +122,7 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
             reference=batch.ref_logps[slice(*tokens[row])].tolist(),
             mask=mask[slice(*tokens[row])].tolist(),
             finished=bool(rollout.finished[row]),
+            staleness=STEP - (oldest if versions is None else int(versions[row])),
             steps=list(
                 zip(
                     rollout.steps.rewards[slice(*steps[row])].tolist(),

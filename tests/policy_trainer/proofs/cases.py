@@ -40,6 +40,7 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
         mask=[rng.random() < trained for _ in range(length)],
         finished=rng.random() >= unfinished,
         steps=[(rng.choice(REWARDS), end) for end in ends],
+        staleness=rng.randint(0, 4),
     )
 
 

@@ -5,6 +5,7 @@ How the learner puts them together is proved in test_invariance.py.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -56,15 +57,19 @@ def _loss(
         torch.tensor([value for one in everyone for value in getattr(one, name)])
         for name in ("sampler", "old", "reference")
     )
+    linear = config.old_logps == "log_linear"
     tokens = LossTokens(
         sequence_ids=sequence_ids,
         mask=mask,
         advantages=torch.tensor([value for group in token_advantages(groups, config) for value in group]),
-        old_logps={"sampler": sampler, "recomputed": old, "current": None}[config.old_logps],
+        old_logps={"sampler": sampler, "recomputed": old, "current": None, "log_linear": sampler}[config.old_logps],
         ref_logps=reference,
-        importance_weights=importance_sampling_weights(old, sampler, sequence_ids, mask, config)[0],
         sampler_logps=sampler,
+        staleness=torch.tensor([one.staleness for one in everyone])[sequence_ids] if linear else None,
     )
+    learners = tokens.denominator(logps.detach()) if linear else old
+    importance = importance_sampling_weights(learners, sampler, sequence_ids, mask, config)[0]
+    tokens = replace(tokens, importance_weights=importance)
     totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
     return (
         token_weights(config.aggregation, sequence_ids, mask, totals) * token_loss(logps, tokens, config).loss

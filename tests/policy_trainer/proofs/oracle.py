@@ -17,7 +17,8 @@ from policy_trainer.config import LossConfig
 @dataclass(frozen=True)
 class Completion:
     """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: under the one before
-    the first update on the batch. steps: (reward, index of the last token) of process supervision."""
+    the first update on the batch. steps: (reward, index of the last token) of process supervision. staleness: versions
+    between the sampler's weights and those that the step begins with."""
 
     reward: float
     logps: Sequence[Any]
@@ -27,6 +28,7 @@ class Completion:
     mask: list[bool]
     finished: bool = True
     steps: Sequence[tuple[float, int]] = ()
+    staleness: int = 0
 
     @property
     def trained(self) -> list[int]:
@@ -217,6 +219,11 @@ def old_logps(completion: Completion, config: LossConfig) -> list[Any]:
         return completion.sampler
     if config.old_logps == "recomputed":
         return completion.old
+    if config.old_logps == "log_linear":
+        behind, this = -completion.staleness, 1  # versions, with that of the weights before the step as 0
+        alpha = (this - 1 - behind) / (this - behind)
+        pairs = zip(completion.logps, completion.sampler, strict=True)
+        return [before + alpha * (stopped(logp) - before) for logp, before in pairs]
     return [stopped(logp) for logp in completion.logps]
 
 
@@ -275,7 +282,8 @@ def kl_estimate(config: LossConfig, reference: Any, logp: Any) -> Any:
 
 def correction(completion: Completion, config: LossConfig) -> list[float]:
     """The weight of each token's surrogate, for a sampler that is not the learner."""
-    differences = [old - sampler for old, sampler in zip(completion.old, completion.sampler, strict=True)]
+    learners = old_logps(completion, config) if config.old_logps == "log_linear" else completion.old
+    differences = [float(old) - sampler for old, sampler in zip(learners, completion.sampler, strict=True)]
     if config.importance_sampling_correction == "none":
         return [1.0] * len(differences)
     if config.correction_level == "sequence":

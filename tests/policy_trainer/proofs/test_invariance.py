@@ -18,7 +18,7 @@ from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
-from tests.policy_trainer.proofs.batches import completions_of, permuted, random_batches
+from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches
 from tests.policy_trainer.proofs.oracle import step_loss
 from tests.policy_trainer.proofs.settings import choices, is_refused, random_settings
 
@@ -66,7 +66,7 @@ def stepped(
     )
     # Adam divides by the gradient's own size, which would magnify what is rounded in weights that hardly have one.
     learner.weights.optimizer = torch.optim.SGD(model.parameters(), LR)  # type: ignore[assignment]
-    return learner.step(batches, step=0), weights(model) - before
+    return learner.step(batches, step=STEP), weights(model) - before
 
 
 def weights(model: PreTrainedModel) -> Tensor:
@@ -153,8 +153,8 @@ def naive_step(
 @pytest.mark.parametrize(("num_iterations", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_step_is_what_the_naive_loop_says(num_iterations: int, minibatches: int, model: PreTrainedModel) -> None:
     rng = random.Random(f"{num_iterations} {minibatches}")
-    for number in range(12):
-        config = random_settings(rng, old_logps=choices("old_logps")[number % 3])
+    for number in range(16):
+        config = random_settings(rng, old_logps=choices("old_logps")[number % 4])
         batches = random_batches(rng, model)
         stats, way = stepped(
             model,

@@ -94,12 +94,14 @@ class TestInertRatio:
     def test_zero_for_long(self) -> None:
         assert sick("clip_ratio", 0.0, steps=LONG) == ["clip_ratio"]
         assert sick("clip_ratio", 0.0, steps=LONG - 1) == []
+        assert sick("clip_ratio", 0.0, steps=LONG, old_logps="log_linear") == ["clip_ratio"]
 
     @pytest.mark.parametrize(
         ("figures", "loss"),
         [
             ({"staleness": 0.0}, {}),
             ({}, {"old_logps": "recomputed"}),
+            ({"staleness": 0.0}, {"old_logps": "log_linear"}),
             ({}, {"old_logps": "current"}),
             ({}, {"surrogate": "reinforce"}),
         ],
