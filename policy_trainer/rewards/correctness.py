@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.answers import Comparison, accuracy
-from policy_trainer.rewards.mathematics import equal_math
+from policy_trainer.rewards.mathematics import equal_math, read_gold, read_solution, same
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,13 @@ class Accuracy:
 
     def __call__(self, sample: Sample) -> float:
         return self.correct(sample.problem, sample.completion)
+
+
+def math_accuracy(sample: Sample) -> float:
+    """1 if the completion holds the gold answer: boxed, else in LaTeX and called the answer, else as a bare number;
+    NaN where there is no gold answer to compare with."""
+    expected = read_gold(sample.problem.answer)
+    return float(same(expected, read_solution(sample.completion))) if expected else math.nan
 
 
 def needs_sandbox(correct: Correct) -> bool:

@@ -69,13 +69,23 @@ def read_number(text: str) -> list[Any]:
     return _parse(text, extraction_config=[library().ExprExtractionConfig()])
 
 
-def read_solution(text: str) -> list[Any]:
-    """The expressions in a whole solution: the boxed formula, else another one in LaTeX, else a bare number.
+def read_first(text: str) -> list[Any]:
+    """The first expression that math-verify finds in a text, with its own settings and none of our rewritings."""
+    return _parse(text, extraction_mode="first_match")
 
-    The order is Open-R1's; the bare number is ours.
+
+def read_latex(text: str) -> list[Any]:
+    """The formula in LaTeX that is boxed, else one that is called the answer. Malformed LaTeX is not mended.
+
+    The settings are Open-R1's, but for `equations`, which this version of the library reads anyway.
     """
-    latex = library().LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
-    kinds = [latex, library().ExprExtractionConfig()]
+    normal = library().parser.NormalizationConfig(units=True, nits=False, malformed_operators=False, boxed="all")
+    return _parse(text, extraction_config=[_boxed_first(normalization_config=normal)], extraction_mode="first_match")
+
+
+def read_solution(text: str) -> list[Any]:
+    """The expressions in a whole solution: a boxed formula, else one called the answer, else a bare number."""
+    kinds = [_boxed_first(), library().ExprExtractionConfig()]
     read = _parse(_rewritten(text), extraction_config=kinds, extraction_mode="first_match")
     return read + [words for part in read if isinstance(part, str) and (words := words_of(part))]
 
@@ -123,9 +133,13 @@ def _parse(text: str, **settings: Any) -> list[Any]:
 
 def _parse_formula(text: str) -> list[Any]:
     r"""The expressions in a formula, put between `$`: of a bare `2\sqrt{3}` or `1, 2` math-verify reads one number."""
-    read = _parse(_as_latex(text))
+    read = _parse(as_latex(text))
     # 12.5 may also mean `12.5%`; math-verify accepts this only for whole numbers.
-    return read + _parse(_as_latex(_PERCENT.sub("", text))) if "%" in text else read
+    return read + _parse(as_latex(_PERCENT.sub("", text))) if "%" in text else read
+
+
+def _boxed_first(**settings: Any) -> Any:
+    return library().LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False, **settings)
 
 
 def _found(read: list[Any]) -> bool:
@@ -142,7 +156,8 @@ def _is_marked(text: str) -> bool:
     return any(mark in text for mark in _LATEX_MARKS)
 
 
-def _as_latex(text: str) -> str:
+def as_latex(text: str) -> str:
+    """The text with the delimiters of a formula, if it has none."""
     return text if _is_marked(text) else f"${' '.join(text.split()).removesuffix('.')}$"
 
 

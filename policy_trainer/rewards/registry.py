@@ -8,7 +8,7 @@ from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.data.sample import Reward
 from policy_trainer.rewards.callers import MODULE, CallersReward
-from policy_trainer.rewards.correctness import Accuracy, needs_sandbox, reads_tags
+from policy_trainer.rewards.correctness import Accuracy, math_accuracy, needs_sandbox, reads_tags
 from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
 from policy_trainer.rewards.mathematics import library
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
@@ -32,6 +32,7 @@ Rule = Reward | Sandboxed | RewardModel | CallersReward | HttpReward
 RULES: Mapping[str, Reward | Sandboxed] = {
     "format": format_reward,
     "tags": tags_reward,
+    "math/accuracy": Sandboxed(math_accuracy, library, cut_off=0.0),
     "simple_grpo/accuracy": Sandboxed(simple_grpo_accuracy, library, cut_off=-1.0),
     "simple_grpo/format": simple_grpo_format,
     "lm_book/correct": lm_book_correct,
@@ -56,7 +57,7 @@ SUMS: Mapping[str, Mapping[str, float]] = {
 
 
 # Rewards that compare with a gold answer.
-_GOLDEN = frozenset({"accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy"})
+_GOLDEN = frozenset({"accuracy", "math/accuracy", "simple_grpo/accuracy", "lm_book/correct", "open_r1/accuracy"})
 # Rewards that say whether an answer is right.
 _RIGHT = _GOLDEN | {"nano_aha/equation", "grpo_zero/equation"}
 # Rewards that look for <answer> tags; accuracy does so where the task's `correct` does.

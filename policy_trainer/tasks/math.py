@@ -32,7 +32,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def _problem(row: Row, where: str) -> Problem:
-    return Problem(_gold(row, where), user_message(text_of(row, PROBLEM, where)), system_prompt=THINK_THEN_ANSWER)
+    # Open-R1's reward compares with the solution.
+    extras = {SOLUTION: row[SOLUTION]} if row.get(SOLUTION) else {}
+    asked = user_message(text_of(row, PROBLEM, where))
+    return Problem(_gold(row, where), asked, extras=extras, system_prompt=THINK_THEN_ANSWER)
 
 
 def _gold(row: Row, where: str) -> str:

@@ -51,7 +51,7 @@ def grpo_zero_format(sample: Sample) -> float:
 def grpo_zero_equation(sample: Sample) -> float:
     """1 if the first answer, of whole numbers, operators and spaces only, uses each number once and reaches the target;
     else 0."""
-    answer = _first_answer(sample.sampled) or ""
+    answer = (_first_answer(sample.sampled) or "").removesuffix("\n")  # `$` also matches before a final line end
     return _reaches(answer if _INTEGER_ARITHMETIC.fullmatch(answer) else "", sample)
 
 

@@ -3,7 +3,6 @@
 import math
 import re
 from collections import deque
-from decimal import Decimal
 
 from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.answers import MAX_ANSWER_CHARACTERS
@@ -62,8 +61,6 @@ def _book_answer(completion: str) -> str | None:
     return answer if opened and closed and answer != "..." else None
 
 
-def _only_number(text: str | None) -> Decimal | None:
-    if text is None or len(text) > MAX_ANSWER_CHARACTERS:
-        return None
-    numbers = _BOOK_NUMBER.findall(text)
-    return Decimal(numbers[0]) if len(numbers) == 1 else None
+def _only_number(text: str | None) -> float | None:
+    numbers = _BOOK_NUMBER.findall(text or "")
+    return float(numbers[0]) if len(numbers) == 1 else None

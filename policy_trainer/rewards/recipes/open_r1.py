@@ -1,10 +1,9 @@
 """Rewards of Open-R1's recipe for mathematics."""
 
-import math
 import re
 
-from policy_trainer.data.sample import Sample
-from policy_trainer.rewards.mathematics import read_gold, read_solution, same
+from policy_trainer.data.sample import Sample, Score
+from policy_trainer.rewards.mathematics import as_latex, read_first, read_latex, same
 
 _START = "<think>\n"
 _SEAM = "\n</think>\n<answer>\n"
@@ -12,12 +11,14 @@ _END = re.compile(r"\n</answer>$", re.MULTILINE)
 _COUNTED = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 
 
-def open_r1_accuracy(sample: Sample) -> float:
-    """1 if math-verify finds an answer in the completion that equals the gold answer, else 0."""
-    expected = read_gold(sample.problem.answer)
-    if not expected:
-        return math.nan
-    return float(same(expected, read_solution(sample.completion)))
+def open_r1_accuracy(sample: Sample) -> Score:
+    """1 if the completion's boxed formula, else one in LaTeX that it calls the answer, equals the problem's solution,
+    else 0; None where math-verify reads nothing in the solution.
+
+    The solution is the column `solution`, as in the recipe; else the gold answer, as a formula.
+    """
+    expected = read_first(str(sample.problem.extras.get("solution") or as_latex(sample.problem.answer)))
+    return float(same(expected, read_latex(sample.completion))) if expected else None
 
 
 def open_r1_format(sample: Sample) -> float:

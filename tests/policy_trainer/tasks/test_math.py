@@ -33,7 +33,10 @@ def test_gold_answers_of_math() -> None:
 
 def test_gold_answers_of_open_r1() -> None:
     """The column goes before the solution, which stands in for one that is empty."""
-    assert [problem.answer for problem in read(DATA / "math_like_open_r1.jsonl")] == ["2", r"\sqrt{3}", "0", "4"]
+    problems = read(DATA / "math_like_open_r1.jsonl")
+    assert [problem.answer for problem in problems] == ["2", r"\sqrt{3}", "0", "4"]
+    solution = r"It is $\boxed{3}$, said the author in error."
+    assert [problem.extras for problem in problems] == [{"solution": solution}, {}, {"solution": r"$\boxed{0}$"}, {}]
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:

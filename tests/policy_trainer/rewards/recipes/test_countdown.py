@@ -61,7 +61,11 @@ EQUATIONS = (
     ("(1+2)*3", 1, 1),
     ("3*(2+1)", 1, 1),
     (" (1 + 2) * 3 ", 1, 1),
-    ("(1+2)*3\n", 0, 0),  # not in a single line; not digits, signs and spaces alone
+    ("(1+2)*3\n", 0, 1),  # not in a single line; `$` also matches before a final line end
+    ("(1+2)*3\n\n", 0, 0),
+    ("(1+2)\n*3", 0, 0),
+    ("\n(1+2)*3", 0, 0),
+    ("(1+2)*3\r\n", 0, 0),
     ("(1+2)*3\r", 1, 0),
     ("\t(1+2)*3", 1, 0),
     ("(1+2)*3 = 9", 0, 0),

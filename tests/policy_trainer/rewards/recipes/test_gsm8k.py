@@ -113,7 +113,7 @@ class TestLmBookCorrect:
             ("<answer>1/2</answer>", "0.5", 0),
             ("<answer>1,000</answer>", "1000", 0),
             ("<answer>\uff17\uff12</answer>", "72", 1.5),
-            ("<answer>9007199254740993</answer>", "9007199254740992", 0),  # as floats they would be equal
+            ("<answer>9007199254740993</answer>", "9007199254740992", 1.5),  # equal as floats
             ("<answer>9007199254740993.0</answer>", "9007199254740993", 1.5),
             ("<answer>...</answer>", "...", 0),
             ("<answer></answer>", "72", 0),
@@ -127,6 +127,7 @@ class TestLmBookCorrect:
             ("<answer>red</answer>", "red", 2),
             ("<answer>Red</answer>", "red", 0),
             ("<answer>" + "9" * 1001 + "</answer>", "72", 0),
+            ("<answer>" + "so " * 1001 + "72</answer>", "72", 1.5),
         ],
     )
     def test_table(self, completion: str, gold: str, expected: float) -> None:

@@ -1,7 +1,7 @@
 """The rewards of Open-R1."""
 
-import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,45 +14,52 @@ from policy_trainer.rewards.recipes.open_r1 import open_r1_accuracy, open_r1_for
 WHOLE = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
 
 
+# completion, the row's solution, score
+ACCURACIES = (
+    (r"\boxed{2}", r"So $1+1=\boxed{2}$.", 1),
+    (r"\boxed{3}", r"So $1+1=\boxed{2}$.", 0),
+    (WHOLE.format(r"$\frac{4}{2}$"), r"\boxed{2}", 1),
+    (WHOLE.format(r"\boxed{2}"), "2", 1),
+    (r"$3$, so \boxed{2}, and $4$", "$2$", 1),  # what is boxed goes first
+    (r"\boxed{2}, the answer is $3$", "$2$", 1),
+    (r"\boxed{2} or \boxed{3}", "$2$", 0),  # neighbours are a set
+    ("the answer is $2$", "$2$", 1),  # then what is called the answer
+    ("the answer is $3$, no, the answer is $2$", "$2$", 1),
+    (r"the answer is \(2\)", "$2$", 1),
+    ("so $2$", "$2$", 0),
+    # A bare number is no LaTeX.
+    (WHOLE.format("2"), "2", 0),
+    ("the answer is 2", "2", 0),
+    (r"\frac{4}{2}", "2", 0),
+    # Nor is malformed LaTeX mended, or a notation read that math-verify misreads.
+    (r"\boxed{2", "2", 0),
+    (r"\boxed 2", "2", 0),
+    (r"\boxed{7 3/4}", "7.75", 0),
+    (r"\boxed{tow}", r"\boxed{two}", 1),  # words are products of letters
+    ("", "2", 0),
+    # Nothing is read in the solution.
+    (r"\boxed{2}", "???", None),
+    (r"\boxed{\sqrt{3}}", r"\sqrt{3}", None),
+)
+
+
+@pytest.mark.parametrize(("completion", "solution", "expected"), ACCURACIES)
+def test_accuracy(completion: str, solution: str, expected: float | None) -> None:
+    assert open_r1_accuracy(Sample(Problem("5", extras={"solution": solution}), completion)) == expected
+
+
+@pytest.mark.parametrize("extras", [{}, {"solution": ""}, {"solution": None}])
 @pytest.mark.parametrize(
-    ("completion", "gold", "expected"),
+    ("completion", "answer", "expected"),
     [
-        (WHOLE.format("2"), "2", 1),
-        (WHOLE.format("3"), "2", 0),
-        (WHOLE.format(r"$\frac{4}{2}$"), "2", 1),
-        (WHOLE.format(r"\boxed{2}"), "2", 1),
-        (r"It is \boxed{\frac{1}{2}}.", r"\frac{1}{2}", 1),
-        (r"$1$, so \boxed{2}", "2", 1),
-        (r"\boxed{2}", r"$2$", 1),
-        (r"\boxed{x^2+1}", "1+x^2", 1),
-        (r"\boxed{3}", "2", 0),
-        (r"\boxed{2", "2", 0),
-        ("no answer", "2", 0),
-        ("", "2", 0),
-        (r"\boxed{2}", "", math.nan),
-        (r"\boxed{2}", "???", math.nan),
-        (r"\boxed{2}", "two", 0),
-        (r"\boxed{two}", "two", 1),
-        (r"\boxed{\text{Two}}", "two", 1),
-        (r"\boxed{tow}", "two", 0),
-        (r"$\text{listen}$, no: \boxed{\text{silent}}", "listen", 0),
-        (r"It is \boxed{\text{no solution}}.", "no solution", 1),
-        (r"\boxed{1, 2}", "1, 2", 1),
-        (r"\boxed{2, 1}", "1, 2", 1),
-        (r"\boxed{7, 2}", "1, 2", 0),
-        (r"\boxed{2}", "1, 2", 0),
-        (r"\boxed{B}", "B", 1),
-        (r"\boxed{A}", "B", 0),
-        (r"\boxed{x>3}", "x>3", 1),
-        (r"\boxed{x<3}", "x>3", 0),
-        (r"\boxed{1\,000}", "1000", 1),
-        (r"\boxed{7 3/4}", "7.75", 1),
-        (r"\boxed{2√3}", "2", 0),
-        (r"\boxed{\$18}", r"\$18", 1),
+        (r"\boxed{2}", "2", 1),
+        (r"\boxed{2}", "$2$", 1),
+        (r"\boxed{\sqrt{3}}", r"\sqrt{3}", 1),
+        (r"\boxed{2}", "", None),
     ],
 )
-def test_accuracy(completion: str, gold: str, expected: float) -> None:
-    assert open_r1_accuracy(Sample(Problem(gold), completion)) == pytest.approx(expected, nan_ok=True)
+def test_accuracy_without_a_solution(completion: str, answer: str, extras: Any, expected: float | None) -> None:
+    assert open_r1_accuracy(Sample(Problem(answer, extras=extras), completion)) == expected
 
 
 # completion, score of the format, tags that stand once
