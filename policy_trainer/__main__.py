@@ -12,6 +12,7 @@ environment (POLICY_TRAINER_MAX_STEPS=100, POLICY_TRAINER_LOSS__BETA=0.04) and f
 """
 COMMANDS = {
     "sft": "teach a model the completions of a JSONL file, before GRPO",
+    "reward-model": "train a reward model on pairs of a better and a worse answer, for --rewards model",
     "train": "train a policy; starts a rollout worker of its own unless told --rollout external",
     "plan": "what the processes of `train` would need in memory, before anything is loaded",
     "rollout": "sample completions with a run's published weights and upload them",

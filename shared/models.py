@@ -158,8 +158,8 @@ def _join_logs() -> None:
 
 @contextmanager
 def _without_load_reports() -> Iterator[None]:
-    """Keeps transformers from listing weights that are new or unused: a classifier made of a causal LM has both."""
-    logger = logging.getLogger("transformers.modeling_utils")
+    """Keeps transformers from listing weights that are new or unused, which the head and the LM head are."""
+    logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

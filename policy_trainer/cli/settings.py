@@ -15,6 +15,7 @@ from policy_trainer.config import (
     EvalConfig,
     ExportConfig,
     PlanConfig,
+    RewardTrainingConfig,
     RolloutConfig,
     SftConfig,
     TrainConfig,
@@ -30,6 +31,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "rollout": RolloutConfig,
     "eval": EvalConfig,
     "sft": SftConfig,
+    "reward-model": RewardTrainingConfig,
     "export": ExportConfig,
     "demo": DemoConfig,
     "demo-setup": DemoSetupConfig,
@@ -56,10 +58,14 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
         "model", "data.path", "data.eval_path", "run_dir", "resume", "num_train_epochs", "batch_size", "max_length",
         "optimizer.learning_rate", "device", "dtype", "config",
     ),
+    "reward-model": (
+        "model", "data.path", "data.dataset", "data.eval_path", "data.eval_split", "run_dir", "resume",
+        "num_train_epochs", "batch_size", "max_length", "optimizer.learning_rate", "device", "dtype", "config",
+    ),
 }  # fmt: skip
 
 
-class FileSchema(PlanConfig, RolloutConfig, SftConfig):  # type: ignore[misc]
+class FileSchema(PlanConfig, RolloutConfig, SftConfig, RewardTrainingConfig):  # type: ignore[misc]
     """The schema of the environment: the settings of every command.
 
     If sections share a name, the first base class wins.
@@ -104,6 +110,7 @@ def _earlier_life(cls: type[BaseModel], said: Mapping[str, Any]) -> Path | None:
 EARLIER: Mapping[str, EarlierLife] = {
     "train": partial(_earlier_life, TrainConfig),
     "sft": partial(_earlier_life, SftConfig),
+    "reward-model": partial(_earlier_life, RewardTrainingConfig),
     "rollout": published_settings,
 }
 

@@ -24,6 +24,7 @@ from policy_trainer.config.data import (
 from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.masks import MaskConfig
+from policy_trainer.config.reward_training import RewardTrainingConfig
 from policy_trainer.config.rewards import HttpRewardConfig, JudgingConfig, PenaltyConfig, RewardModelConfig
 from policy_trainer.config.sampling import SamplingConfig
 from policy_trainer.config.sections import (
@@ -67,6 +68,7 @@ __all__ = [
     "ReferenceConfig",
     "ReferenceSource",
     "RewardModelConfig",
+    "RewardTrainingConfig",
     "RolloutConfig",
     "RunConfig",
     "SamplerName",

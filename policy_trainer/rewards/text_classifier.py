@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.data.sample import Sample
+from shared.batch import Array
 from shared.errors import UserError
 from shared.models import context_length
+
+Ids = Sequence[int] | Array
 
 
 class TextClassifier:
@@ -35,7 +38,7 @@ class TextClassifier:
         prompt = sample.problem.prompt or "\n\n".join(message["content"] for message in messages)
         return self._tokenizer.encode(prompt + sample.completion)
 
-    def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def scores(self, rows: Sequence[Ids]) -> Tensor:
         """Token ids of each row -> (rows,) scores, float32 or float64, on the model's device.
 
         A row that is too long keeps its end: the completion is there.

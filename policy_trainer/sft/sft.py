@@ -20,7 +20,7 @@ def sft(config: SftConfig, console: Console) -> SupervisedResult:
     and for a disk that is full.
     """
 
-    def model(source: str, revision: str | None, resumed: bool) -> PreTrainedModel:
+    def model(source: str, revision: str | None) -> PreTrainedModel:
         return load_model(source, revision=revision, device=config.device, dtype=config.dtype)
 
     def learner(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> SupervisedLearner:

@@ -71,11 +71,11 @@ class RowLearner(Protocol[Row_contra]):
 class Recipe(Generic[Row]):
     """What is trained, and on what.
 
-    model: its weights are at a path or hub id, of this revision; resumed: they are of a checkpoint. data: the rows; it
-    calls the function that it gets with a line about them. learner: of the model.
+    model: with the weights at a path or hub id, of this revision. data: the rows; it calls the function that it gets
+    with a line about them. learner: of the model.
     """
 
-    model: Callable[[str, str | None, bool], PreTrainedModel]
+    model: Callable[[str, str | None], PreTrainedModel]
     data: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Callable[[str], None]], RowSet[Row]]
     learner: Callable[[PreTrainedModel, PreTrainedTokenizerBase], RowLearner[Row]]
 
@@ -105,7 +105,7 @@ def train_on_rows(config: SupervisedConfig, recipe: Recipe[Any], console: Consol
     # Without a checkpoint step 0 is evaluated again, and its record is dropped too.
     truncate_metrics(directory.metrics, state.step if checkpoint else -1)
     source, revision = (str(checkpoint), None) if checkpoint else (config.model, config.revision)
-    model, tokenizer = recipe.model(source, revision, bool(checkpoint)), load_tokenizer(source, revision=revision)
+    model, tokenizer = recipe.model(source, revision), load_tokenizer(source, revision=revision)
     data = recipe.data(model, tokenizer, partial(console.print, highlight=False, soft_wrap=True))
     if config.gradient_checkpointing:
         checkpoint_layers(model)
@@ -174,7 +174,7 @@ class SupervisedRun:
         self.metrics.write({"kind": "evaluation", "step": self.state.step, **asdict(found)})
         if not math.isfinite(found.eval_loss):  # no later step would show that the last update broke the weights
             raise _not_finite(f"held-out loss after step {self.state.step}")
-        self.bar.console.print(f"step {self.state.step}/{self.data.steps} · {found}", highlight=False)
+        self.bar.console.print(f"step {self.state.step}/{self.data.steps} · {found}", highlight=False, soft_wrap=True)
 
     def _checkpoint(self) -> None:
         with write_failures(f"the checkpoint of step {self.state.step}"):

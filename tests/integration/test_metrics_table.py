@@ -10,12 +10,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from policy_trainer.reporting.health import Trouble, health_record
 from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.reward_model.bradley_terry import PreferenceStats
 from policy_trainer.sft.supervision import SupervisedStats
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, train
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| (step|evaluation|health|all|sft step) \| `([^`]+)` \| ", re.MULTILINE)
+ROW = re.compile(r"^\| (step|evaluation|health|all|sft step|reward-model step) \| `([^`]+)` \| ", re.MULTILINE)
 
 
 def documented(kind: str) -> set[str]:
@@ -57,6 +58,10 @@ def test_the_table_lists_fields_of_health_records() -> None:
 
 def test_the_table_lists_fields_of_sft_records() -> None:
     assert {field.name for field in fields(SupervisedStats)} | {"kind", "step"} == documented("sft step")
+
+
+def test_the_table_lists_fields_of_reward_model_records() -> None:
+    assert {field.name for field in fields(PreferenceStats)} | {"kind", "step"} == documented("reward-model step")
 
 
 def test_batches_that_the_server_refused_are_counted(run_dir: Path) -> None:

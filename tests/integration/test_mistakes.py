@@ -173,6 +173,10 @@ DATA = {
         "policy-trainer sft --model model --device cpu --run-dir run --data.path other-columns.jsonl",
         ("other-columns.jsonl:1", '"completion"'),
     ),
+    "of pairs": Mistake(
+        "policy-trainer reward-model --model model --device cpu --run-dir run --data.path other-columns.jsonl",
+        ("data.path: other-columns.jsonl", "question, solution", '"chosen"'),
+    ),
     "no demonstrations": Mistake("policy-trainer sft --model model", ("data.path: is required", "--data.path")),
     "own task": train("--model model --task nowhere:Task", "task:", "No module named 'nowhere'"),
     "own task that raises": train("--model model --task own:Raises", "task:", "LookupError: no such file", "own.py"),

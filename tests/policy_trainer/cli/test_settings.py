@@ -35,14 +35,14 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("command", "text", "name", "owners"),
         [
-            ("train", "batch_size = 3", "batch_size", "`sft`"),
-            ("train", "max_length = 3", "max_length", "`sft`"),
+            ("train", "batch_size = 3", "batch_size", "`sft`, `reward-model`"),
+            ("train", "max_length = 3", "max_length", "`sft`, `reward-model`"),
             ("train", "worker = 3", "worker", "`rollout`"),
-            ("rollout", "batch_size = 3", "batch_size", "`sft`"),
+            ("rollout", "batch_size = 3", "batch_size", "`sft`, `reward-model`"),
             ("eval", "worker = 3", "worker", "`rollout`"),
             ("sft", "max_steps = 3", "max_steps", "`train`, `plan`, `demo`, `demo-setup`"),
             ("sft", "[loss]\nbeta = 3", "loss", "`train`"),
-            ("demo", "model = 'm'", "model", "`train`, `plan`, `rollout`, `eval`, `sft`"),
+            ("demo", "model = 'm'", "model", "`train`, `plan`, `rollout`, `eval`, `sft`, `reward-model`"),
         ],
     )
     def test_of_another_command_are_refused(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from pydantic import ValidationError
 from rich.console import Console
@@ -27,6 +26,7 @@ from policy_trainer.supervised.run import SupervisedRun
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values, load_settings
+from tests.policy_trainer.supervised.runs import assert_same_run, steps_of, stop_after, weights
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # For a model of two layers with random weights.
@@ -65,27 +65,6 @@ def configure(model: Path, data: Path, tmp_path: Path) -> Callable[..., SftConfi
 @pytest.fixture
 def console() -> Console:
     return Console(quiet=True)
-
-
-def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes during this step, counted from now."""
-    step, taken = SupervisedLearner.step, []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        taken.append(step(*args, **kwargs))
-        if len(taken) == steps:
-            signal.raise_signal(signal.SIGINT)
-        return taken[-1]
-
-    monkeypatch.setattr(SupervisedLearner, "step", counted)
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run_dir / "model" / "model.safetensors")
-
-
-def steps_of(run_dir: Path) -> list[dict[str, Any]]:
-    return [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "step"]
 
 
 def test_the_model_learns_the_completions(configure: Callable[..., SftConfig], console: Console) -> None:
@@ -131,17 +110,14 @@ def test_a_resumed_run_ends_with_the_same_weights(
     sft(whole, console)
 
     with monkeypatch.context() as patch:
-        stop_after(steps, patch)
+        stop_after(steps, SupervisedLearner, patch)
         stopped = sft(configure(dtype=dtype), console)
     assert not stopped.finished and stopped.steps == steps
     again = configure(dtype=dtype, resume=True)
     assert not (again.run_dir / "model").exists()
     assert sft(again, console).finished
 
-    for name, weight in weights(whole.run_dir).items():
-        assert torch.equal(weight, weights(again.run_dir)[name])
-    for life, one in zip(steps_of(again.run_dir), steps_of(whole.run_dir), strict=True):
-        assert life == one
+    assert_same_run(again.run_dir, whole.run_dir)
 
 
 def test_a_crash_loses_what_no_checkpoint_holds(

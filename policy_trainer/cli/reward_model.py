@@ -1,0 +1,18 @@
+"""The command `policy-trainer reward-model`."""
+
+from rich.console import Console
+
+from policy_trainer.cli.settings import read_settings
+from policy_trainer.cli.status import tell_device, training_status
+from policy_trainer.config import RewardTrainingConfig
+
+
+def run(arguments: list[str]) -> int:
+    config = read_settings(RewardTrainingConfig, arguments, "reward-model")
+    from policy_trainer.reward_model.training import (
+        train_reward_model,
+    )  # late, so that wrong options fail before PyTorch loads
+
+    console = Console(stderr=True)
+    tell_device(config.device, console)
+    return training_status(train_reward_model(config, console), config.run_dir, console)

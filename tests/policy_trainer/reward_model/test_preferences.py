@@ -1,0 +1,183 @@
+"""Rows as pairs: every form of TRL's, the text that is scored, what is left out, and which rows are refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from policy_trainer.config import RewardTrainingConfig
+from policy_trainer.reward_model.pairs import Pair, load_pairs
+from policy_trainer.reward_model.preferences import read_preferences
+from policy_trainer.rewards.text_classifier import TextClassifier
+from policy_trainer.supervised.row_set import RowSet
+from shared.errors import UserError
+from shared.settings import from_values
+from tests.policy_trainer.reward_model.models import classifier
+
+ASKED = {"role": "user", "content": "1+2=?"}
+RIGHT, WRONG = {"role": "assistant", "content": "3"}, {"role": "assistant", "content": "4"}
+PAIR = {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]}
+CHAT = ("<|user|>1+2=?<|end|><|assistant|>3<|end|>", "<|user|>1+2=?<|end|><|assistant|>4<|end|>")
+FORMS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "explicit texts": ({"prompt": "1+2=?", "chosen": "3", "rejected": "4"}, CHAT),
+    "explicit messages": (PAIR, CHAT),
+    "messages and texts": ({"prompt": [ASKED], "chosen": "3", "rejected": "4"}, CHAT),
+    "a text and messages": ({"prompt": "1+2=?", "chosen": [RIGHT], "rejected": [WRONG]}, CHAT),
+    "conversations": ({"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, CHAT),
+    "conversations beside their prompt": (
+        {"prompt": "1+2=?", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, CHAT,
+    ),
+    "a column without a value": ({"prompt": None, "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, CHAT),
+    "whole texts": ({"chosen": "1+2=3", "rejected": "1+2=4"}, ("1+2=3", "1+2=4")),
+}  # fmt: skip
+
+Load = Callable[..., RowSet[Pair]]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(*rows: Any, name: str = "pairs.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def load(tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]) -> Load:
+    """All rows are training rows; another one is held out."""
+
+    def load(*rows: Any, note: Callable[[str], None] = print, too_long: str = "truncate", **changes: Any) -> Any:
+        data = {"path": write(*rows), "eval_path": write(PAIR, name="eval.jsonl"), "too_long": too_long}
+        config = from_values(RewardTrainingConfig, model="none", data=data, **changes)
+        return load_pairs(config, TextClassifier(classifier(), tokenizer, max_length=config.max_length), note)
+
+    return load
+
+
+def texts(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
+    return tuple(str(tokenizer.decode(ids.tolist())) for ids in (pair.chosen, pair.rejected))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_scored_as_a_reward_model_scores_it(
+    load: Load, tokenizer: PreTrainedTokenizerFast, form: str
+) -> None:
+    row, expected = FORMS[form]
+    (pair,) = load(row).rows
+    assert texts(pair, tokenizer) == expected
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(2, 2.0), (0.5, 0.5), (None, 0.0)])
+def test_margins(load: Load, margin: Any, expected: float) -> None:
+    assert load({**PAIR, "margin": margin}).rows[0].margin == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dataset(tmp_path: Path, form: str) -> None:
+    from datasets import Dataset, DatasetDict
+
+    row, _ = FORMS[form]
+    splits: Any = {"train": Dataset.from_list([row] * 3), "test": Dataset.from_list([row] * 2)}
+    DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    data = {"dataset": str(tmp_path / "saved"), "eval_split": "test"}
+    train, held_back = read_preferences(from_values(RewardTrainingConfig, model="none", data=data).data)
+    assert (len(train), len(held_back)) == (3, 2)
+    assert [one.chosen.completion[-1] + one.rejected.completion[-1] for one in train] == ["34"] * 3
+
+
+@pytest.mark.parametrize("form", ["whole texts", "conversations"])
+def test_every_tenth_is_held_out_with_all_that_ask_the_same(write: Callable[..., Path], form: str) -> None:
+    def row(i: int) -> dict[str, Any]:
+        asked = {"role": "user", "content": str(i % 25)}
+        whole = {name: [asked, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+        return {"chosen": f"{i % 25}", "rejected": "no"} if form == "whole texts" else whole
+
+    config = from_values(RewardTrainingConfig, model="none", data={"path": write(*(row(i) for i in range(50)))})
+    train, held_back = read_preferences(config.data)
+    assert len(held_back) == 5 and len(train) == 40
+    assert not {one.asked for one in train} & {one.asked for one in held_back}
+
+
+class TestLeftOut:
+    def test_what_teaches_nothing_is_counted(self, load: Load) -> None:
+        told: list[str] = []
+        empty, same = {**PAIR, "rejected": ""}, {**PAIR, "rejected": [RIGHT]}
+        assert len(load(PAIR, empty, {**PAIR, "chosen": ""}, same, note=told.append).rows) == 1
+        assert told == [
+            f"pairs: 1 to train on, of {told[0].split('of ')[1].split(' ')[0]} tokens; 1 held out; "
+            "2 left out, of which an answer is empty; 1 left out, whose texts are equal"
+        ]
+
+    def test_nothing_is_left(self, load: Load) -> None:
+        with pytest.raises(UserError, match=r"data: no pair is left; 1 left out, whose texts are equal: add pairs"):
+            load({**PAIR, "rejected": [RIGHT]})
+
+
+class TestTooLong:
+    LONG = {"prompt": [ASKED], "chosen": "9" * 90 + "3", "rejected": "4"}  # noqa: RUF012
+
+    def test_keeps_its_end(self, load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
+        told: list[str] = []
+        (pair,) = load(self.LONG, note=told.append, max_length=40).rows
+        assert texts(pair, tokenizer) == ("9" * 38 + "3<|end|>", CHAT[1])
+        assert "1 cut to their last 40 tokens" in told[0]
+
+    def test_is_dropped(self, load: Load) -> None:
+        told: list[str] = []
+        assert len(load(self.LONG, PAIR, note=told.append, max_length=40, too_long="drop").rows) == 1
+        assert "1 dropped, with more than 40 tokens" in told[0]
+
+    def test_is_refused(self, load: Load) -> None:
+        with pytest.raises(
+            UserError, match=r"pairs\.jsonl:2: has a text of \d+ tokens, and it may have 40: max_length"
+        ):
+            load(PAIR, self.LONG, max_length=40, too_long="refuse")
+
+    def test_for_the_model(self, load: Load) -> None:
+        with pytest.raises(UserError, match="it may have 128"):
+            load({**self.LONG, "chosen": "9" * 200}, too_long="refuse")
+
+    def test_for_telling_them_apart(self, load: Load) -> None:
+        """Once they are cut they are equal."""
+        rejected = self.LONG["chosen"].replace("9", "8", 1)
+        told: list[str] = []
+        load({**self.LONG, "rejected": rejected}, PAIR, note=told.append, max_length=40)
+        assert "1 left out, whose texts are equal" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "a"}, "data.path: .*pairs.jsonl has no column rejected; its columns: chosen"),
+        ({**PAIR, "rejected": 3}, "pairs.jsonl:1: rejected must be a text or a list of messages"),
+        ({**PAIR, "chosen": None}, "pairs.jsonl:1: chosen must be a text or a list of messages"),
+        ({**PAIR, "chosen": []}, "pairs.jsonl:1: chosen must be a list that is not empty"),
+        ({**PAIR, "chosen": [ASKED]}, "pairs.jsonl:1: chosen must end with an assistant message"),
+        ({"chosen": [RIGHT], "rejected": [WRONG]}, "pairs.jsonl:1: chosen must end with .* that follows others"),
+        ({**PAIR, "prompt": ""}, "prompt must be a list|prompt must be a text"),
+        ({**PAIR, "chosen": [{"user": "x"}]}, 'chosen must contain only {"role"'),
+        ({**PAIR, "margin": "1"}, "pairs.jsonl:1: margin must be a finite number, got '1'; leave it out for 0"),
+        ({**PAIR, "margin": True}, "margin must be a finite number"),
+        ({**PAIR, "margin": float("nan")}, "margin must be a finite number, got nan"),
+    ],
+)
+def test_what_is_no_pair_is_refused(load: Load, row: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(row)
+
+
+def test_messages_that_the_template_refuses_are_named_by_their_line(
+    write: Callable[..., Path], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    import copy
+
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{{ raise_exception('no system message, please') }}"
+    config = from_values(RewardTrainingConfig, model="none", data={"path": write(PAIR, {**PAIR, "prompt": "b"})})
+    with pytest.raises(UserError, match=r"pairs\.jsonl:\d: the reward model's chat template does not accept"):
+        load_pairs(config, TextClassifier(classifier(), strict, max_length=100), print)

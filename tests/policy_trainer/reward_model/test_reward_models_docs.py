@@ -1,0 +1,42 @@
+"""docs/reward-models.md: its lines are pairs, and its commands parse."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.cli.settings import FileSchema
+from policy_trainer.config import EvalConfig, RewardTrainingConfig, SftConfig, TrainConfig
+from policy_trainer.config.reward_training import PairsConfig
+from policy_trainer.reward_model.preferences import read_preferences
+from shared.settings import load_settings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reward-models.md").read_text(encoding="utf-8")
+CLASSES = {"sft": SftConfig, "reward-model": RewardTrainingConfig, "train": TrainConfig, "eval": EvalConfig}
+COMMANDS = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("policy-trainer")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, verb, *arguments = shlex.split(command)
+    load_settings(CLASSES[verb], arguments, prog="policy-trainer", schema=FileSchema)
+
+
+def test_lines(tmp_path: Path) -> None:
+    (lines,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "pairs.jsonl").write_text(lines)
+    found, _ = read_preferences(PairsConfig(path=tmp_path / "pairs.jsonl", eval_path=tmp_path / "pairs.jsonl"))
+    assert [one.chosen.completion for one in found] == ["2+3=5", "5", "5", "2+3=5"]
+    assert [one.margin for one in found] == [0, 0, 0, 0.5]
+
+
+def test_the_limit_is_the_default_of_both() -> None:
+    limit = RewardTrainingConfig.model_fields["max_length"].default
+    assert f"`--max-length` ({limit})" in PAGE and limit == TrainConfig(model="m").judging.model.max_length
