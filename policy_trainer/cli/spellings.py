@@ -36,6 +36,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "kl_coef": ("loss.beta",),
     "kl_beta": ("loss.beta",),
     "loss_type": ("loss.surrogate", "loss.aggregation", "loss.advantage"),
+    "multi_objective_aggregation": ("loss.advantage",),
     "mask_truncated_completions": ("loss.truncated",),
     "use_bias_correction_kl": ("loss.kl_weight",),
     "max_new_tokens": ("sampling.max_completion_length",),

@@ -10,6 +10,7 @@ from policy_trainer.config.commands import (
     EvalConfig,
     ExportConfig,
     RolloutConfig,
+    RolloutLossConfig,
     RunConfig,
     WeightsPlace,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "RewardModelConfig",
     "RewardTrainingConfig",
     "RolloutConfig",
+    "RolloutLossConfig",
     "RunConfig",
     "SamplerName",
     "SamplesConfig",

@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
-from policy_trainer.config.sections import EvalEvaluationConfig
+from policy_trainer.config.sections import EvalEvaluationConfig, Section
 from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler, check_sleep_mode
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, settings_config
@@ -148,6 +148,15 @@ class RunConfig(CommonConfig):
         return self
 
 
+class RolloutLossConfig(Section):
+    """What a worker has to know of the loss. The rest of the table is the trainer's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    advantage: str = "outcome"
+    """The trainer's: it says which rewards must differ within a group, for sampling.max_resamples."""
+
+
 class RolloutConfig(RunConfig):
     """Sample completions with the run's published weights, judge them, and upload them to the reference server."""
 
@@ -157,6 +166,7 @@ class RolloutConfig(RunConfig):
     """Number of workers in all. Default: one for each of `devices`, else 1."""
     devices: CliVariadicArg[list[str]] = []
     """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
+    loss: RolloutLossConfig = RolloutLossConfig()
 
     @model_validator(mode="after")
     def _check_worker(self) -> "RolloutConfig":

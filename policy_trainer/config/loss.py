@@ -14,20 +14,21 @@ _DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
     "dr_grpo": "none",
     "rloo": "none",
     "reinforce++": "batch",
+    "gdpo": "batch",
 }
 
 
 class LossConfig(Section):
     """The GRPO loss: docs/mathematics.md has every formula."""
 
-    advantage: Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++"] = "outcome"
+    advantage: Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo"] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
-    RLOO, or REINFORCE++."""
+    RLOO, REINFORCE++, or GDPO, which normalises each of several rewards apart."""
     advantage_std: Literal["unbiased", "population"] = "unbiased"
     """Standard deviation that divides the rewards: with G - 1 in the denominator (unbiased), or G (population)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Rewards are divided by the standard deviation of their group, of the whole step (batch), or not at all. Default:
-    group for advantage outcome and process, batch for reinforce++, none for the others."""
+    group for advantage outcome and process, batch for reinforce++ and gdpo, none for the others."""
     advantage_eps: float = Field(default=1e-4, gt=0)
     """Added to the standard deviation, against a division by zero."""
     drop_zero_variance: bool = True
@@ -133,6 +134,8 @@ class LossConfig(Section):
             return "loss.scale_rewards: dr_grpo does not scale rewards: use loss.advantage = outcome to scale them"
         if self.advantage == "reinforce++" and self.scale_rewards == "group":
             return "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
+        if self.advantage == "gdpo" and self.scale_rewards not in (None, "batch"):
+            return "loss.scale_rewards: gdpo scales each reward in its group, and their sum over the step: leave it out"
         return None
 
     def _clip_error(self) -> str | None:
@@ -158,6 +161,8 @@ class LossConfig(Section):
             )
         if self.kl_in != "loss" and self.advantage == "process":
             return "loss.kl_in: the KL cannot be subtracted from the rewards of steps (process): use loss"
+        if self.kl_in != "loss" and self.advantage == "gdpo":
+            return "loss.kl_in: gdpo normalises each reward apart, so there is none to subtract the KL from: use loss"
         return None
 
     def _correction_error(self) -> str | None:

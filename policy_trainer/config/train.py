@@ -88,6 +88,8 @@ class TrainConfig(RunConfig):
             raise ValueError(f"sampling.num_generations: {reason}")
         if self.loss.advantage == "process" and not self.judging.steps:
             raise ValueError("loss.advantage: process supervision needs the rewards of steps: set judging.steps")
+        if self.loss.advantage == "gdpo" and self.reward_weights and not any(self.reward_weights):
+            raise ValueError("reward_weights: gdpo takes rewards with a weight other than 0, and there is none")
         check_sampler_logps(self.sampler, self.loss, self.sampling)
         if self.minibatches > self.groups_per_step:
             raise ValueError(

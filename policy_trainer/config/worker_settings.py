@@ -9,14 +9,17 @@ from policy_trainer.config.commands import RunConfig
 
 # What decides which completions are sampled, and how they are judged. A worker takes no others, neither where it runs
 # nor whom it talks to. Its model is the published one.
-TRAVELLING = ("dtype", "seed", "task", "rewards", "reward_weights", "judging", "data", "sampling", "lora")
+TRAVELLING = ("dtype", "seed", "task", "rewards", "reward_weights", "judging", "data", "sampling", "lora", "loss")
+# Of the loss, this alone.
+LOSS = {"advantage"}
 # And where adapters are published: the model that they are for.
 BASE = ("model", "revision")
 
 
 def worker_settings(config: RunConfig) -> dict[str, Any]:
     """As JSON. What is None is left out."""
-    settings = json.loads(config.model_dump_json(include={*TRAVELLING, *BASE}, exclude_none=True))
+    names: dict[str, Any] = {**dict.fromkeys((*TRAVELLING, *BASE), True), "loss": LOSS}
+    settings = json.loads(config.model_dump_json(include=names, exclude_none=True))
     if Path(config.model).is_dir():
         settings["model"] = str(Path(config.model).resolve())
     return taken(settings)

@@ -1,22 +1,29 @@
 """Makes the groups of a step from batches: their rewards, the completions that take part, whether they train."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from policy_trainer.config import LossConfig, ReferenceSource
-from policy_trainer.objective.group import Group
+from policy_trainer.objective.group import Group, RewardParts
 from shared.batch import Array, RolloutBatch, ScoredBatch
 
 # A rollout batch has no reference log-probs; it suffices if the loss needs none.
 Batch = RolloutBatch | ScoredBatch
+# Weights of rewards, by name.
+PartWeights = Mapping[str, float]
 
 
 def rollout_of(batch: Batch) -> RolloutBatch:
     return batch.rollout if isinstance(batch, ScoredBatch) else batch
 
 
-def missing_input(batch: Batch, loss: LossConfig, reference: ReferenceSource = "server") -> str | None:
+def missing_input(
+    batch: Batch, loss: LossConfig, reference: ReferenceSource = "server", weights: PartWeights = MappingProxyType({})
+) -> str | None:
     """Why the batch lacks an input that the loss needs; None if it can be trained on. reference: the source of its
-    log-probs."""
+    log-probs. weights: of the rewards, which gdpo takes apart."""
     rollout = rollout_of(batch)
     if rollout.sampler_logps is None and loss.needs_sampler_logps:
         return (
@@ -26,14 +33,26 @@ def missing_input(batch: Batch, loss: LossConfig, reference: ReferenceSource = "
         return "it has no ref_logps, which the KL penalty needs: it was uploaded to a server without a model"
     if loss.advantage == "process" and rollout.steps is None:
         return "it has no step_rewards, which process supervision needs"
+    if loss.advantage == "gdpo" and (lost := _weighing(weights) - rollout.reward_parts.keys()):
+        return f"it has no reward/{min(lost)}, which gdpo normalises: its worker's rewards are not the trainer's"
     return None
 
 
-def make_group(batch: Batch, loss: LossConfig, reference: ReferenceSource = "server", step: int = 0) -> Group:
-    """The batch as a group. step: steps made before the one that trains on it. Raises ValueError for a batch that lacks
-    what the loss needs."""
+def _weighing(weights: PartWeights) -> set[str]:
+    return {name for name, weight in weights.items() if weight}
+
+
+def make_group(
+    batch: Batch,
+    loss: LossConfig,
+    reference: ReferenceSource = "server",
+    step: int = 0,
+    weights: PartWeights = MappingProxyType({}),
+) -> Group:
+    """The batch as a group. step: steps made before the one that trains on it. weights: of the rewards, by name. Raises
+    ValueError for a batch that lacks what the loss needs."""
     rollout = rollout_of(batch)
-    if reason := missing_input(batch, loss, reference):
+    if reason := missing_input(batch, loss, reference, weights):
         raise ValueError(f"batch {rollout.id} cannot be trained on: {reason}")
     rewards = _rewards(rollout, loss)
     return Group(
@@ -43,6 +62,7 @@ def make_group(batch: Batch, loss: LossConfig, reference: ReferenceSource = "ser
         sequence_mask=~np.isnan(rewards) & (rollout.finished | (loss.truncated != "mask")),
         loss_mask=rollout.loss_mask,
         steps=rollout.steps if loss.advantage == "process" else None,
+        parts=RewardParts.of(rollout.reward_parts, weights) if loss.advantage == "gdpo" else None,
         sampler_logps=rollout.sampler_logps,
         ref_logps=batch.ref_logps if isinstance(batch, ScoredBatch) else None,
         staleness=_staleness(rollout, step) if loss.old_logps == "log_linear" else None,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import LossConfig, OptimizerConfig, ReferenceSource, TrainConfig
 from policy_trainer.data.probe import Probe, probe_tokens
 from policy_trainer.learner.adapters import policy_state
-from policy_trainer.learner.groups import Batch, make_group, rollout_of, trains
+from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains
 from policy_trainer.learner.micro_batches import MicroBatch, cut, join, split_evenly, totals, weightless
 from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
@@ -35,7 +36,8 @@ class Learner:
 
     steps: total of the run, for the learning rate. num_iterations: passes over the groups of a step. minibatches: parts
     of each pass, one update each. max_completion_length: where completions are cut off; the `constant`
-    aggregation divides by it. reference: where the KL penalty's log-probs come from.
+    aggregation divides by it. reference: where the KL penalty's log-probs come from. part_weights: of the rewards, by
+    name.
     The model stays in evaluation mode: with dropout the policy would differ from itself, and the KL at step 0 from 0.
     """
 
@@ -52,6 +54,7 @@ class Learner:
         num_iterations: int = 1,
         minibatches: int = 1,
         reference: ReferenceSource = "server",
+        part_weights: PartWeights | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.model = model.eval()
@@ -65,6 +68,7 @@ class Learner:
         self._minibatches = minibatches
         self._source: ReferenceSource = reference if loss.beta else "server"
         self._reference = choose_reference(self._source, model)
+        self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
         self._ranks = ranks or OneProcess()
         self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
         self.weights = make_weights(model, optimizer)
@@ -83,7 +87,7 @@ class Learner:
         on_groups: called with the group of each batch; those that train have their advantages.
         Raises ValueError for a batch that lacks what the loss needs.
         """
-        groups = [make_group(batch, self._loss, self._source, step) for batch in batches]
+        groups = [self._make(batch, step=step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
         training = self._reference.with_logps(training, self._recompute)
         training = with_old_logps(training, self._loss, self._old_logps, self._recompute)
@@ -156,7 +160,7 @@ class Learner:
         total, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
-                [group] = self._reference.with_logps([make_group(batch, self._loss, self._source)], self._logps)
+                [group] = self._reference.with_logps([self._make(batch)], self._logps)
                 if group.ref_logps is None:
                     return math.nan
                 logps = self._forward([group.tokens], [group.temperature])
@@ -204,9 +208,14 @@ def _sum(values: Tensor) -> float:
 
 
 def make_learner(
-    config: TrainConfig, model: PreTrainedModel, forward: LogprobForward, ranks: Ranks | None = None
+    config: TrainConfig,
+    model: PreTrainedModel,
+    forward: LogprobForward,
+    ranks: Ranks | None = None,
+    *,
+    part_weights: PartWeights | None = None,
 ) -> Learner:
-    """By the trainer's settings."""
+    """By the trainer's settings. part_weights: of the rewards, by name."""
     return Learner(
         model,
         forward,
@@ -218,5 +227,6 @@ def make_learner(
         num_iterations=config.num_iterations,
         minibatches=config.minibatches,
         reference=config.reference.source,
+        part_weights=part_weights,
         ranks=ranks,
     )

@@ -80,6 +80,22 @@ def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Ar
     return np.split(standardised, np.cumsum([len(row) for row in returns])[:-1])
 
 
+def _gdpo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
+    """Each reward normalised in its group, their weighted sum standardised over the step (GDPO, arXiv 2601.05242): the
+    sum alone would take different answers for alike. A reward that a completion lacks adds nothing."""
+    totals = _padded([_normalised_sum(group, config) for group in groups])
+    together = totals.reshape(1, -1)
+    return _to_tokens(groups, (deviations(together) / _divisor(together, config)).reshape(totals.shape))
+
+
+def _normalised_sum(group: Group, config: LossConfig) -> Array:
+    """(G,), NaN where a completion takes no part."""
+    assert group.parts is not None
+    parts = torch.from_numpy(group.compared_rewards.astype(np.float64))
+    normalised = (deviations(parts) / _group_std(parts, config)).numpy()
+    return np.where(np.isnan(group.rewards), np.nan, group.parts.weights @ normalised)
+
+
 def _returns(group: Group) -> Array:
     values = np.zeros(group.lengths.sum()) if group.kl_penalty is None else -_masked(group.kl_penalty, group)
     values[np.cumsum(group.lengths) - 1] += np.nan_to_num(group.rewards)
@@ -97,6 +113,7 @@ ADVANTAGES: dict[str, Callable[[Sequence[Group], LossConfig], list[Array]]] = {
     "dr_grpo": _outcome,
     "rloo": _rloo,
     "reinforce++": _reinforce_plus_plus,
+    "gdpo": _gdpo,
 }
 
 

@@ -1,10 +1,26 @@
 """A group in training: the learner makes it from a batch and adds what the loss needs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
 from shared.batch import Array, StepRewards, TokenGroup
+
+
+@dataclass(frozen=True, eq=False)
+class RewardParts:
+    """Several rewards of a group's completions. values: float32 (R, G), NaN for none. weights: (R,)."""
+
+    values: Array
+    weights: Array
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Array], weights: Mapping[str, float]) -> Self:
+        """Those whose weight is not 0. Raises KeyError for one that is not there."""
+        named = {name: weight for name, weight in weights.items() if weight}
+        return cls(np.stack([parts[name] for name in named]), np.array([*named.values()]))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -12,12 +28,13 @@ class Group:
     """A prompt with its G completions, of C tokens in all.
 
     tokens: prompt and completions, sampled at `temperature`. rewards: float32 (G,), NaN for completions that take no
-    part. steps: the rewards of their steps under process supervision, else None. sequence_mask: bool (G,), completions
-    that train. loss_mask: bool (C,), tokens that may be trained on; None for all. sampler_logps, ref_logps: float32
-    (C,), None where unknown. staleness: int64 (G,), for old_logps = log_linear: steps made since the weights that
-    sampled each completion; else None. Added later: old_logps: float32 (C,), old-policy log-probs (the sampler's with
-    log_linear); None means the current policy. kl_penalty: float64 (C,), beta times the KL of each token, to subtract
-    from the rewards; None if it is not. advantages: float32 (C,), empty until they are computed.
+    part. steps: the rewards of their steps under process supervision, else None. parts: the rewards apart, for gdpo,
+    else None. sequence_mask: bool (G,), completions that train. loss_mask: bool (C,), tokens that may be trained on;
+    None for all. sampler_logps, ref_logps: float32 (C,), None where unknown. staleness: int64 (G,), for
+    old_logps = log_linear: steps made since the weights that sampled each completion; else None. Added later:
+    old_logps: float32 (C,), old-policy log-probs (the sampler's with log_linear); None means the current policy.
+    kl_penalty: float64 (C,), beta times the KL of each token, to subtract from the rewards; None if it is not.
+    advantages: float32 (C,), empty until they are computed.
     """
 
     tokens: TokenGroup
@@ -26,6 +43,7 @@ class Group:
     temperature: float = 1.0
     loss_mask: Array | None = None
     steps: StepRewards | None = None
+    parts: RewardParts | None = None
     sampler_logps: Array | None = None
     ref_logps: Array | None = None
     staleness: Array | None = None
@@ -54,23 +72,27 @@ class Group:
 
     @property
     def compared_rewards(self) -> Array:
-        """The rewards that advantages compare: (G,) of completions, or (S,) of their steps; NaN takes no part."""
-        return compared_rewards(self.rewards, self.steps)
+        """The rewards that advantages compare: (G,) of completions, (S,) of their steps, or (R, G) of several apart;
+        NaN takes no part."""
+        return compared_rewards(self.rewards, self.steps, self.parts)
 
     @property
     def has_variance(self) -> bool:
-        """Whether the compared rewards differ."""
+        """Whether the compared rewards differ, of several any."""
         return has_variance(self.compared_rewards)
 
 
-def compared_rewards(rewards: Array, steps: StepRewards | None) -> Array:
-    """(G,) rewards of completions, or (S,) of their steps where there are any: NaN in completions without a reward."""
+def compared_rewards(rewards: Array, steps: StepRewards | None, parts: RewardParts | None = None) -> Array:
+    """(G,) rewards of completions, or where there are any (R, G) of their parts, or (S,) of their steps: NaN in
+    completions without a reward."""
+    if parts is not None:
+        return np.where(np.isnan(rewards), np.nan, parts.values)
     return rewards if steps is None else np.where(np.repeat(np.isnan(rewards), steps.counts), np.nan, steps.rewards)
 
 
 def has_variance(rewards: Array) -> bool:
-    """Whether any two of (n,) rewards differ. NaN takes no part."""
-    return bool(differ(rewards).item())
+    """Whether any two of (n,) rewards differ, or of a row of (R, n). NaN takes no part."""
+    return bool(differ(rewards).any())
 
 
 def differ(rewards: Array) -> Array:

@@ -21,7 +21,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.probe import Probe
 from policy_trainer.learner.adapters import adapt, has_adapters, save_whole, write_description
-from policy_trainer.learner.groups import Batch
+from policy_trainer.learner.groups import Batch, PartWeights
 from policy_trainer.learner.interface import LoadedLearner, Writing
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.learner.step_stats import StepStats
@@ -102,13 +102,15 @@ def load_lead(
     checkpoint: Path | None,
     tokenizer: PreTrainedTokenizerBase,
     world: World,
+    part_weights: PartWeights,
 ) -> LoadedLearner:
     """Loads the policy on all ranks. Arguments as of `load_rank`; world: this is its rank 0."""
     with world.together():
         settings = config.model_dump(mode="json")
         where = None if checkpoint is None else str(checkpoint.resolve())
-        world.tell("load", {"config": settings, "source": source, "revision": revision, "checkpoint": where})
-        rank, form = load_rank(config, source, revision, checkpoint, world)
+        names = {"source": source, "revision": revision, "checkpoint": where}
+        world.tell("load", {"config": settings, **names, "part_weights": dict(part_weights)})
+        rank, form = load_rank(config, source, revision, checkpoint, world, part_weights)
     outline = load_outline(source, revision=revision).to(rank.compute)  # type: ignore[arg-type]
     adapt(outline, config)
     learner = Lead(rank, outline)
@@ -125,7 +127,8 @@ def follow(world: World) -> None:
         return
     checkpoint = header["checkpoint"] and Path(header["checkpoint"])
     config = TrainConfig(**header["config"])
-    rank, _ = load_rank(config, header["source"], header["revision"], checkpoint, world)
+    weights = header["part_weights"]
+    rank, _ = load_rank(config, header["source"], header["revision"], checkpoint, world, weights)
     while True:
         word, header, bodies = world.hear()
         if word == "end":

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import adapt, has_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
+from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.learner import Learner, make_learner
 from policy_trainer.ranks.checkpoint import has_shards, read_optimizer, read_weights
 from policy_trainer.ranks.crossing import divide_saved
@@ -45,11 +46,17 @@ class Rank:
 
 
 def load_rank(
-    config: TrainConfig, source: str, revision: str | None, checkpoint: Path | None, world: World
+    config: TrainConfig,
+    source: str,
+    revision: str | None,
+    checkpoint: Path | None,
+    world: World,
+    part_weights: PartWeights,
 ) -> tuple[Rank, str]:
     """A rank's part, and what its forward is called. All ranks call it together.
 
-    source: a model, or the checkpoint's directory. Raises UserError for a model that cannot be used.
+    source: a model, or the checkpoint's directory. part_weights: of the rewards, by name. Raises UserError for a model
+    that cannot be used.
     """
     if config.optimizer.offload != "none":
         raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory: leave it out")
@@ -73,7 +80,9 @@ def load_rank(
         read_weights(model, sharded)
     forward = choose_forward(model, lambda plain: ShardedForward(model, plain), compute)
     divide_again(model)
-    learner = make_learner(config, model, forward, ShardedRanks(model, world, Costs.of(model)))
+    learner = make_learner(
+        config, model, forward, ShardedRanks(model, world, Costs.of(model)), part_weights=part_weights
+    )
     if sharded:
         read_optimizer(learner, sharded)
     elif checkpoint:

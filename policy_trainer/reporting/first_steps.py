@@ -1,14 +1,14 @@
 """Tells at once, after a run's first steps, that its rewards teach nothing, and why."""
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from textwrap import shorten
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from policy_trainer.objective.group import compared_rewards, has_variance
+from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.health import Trouble
 from shared.batch import RolloutBatch
 
@@ -35,12 +35,14 @@ class NothingToLearn(Trouble):
 class FirstSteps:
     """Watches the batches of a run's first steps.
 
-    last: the step after which it speaks. tagged: names of the rewards that look for answer tags.
+    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. apart: the weights of
+    rewards that are compared apart, by name; None if their sum is.
     """
 
     last: int
     tokenizer: PreTrainedTokenizerBase
     tagged: Set[str]
+    apart: Mapping[str, float] | None = None
     _seen: list[RolloutBatch] = field(default_factory=list, init=False)
 
     def observe(self, step: int, batches: Sequence[RolloutBatch]) -> list[Trouble]:
@@ -50,7 +52,7 @@ class FirstSteps:
         self._seen += batches
         if step < self.last or not self._seen:
             return []
-        found = _Evidence(self._seen, self._decode, self.tagged)
+        found = _Evidence(self._seen, self._decode, self.tagged, self.apart)
         self._seen = []
         remedy = next((said for cause in _CAUSES if (said := cause(found))), None)
         mean = float(np.mean(found.rewards))
@@ -63,14 +65,20 @@ class FirstSteps:
 class _Evidence:
     """The first batches, read as the causes need them."""
 
-    def __init__(self, batches: list[RolloutBatch], decode: Callable[[list[int]], str], tagged: Set[str]) -> None:
+    def __init__(
+        self,
+        batches: list[RolloutBatch],
+        decode: Callable[[list[int]], str],
+        tagged: Set[str],
+        apart: Mapping[str, float] | None,
+    ) -> None:
         self.rewards = np.concatenate([batch.rewards for batch in batches])
         names = {name for batch in batches for name in batch.reward_parts}
         self.parts = {
             name: np.concatenate([batch.reward_parts.get(name, np.empty(0, np.float32)) for batch in batches])
             for name in sorted(names)
         }
-        self.alike = not any(has_variance(compared_rewards(batch.rewards, batch.steps)) for batch in batches)
+        self.alike = not any(has_variance(_compared(batch, apart)) for batch in batches)
         self.cut_off = sum(int((~batch.finished).sum()) for batch in batches)
         self.tagged = sorted(tagged & names)
         self.texts = [decode(row.tolist()) for batch in batches for row in _rows(batch)]
@@ -80,6 +88,11 @@ class _Evidence:
     @property
     def example(self) -> str:
         return f"One begins: {shorten(self.texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
+
+
+def _compared(batch: RolloutBatch, apart: Mapping[str, float] | None) -> np.ndarray:
+    parts = None if apart is None else RewardParts.of(batch.reward_parts, apart)
+    return compared_rewards(batch.rewards, batch.steps, parts)
 
 
 def _rows(batch: RolloutBatch) -> list[np.ndarray]:

@@ -80,14 +80,19 @@ def choose_rewards(config: CommonConfig, task: Task) -> dict[str, Weighted]:
 
     Raises UserError for an unknown name, a name that is given twice, and a reward whose settings are missing or wrong.
     """
+    return {name: Weighted(_rule(name, config, task), weight) for name, weight in part_weights(config, task).items()}
+
+
+def part_weights(config: CommonConfig, task: Task) -> dict[str, float]:
+    """The weights of the rewards by the names of a batch's `reward_parts`, as `choose_rewards`; nothing is loaded."""
     names = config.rewards or list(task.default_rewards)
     weights = config.reward_weights or [1.0] * len(names)
-    chosen: dict[str, Weighted] = {}
+    chosen: dict[str, float] = {}
     for name, weight in zip(names, weights, strict=True):
         for part, share in SUMS.get(name, {name: 1.0}).items():
             if part in chosen:  # one of the two weights would be lost
                 raise UserError(f"rewards: {part!r} is given twice")
-            chosen[part] = Weighted(_rule(part, config, task), weight * share)
+            chosen[part] = weight * share
     return chosen
 
 

@@ -16,10 +16,11 @@ from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
-from policy_trainer.objective.group import compared_rewards, has_variance
+from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge, Judgement
+from policy_trainer.rewards.registry import part_weights
 from policy_trainer.sampling.sampler import Sampler, sampling_params
 from shared.batch import StepRewards
 from shared.errors import UserError
@@ -49,11 +50,13 @@ class SampledGroup:
     completions: list[Completion]
     judgement: Judgement
     steps: StepRewards | None
+    parts: RewardParts | None = None
 
     @property
     def compared_rewards(self) -> np.ndarray:
-        """The rewards that the learner compares: those of steps if steps are judged, else those of completions."""
-        return compared_rewards(self.judgement.rewards, self.steps)
+        """The rewards that the learner compares: those of steps if steps are judged, several apart for gdpo, else those
+        of completions."""
+        return compared_rewards(self.judgement.rewards, self.steps, self.parts)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -97,6 +100,8 @@ class Rounds:
         self._judge = judge
         self._task = task
         self._params = sampling_params(config.sampling)
+        self._apart = config.loss.advantage == "gdpo"
+        self._weights = part_weights(config, task)
 
     def next(self, draw: Callable[[], int]) -> Round:
         """The groups of prompts_per_round problems. draw: returns the index of this worker's next problem.
@@ -121,7 +126,8 @@ class Rounds:
         judged = self._judge.judge([(item.problem, own) for item, own in zip(drawn, sampled, strict=True)])
         for item, completions, judgement in zip(drawn, sampled, judged, strict=True):
             steps = self._steps(item.problem, judgement.samples)
-            current.groups.append(SampledGroup(item, completions, judgement, steps))
+            parts = RewardParts.of(judgement.parts, self._weights) if self._apart else None
+            current.groups.append(SampledGroup(item, completions, judgement, steps, parts))
         current.judging_seconds += time.monotonic() - began
 
     def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:

@@ -104,7 +104,7 @@ def build_trainer(
         on_wait=outage,
         note=display.note,
     )
-    intake = Intake.of(policy.learner.model, config.loss, config.reference.source)
+    intake = Intake.of(policy.learner.model, config, policy.part_weights)
     source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
@@ -159,7 +159,9 @@ def _make_reporters(
         metrics=Trackers([MetricsFile(files.directory.metrics), *trackers]),
         samples=Samples(config.samples, writers, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), eos),
         health=Health(config.loss, past),
-        first_steps=FirstSteps(first, tokenizer, policy.tagged_rewards),
+        first_steps=FirstSteps(
+            first, tokenizer, policy.tagged_rewards, policy.part_weights if config.loss.advantage == "gdpo" else None
+        ),
         display=display,
         stopwatch=stopwatch,
     )

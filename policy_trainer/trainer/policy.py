@@ -15,6 +15,7 @@ from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.evaluation.evaluator import Evaluator, make_evaluator
 from policy_trainer.learner.adapters import adapt, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
+from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import make_learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
@@ -24,7 +25,7 @@ from policy_trainer.ranks.lead import load_lead
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge
-from policy_trainer.rewards.registry import tagged_rewards
+from policy_trainer.rewards.registry import part_weights, tagged_rewards
 from policy_trainer.run_files.checkpoint import restore, write_weights
 from policy_trainer.run_files.turns import Turns
 from policy_trainer.sampling.hf import HFSampler
@@ -47,7 +48,8 @@ class Policy:
     """A model's tokenizer, learner, sampler and evaluator. write: writes its weights into a checkpoint. save: writes a
     whole Hugging Face model.
 
-    tagged_rewards: the rewards that look for answer tags. turns: when they may compute.
+    tagged_rewards: the rewards that look for answer tags. part_weights: of all rewards, by name. turns: when they may
+    compute.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -57,6 +59,7 @@ class Policy:
     save: Callable[[Path], None]
     evaluator: Evaluator
     tagged_rewards: frozenset[str]
+    part_weights: PartWeights
     turns: Turns
 
 
@@ -106,10 +109,11 @@ def load_policy(
     if PromptEncoder(tokenizer, config.data).in_chat(first := task.problem(0)) and first.prompt:
         display.note(TEXTS_ARE_MESSAGES)
     display.note(f"loading the model {source}")
+    weights = part_weights(config, task)
     loaded = (
-        _load_alone(config, source, revision, checkpoint, tokenizer)
+        _load_alone(config, source, revision, checkpoint, tokenizer, weights)
         if world is None
-        else load_lead(config, source, revision, checkpoint, tokenizer, world)
+        else load_lead(config, source, revision, checkpoint, tokenizer, world, weights)
     )
     learner = loaded.learner
     display.note(f"checked: log-probs, computed in the {loaded.form} form, equal those of a plain forward")
@@ -129,6 +133,7 @@ def load_policy(
             config, task, judge, learner.model, tokenizer, batch_size=config.evaluation.batch_size
         ),
         tagged_rewards=tagged_rewards(config, task),
+        part_weights=weights,
         turns=turns,
     )
 
@@ -144,6 +149,7 @@ def _load_alone(
     revision: str | None,
     checkpoint: Path | None,
     tokenizer: PreTrainedTokenizerBase,
+    weights: PartWeights,
 ) -> LoadedLearner:
     """All of the policy in this process."""
     sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
@@ -151,7 +157,7 @@ def _load_alone(
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     forward = choose_forward(model)
-    learner = make_learner(config, model, forward)
+    learner = make_learner(config, model, forward, part_weights=weights)
     if sharded:
         restore_from_shards(learner.weights, sharded)
     elif checkpoint:

@@ -18,6 +18,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "rloo": Algorithm(LossConfig(advantage="rloo", beta=0, old_logps="recomputed")),
     "sapo": Algorithm(LossConfig(surrogate="sapo", beta=0, old_logps="recomputed")),
     "tis": Algorithm(LossConfig(importance_sampling_correction="tis", beta=0, old_logps="recomputed")),
+    "gdpo": Algorithm(LossConfig(advantage="gdpo", beta=0, old_logps="recomputed")),
     "vespo": Algorithm(LossConfig(surrogate="vespo", aggregation="token_mean", beta=0, old_logps="recomputed")),
     "luspo": Algorithm(
         LossConfig(

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -162,6 +163,40 @@ class TestMissingInput:
         assert reason is not None and word in reason
         with pytest.raises(ValueError, match=rf"batch 0{{8}}-.* cannot be trained on: .*{word}"):
             made(batch, **settings)
+
+
+class TestRewardsApart:
+    WEIGHTS: ClassVar = {"right": 1.0, "short": 0.5, "logged": 0.0}
+
+    def made(self, make_scored: Make, rewards: list[float], right: list[float], short: list[float]) -> Group:
+        batch = make_scored([3], [[4], [5]], rewards)
+        parts = {"right": np.array(right, np.float32), "short": np.array(short, np.float32)}
+        batch = replace(batch, rollout=replace(batch.rollout, reward_parts=parts))
+        assert missing_input(batch, configured(advantage="gdpo"), weights=self.WEIGHTS) is None
+        return make_group(batch, configured(advantage="gdpo"), weights=self.WEIGHTS)
+
+    @pytest.mark.parametrize(
+        ("rewards", "right", "short", "teaches"),
+        [
+            ([1.0, 1.0], [1.0, 0.5], [0.0, 1.0], True),
+            ([1.0, 1.0], [1.0, 1.0], [0.0, 1.0], True),
+            ([1.0, 2.0], [1.0, 1.0], [1.0, 1.0], False),
+            ([1.0, 1.0], [1.0, NAN], [1.0, 1.0], False),
+            ([1.0, NAN], [1.0, 0.0], [0.0, 1.0], False),
+        ],
+    )
+    def test_a_group_teaches_if_one_of_its_rewards_differs(
+        self, make_scored: Make, rewards: list[float], right: list[float], short: list[float], teaches: bool
+    ) -> None:
+        group = self.made(make_scored, rewards, right, short)
+        assert (group.has_variance, trains(group, configured(advantage="gdpo"))) == (teaches, teaches)
+
+    def test_a_batch_of_other_rewards_is_told_and_refused(self, make_scored: Make) -> None:
+        batch, loss = make_scored([3], [[4], [5]], [0.0, 1.0]), configured(advantage="gdpo")
+        assert "no reward/right" in (missing_input(batch, loss, weights=self.WEIGHTS) or "")
+        with pytest.raises(ValueError, match="cannot be trained on: it has no reward/right"):
+            make_group(batch, loss, weights=self.WEIGHTS)
+        assert missing_input(batch, configured(), weights=self.WEIGHTS) is None
 
 
 def test_of_no_groups() -> None:

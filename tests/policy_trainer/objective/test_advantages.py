@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, advantages
-from policy_trainer.objective.group import Group
+from policy_trainer.objective.group import Group, RewardParts
 from shared.batch import StepRewards
 from tests.policy_trainer.groups import make_group
 
@@ -223,6 +223,48 @@ def test_whatever_the_rewards_the_advantages_are_finite_and_sum_to_nothing(
         assert all(value == 0 for reward, value in zip(rewards, values, strict=True) if math.isnan(reward))
 
 
+class TestGdpo:
+    def of(self, groups: Sequence[Sequence[Sequence[float]]], weights: Sequence[float], **settings: Any) -> list[float]:
+        """groups: of each its rewards, of each its completions."""
+        made = [
+            make_group(np.zeros(len(group[0])), parts=RewardParts(np.array(group), np.array(weights)))
+            for group in groups
+        ]
+        config = LossConfig.model_validate({"advantage": "gdpo", "advantage_eps": 1e-12} | settings)
+        return [value for values in advantages(made, config) for value in values.tolist()]
+
+    def test_hand_computed(self) -> None:
+        """The first reward is -+1/sqrt 2 in each group, whatever its size; the second, of weight 2, in one of them."""
+        got = self.of([[[0, 10], [0, 1]], [[0, 1], [5, 5]]], [1.0, 2.0])
+        sums = np.array([-3, 3, -1, 1]) / math.sqrt(2)
+        assert got == near(list(sums / math.sqrt(10 / 3)))
+
+    def test_answers_that_differ_are_not_alike_for_the_same_sum(self) -> None:
+        """Both rewards are 1 in all: the sum of rewards sees no difference."""
+        rewards = [[1, 0, 0], [0, 1, 1]]
+        assert self.of([rewards], [1.0, 1.0], advantage_eps=1e-4) == near([0, 0, 0])
+        first, second, third = self.of([[[1, 0, 0], [0, 2, 1]]], [1.0, 0.5])
+        assert first > 0 > second and first > 0 > third
+        made = make_group(np.ones(3), parts=RewardParts(np.array(rewards), np.ones(2)))
+        assert made.has_variance and not make_group(np.ones(3)).has_variance
+
+    def test_a_reward_that_a_completion_lacks_adds_nothing(self) -> None:
+        """The others are normalised without it."""
+        got = self.of([[[0, 1, NAN], [0, 0, 1]]], [1.0, 1.0])
+        second = np.array([-1, -1, 2]) / 3 / math.sqrt(1 / 3)
+        sums = np.array([-1 / math.sqrt(2), 1 / math.sqrt(2), 0]) + second
+        assert got == near(list((sums - sums.mean()) / sums.std(ddof=1)))
+
+    def test_a_completion_without_a_reward_takes_no_part(self) -> None:
+        group = make_group(np.array([0, 0, NAN]), parts=RewardParts(np.array([[0, 1, 9]]), np.ones(1)))
+        config = LossConfig(advantage="gdpo", advantage_eps=1e-12)
+        assert advantages([group], config)[0].tolist() == near([-1 / math.sqrt(2), 1 / math.sqrt(2), 0])
+
+    @pytest.mark.parametrize("rewards", [[[NAN, NAN]], [[1, 1], [2, 2]], [[3.0]]])
+    def test_without_a_difference_all_are_0(self, rewards: list[list[float]]) -> None:
+        assert set(self.of([rewards], [1.0] * len(rewards))) == {0}
+
+
 @given(
     st.sampled_from(OUTCOMES), st.sampled_from(["group", "batch", "none"]),
     st.lists(st.lists(st.floats(-8, 8, width=16), min_size=2, max_size=9), min_size=1, max_size=5),
@@ -255,6 +297,7 @@ def test_every_token_of_every_group_has_one(name: str) -> None:
             )
             if name == "process"
             else None,
+            parts=RewardParts(np.linspace(0, 1, len(own))[None], np.ones(1)) if name == "gdpo" else None,
         )
         for own in lengths
     ]

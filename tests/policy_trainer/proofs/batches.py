@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.learner.groups import rollout_of
 from shared.batch import Array, RolloutBatch, ScoredBatch, StepRewards, TokenGroup
-from tests.policy_trainer.proofs.cases import REWARDS
+from tests.policy_trainer.proofs.cases import REWARDS, WEIGHTS
 from tests.policy_trainer.proofs.oracle import Completion
 
 # Steps before the one that trains on the batches.
@@ -55,6 +55,10 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> Sc
         sampler_logps=sampler,
         loss_mask=np.array([rng.random() < 0.8 for _ in own]) if rng.random() < 0.7 else None,
         steps=_random_steps(rng, rows),
+        reward_parts={
+            name: np.array([math.nan if rng.random() < 0.1 else rng.choice(REWARDS) for _ in rows], np.float32)
+            for name in WEIGHTS
+        },
     )
     return ScoredBatch(rollout, reference, "0")
 
@@ -86,6 +90,7 @@ def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
         rollout,
         group=TokenGroup(group.prompt_ids, tokens(group.completion_ids), group.completion_lengths[order]),
         rewards=rollout.rewards[order],
+        reward_parts={name: part[order] for name, part in rollout.reward_parts.items()},
         finished=rollout.finished[order],
         sampler_logps=tokens(rollout.sampler_logps),
         loss_mask=None if rollout.loss_mask is None else tokens(rollout.loss_mask),
@@ -123,6 +128,7 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
             mask=mask[slice(*tokens[row])].tolist(),
             finished=bool(rollout.finished[row]),
             staleness=STEP - (oldest if versions is None else int(versions[row])),
+            parts=[(weight, float(rollout.reward_parts[name][row])) for name, weight in WEIGHTS.items()],
             steps=list(
                 zip(
                     rollout.steps.rewards[slice(*steps[row])].tolist(),

@@ -1,5 +1,6 @@
 """Random completions, as the proofs want them: ragged, some masked, not judged, cut off, or without any token."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -7,6 +8,8 @@ from tests.policy_trainer.proofs.oracle import Completion
 
 # Sums of few of them are exact, so that groups of equal rewards have exactly no variance on every side.
 REWARDS = (0.0, 0.25, 1.0, 2.0)
+# Of several rewards of a completion, by name.
+WEIGHTS = {"first": 1.0, "second": 0.5, "third": -0.25}
 
 
 def random_groups(
@@ -30,6 +33,7 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
     length = rng.randint(1, 6)
     logps = [rng.uniform(-4, -0.5) for _ in range(length)]
     trained = rng.choice((1.0, 0.7, 0.7, 0.0)) if rng.random() < 0.5 else 1.0
+    parts = [(weight, math.nan if rng.random() < 0.1 else rng.choice(REWARDS)) for weight in WEIGHTS.values()]
     ends = sorted(rng.sample(range(length), rng.randint(0, min(3, length))))
     return Completion(
         reward=float("nan") if rng.random() < unrewarded else rng.choice(REWARDS),
@@ -41,6 +45,7 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
         finished=rng.random() >= unfinished,
         steps=[(rng.choice(REWARDS), end) for end in ends],
         staleness=rng.randint(0, 4),
+        parts=parts,
     )
 
 

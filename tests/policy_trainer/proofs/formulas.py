@@ -16,6 +16,7 @@ from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.group import Group as TrainedGroup
+from policy_trainer.objective.group import RewardParts
 from policy_trainer.objective.loss import LossTokens, token_loss
 from shared.batch import StepRewards
 from tests.policy_trainer.groups import make_group
@@ -85,7 +86,13 @@ def _group(group: Group, config: LossConfig) -> TrainedGroup:
         loss_mask=np.array([trained for one in group for trained in one.mask]),
         kl_penalty=kl_penalty(ref, old, config) if config.penalises_rewards else None,
         steps=_steps(group) if config.advantage == "process" else None,
+        parts=_parts(group) if config.advantage == "gdpo" else None,
     )
+
+
+def _parts(group: Group) -> RewardParts:
+    values = np.array([[reward for _, reward in one.parts] for one in group]).T
+    return RewardParts(values, np.array([weight for weight, _ in group[0].parts]))
 
 
 def _steps(group: Group) -> StepRewards:

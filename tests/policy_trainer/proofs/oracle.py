@@ -18,7 +18,8 @@ from policy_trainer.config import LossConfig
 class Completion:
     """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: under the one before
     the first update on the batch. steps: (reward, index of the last token) of process supervision. staleness: versions
-    between the sampler's weights and those that the step begins with."""
+    between the sampler's weights and those that the step begins with. parts: (weight, reward) of several rewards, NaN
+    for none."""
 
     reward: float
     logps: Sequence[Any]
@@ -29,6 +30,7 @@ class Completion:
     finished: bool = True
     steps: Sequence[tuple[float, int]] = ()
     staleness: int = 0
+    parts: Sequence[tuple[float, float]] = ()
 
     @property
     def trained(self) -> list[int]:
@@ -84,6 +86,9 @@ def trains(completion: Completion, config: LossConfig) -> bool:
 
 def teaches(group: Group, config: LossConfig) -> bool:
     """Whether a group takes part in the step. Its raw rewards are looked at, before any KL is taken off."""
+    if config.advantage == "gdpo":
+        varied = [len(set(part_of(group, place, config).values())) > 1 for place in range(len(group[0].parts))]
+        return any(trains(one, config) for one in group) and (any(varied) or not config.drop_zero_variance)
     raw = set()
     for completion in group:
         if counts(completion, config):
@@ -99,6 +104,8 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> PerToken:
         return process(groups, config)
     if config.advantage == "reinforce++":
         return reinforce_plus_plus(groups, config)
+    if config.advantage == "gdpo":
+        return gdpo(groups, config)
     scale = config.scale_rewards or ("group" if config.advantage == "outcome" else "none")
     everyone = [reward for group in groups for reward in rewards(group, config) if not math.isnan(reward)]
     result: PerToken = []
@@ -119,6 +126,37 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> PerToken:
                 value /= deviation(everyone, config) + config.advantage_eps
             result[-1].append([value] * len(completion.logps))
     return result
+
+
+def part_of(group: Group, place: int, config: LossConfig) -> dict[int, float]:
+    """One of several rewards, of the completions that have it."""
+    given = {row: one.parts[place][1] for row, one in enumerate(group) if counts(one, config)}
+    return {row: reward for row, reward in given.items() if not math.isnan(reward)}
+
+
+def gdpo(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    """Each reward normalised in its group, their weighted sum over the step."""
+    sums = {(number, row): 0.0 for number, group in enumerate(groups) for row, _ in enumerate(group)}
+    for number, group in enumerate(groups):
+        for place, (weight, _) in enumerate(group[0].parts):
+            known = part_of(group, place, config)
+            for row, reward in known.items():
+                own = [*known.values()]
+                normalised = (reward - sum(own) / len(own)) / (deviation(own, config) + config.advantage_eps)
+                sums[number, row] += weight * normalised
+    pool = [sums[number, row] for number, row in sums if counts(groups[number][row], config)]
+    return [
+        [
+            [
+                (sums[number, row] - sum(pool) / len(pool)) / (deviation(pool, config) + config.advantage_eps)
+                if counts(one, config)
+                else 0.0
+            ]
+            * len(one.logps)
+            for row, one in enumerate(group)
+        ]
+        for number, group in enumerate(groups)
+    ]
 
 
 def rewards(group: Group, config: LossConfig) -> list[float]:

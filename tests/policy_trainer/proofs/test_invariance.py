@@ -19,11 +19,12 @@ from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
 from tests.policy_trainer.proofs.batches import STEP, completions_of, permuted, random_batches
-from tests.policy_trainer.proofs.oracle import step_loss
+from tests.policy_trainer.proofs.cases import WEIGHTS
+from tests.policy_trainer.proofs.oracle import step_loss, teaches
 from tests.policy_trainer.proofs.settings import choices, is_refused, random_settings
 
 MAX_NEW_TOKENS = 8
-LR = 0.05
+LR = 0.01
 WHOLE = 1_000_000
 # All that meets where a step is put together.
 COMBINATIONS = list(
@@ -63,6 +64,7 @@ def stepped(
         max_completion_length=MAX_NEW_TOKENS,
         num_iterations=num_iterations,
         minibatches=minibatches,
+        part_weights=WEIGHTS,
     )
     # Adam divides by the gradient's own size, which would magnify what is rounded in weights that hardly have one.
     learner.weights.optimizer = torch.optim.SGD(model.parameters(), LR)  # type: ignore[assignment]
@@ -137,11 +139,13 @@ def naive_step(
             [replace(one, old=[float(value) for value in before]) for one, before in zip(*pair, strict=True)]
             for pair in zip(completions_of(model, batches), old, strict=True)
         ]
-        loss = step_loss(groups, config, max_tokens=MAX_NEW_TOKENS, minibatch=minibatch, minibatches=minibatches)
-        if not loss.requires_grad:  # nothing trains
+        kept = sum(teaches(group, config) for group in groups)
+        if kept * minibatch // minibatches == kept * (minibatch + 1) // minibatches:  # no group is in it
             continue
+        loss = step_loss(groups, config, max_tokens=MAX_NEW_TOKENS, minibatch=minibatch, minibatches=minibatches)
         model.zero_grad()
-        loss.backward()
+        if loss.requires_grad:  # a completion whose tokens are all masked has no gradient
+            loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -169,4 +173,4 @@ def test_a_step_is_what_the_naive_loop_says(num_iterations: int, minibatches: in
         assert_close(way, naive_way, config, 5e-6)  # ours rounds advantages to float32, the loop does not
         assert stats.updates == len(losses)
         if losses:
-            assert stats.loss == pytest.approx(np.mean(losses), rel=1e-6, abs=1e-7), config
+            assert stats.loss == pytest.approx(np.mean(losses), rel=5e-6, abs=1e-7), config

@@ -205,6 +205,32 @@ def test_several_rewards_are_summed_by_weight() -> None:
         assert_same(loss_and_gradient(groups, config, 8), theirs)
 
 
+def test_several_rewards_are_normalised_apart() -> None:
+    """TRL's normalize_then_sum, with rewards that completions lack. A completion that lacks all has none."""
+    rng = random.Random(5)
+    for _ in range(CASES):
+        beta, names = rng.choice((0.0, 0.1)), range(rng.randint(1, 4))
+        config = LossConfig(advantage="gdpo", old_logps="recomputed", beta=beta, drop_zero_variance=False)
+        weights = [rng.uniform(-1, 2) for _ in names]
+        groups = [
+            [
+                replace(one, parts=[(w, math.nan if rng.random() < 0.2 else rng.uniform(-1, 1)) for w in weights])
+                for one in group
+            ]
+            for group in random_groups(rng, size=4)
+        ]
+        groups = [[_judged(one) for one in group] for group in groups]
+        groups = [group for group in groups if teaches(group, config)]
+        told, factor = on_terms_of_trl(groups, config)
+        parts = torch.tensor([[reward for _, reward in one.parts] for group in groups for one in group])
+        trainer = Trl(loss_type="grpo", beta=beta, multi_objective_aggregation="normalize_then_sum")
+        assert_same(loss_and_gradient(groups, config, 8), trainer.loss(told, parts=parts, weights=weights), factor)
+
+
+def _judged(one: Completion) -> Completion:
+    return replace(one, reward=math.nan if all(math.isnan(reward) for _, reward in one.parts) else 0.0)
+
+
 @pytest.mark.parametrize(("loss_type", "same"), [("grpo", True), ("dapo", True), ("dr_grpo", True), ("bnpo", False)])
 def test_gradient_accumulation(loss_type: str, same: bool) -> None:
     """TRL in three micro-batches is ours, but for bnpo: it averages token means of parts of unequal size."""

@@ -51,6 +51,14 @@ def test_rewards_that_differ_are_left_alone(tokenizer: Any, make_batch: Any) -> 
     assert said(tokenizer, [learns], [alike]) == []
 
 
+def test_rewards_that_are_compared_apart_may_have_equal_sums(tokenizer: Any, make_batch: Any) -> None:
+    batch = make_batch([RIGHT, WRONG], [1.0, 1.0])
+    batch = replace(batch, reward_parts={"a": np.array([1, 0], np.float32), "b": np.array([0, 1], np.float32)})
+    assert len(said(tokenizer, [batch], [batch])) == 1
+    first = FirstSteps(2, tokenizer, TAGS, {"a": 1.0, "b": 1.0})
+    assert [*first.observe(1, [batch]), *first.observe(2, [batch])] == []
+
+
 PLAIN = {"texts": ["it is 42", "41"], "rewards": [0.0, 0.0]}
 ASKING = {"prompt": "6*7=? in <answer> tags"}
 

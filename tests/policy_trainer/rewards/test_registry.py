@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from policy_trainer.config import TrainConfig
+from policy_trainer.config import CommonConfig, TrainConfig
 from policy_trainer.data.problem import Correct, Problem
 from policy_trainer.rewards import Comparison, Sample, equal_math, equal_text
 from policy_trainer.rewards.correctness import Accuracy, ByAnswer, ByTask
-from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards
+from policy_trainer.rewards.registry import RULES, SUMS, Weighted, choose_rewards, part_weights
 from policy_trainer.rewards.sandbox.sandbox import Sandboxed
 from policy_trainer.rewards.tags import format_reward, tags_reward
 from policy_trainer.rewards.user_function import UserFunction
@@ -89,6 +89,24 @@ def test_penalties_take_their_settings() -> None:
 def test_ones_own() -> None:
     (item,) = chosen("my.rewards:reward").values()
     assert isinstance(item.rule, Sandboxed) and item.rule.score == UserFunction("my.rewards:reward")
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({}, {"accuracy": 1.0, "tags": 1.0}),
+        ({"rewards": ["model", "format"], "reward_weights": [2.0, 0.0]}, {"model": 2.0, "format": 0.0}),
+        (
+            {"rewards": ["countdown/grpo_zero", "my.own:reward"], "reward_weights": [2.0, 3.0]},
+            {"grpo_zero/format": 0.2, "grpo_zero/equation": 2.0, "my.own:reward": 3.0},
+        ),
+    ],
+)
+def test_weights_by_the_names_in_a_batch_without_loading_a_reward(
+    settings: dict[str, Any], weights: dict[str, float]
+) -> None:
+    """The reward model's directory is missing, and the function is nowhere."""
+    assert part_weights(CommonConfig(model="m", **settings), Arithmetic(0)) == weights
 
 
 @pytest.mark.parametrize(

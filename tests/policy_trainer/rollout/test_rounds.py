@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, SamplingConfig
+from policy_trainer.config import DataConfig, JudgingConfig, RolloutConfig, RolloutLossConfig, SamplingConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
@@ -112,6 +112,35 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
     second = next(i for i in range(len(ids)) if str(tokenizer.decode(ids[: i + 1])).endswith("</think>"))
     assert steps.ends[:2].tolist() == [first, second]
     assert steps.ends[2] == len(ids) - 1  # the end token has no text: the answer's tag brings the last character
+
+
+@pytest.mark.parametrize(("advantage", "kept"), [("gdpo", [0, 1, 2]), ("outcome", [9, 10, 11])])
+def test_rewards_apart_differ_where_their_sum_does_not(
+    tokenizer: PreTrainedTokenizerFast, advantage: str, kept: list[int]
+) -> None:
+    """A right answer without tags and a wrong one with them: 1 each."""
+
+    class Either(Scripted):
+        def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+            return [[self.say("<answer>7</answer>"), self.say("<think>7</think><answer>1</answer>")] for _ in prompts]
+
+        def say(self, text: str) -> Completion:
+            ids = np.array(tokenizer.encode(text))
+            return Completion(ids, np.zeros(len(ids), dtype=np.float32), finished=True)
+
+    class Sevens(Counting):
+        def problem(self, index: int) -> Problem:
+            return Problem(answer="7", prompt=str(index))
+
+    config = RolloutConfig(
+        model="m",
+        rewards=["accuracy", "format"],
+        sampling=SamplingConfig(num_generations=2, prompts_per_round=3, max_resamples=3),
+        loss=RolloutLossConfig(advantage=advantage),
+    )
+    task, encoder = Sevens(), PromptEncoder(tokenizer, config.data)
+    rounds = Rounds(config, Either(tokenizer, set()), encoder, Judge(tokenizer, task, config), task)
+    assert indexes(rounds.next(iter(range(100)).__next__)) == kept
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def make_trainer(
             partial(save_whole, model, tokenizer),
             cast(Any, Evaluator(stop, stops_at, evaluated)),
             frozenset(),
+            {},
             NoTurns(),
         )
         trainer = Trainer(

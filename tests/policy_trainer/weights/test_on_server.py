@@ -261,12 +261,13 @@ class TestSettings:
     def test_a_worker_needs_the_url_and_the_run_alone(
         self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path
     ) -> None:
-        publisher = UploadedWeights(client, tmp_path / "weights", self.trained(tmp_path))
-        publisher.publish(copies(3.0), first)
+        settings = self.trained(tmp_path, loss={"advantage": "gdpo"})
+        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
         arguments = self.arguments(client, first, tmp_path)
         config = read_settings(RolloutConfig, [*arguments, "--sampling.temperature", "0.5"], "rollout")
         assert (config.seed, config.rewards, config.sampling.num_generations) == (7, ["accuracy"], 5)
         assert config.sampling.temperature == 0.5  # the command line wins
+        assert config.loss.advantage == "gdpo"
         assert (config.device, config.weights) == ("auto", "server")
         assert value_of(Path(config.model)) == 3.0
         assert RunDirectory(tmp_path / "w").workers in Path(config.model).parents
