@@ -1,0 +1,124 @@
+"""Training in one process on samples of the weights of some steps ago: no server, and the same numbers every time."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.data.completion import group_tokens
+from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.evaluation.evaluator import make_evaluator
+from policy_trainer.learner.learner import make_learner
+from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.objective.kl import k3
+from policy_trainer.rewards.judging import Judge
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import sampling_params
+from policy_trainer.tasks.registry import make_task
+from shared.batch import RolloutBatch
+from shared.logprobs import choose_forward
+
+
+class LaggedSampler:
+    """Samples the groups of a step with the weights of `lag` steps before it, or with the first ones."""
+
+    def __init__(
+        self, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lag: int
+    ) -> None:
+        """model: it gets the weights of each step."""
+        self._config = config
+        self._model = model
+        self._sampler = HFSampler(model, tokenizer)
+        self._task = make_task(config)
+        self._encoder = PromptEncoder(tokenizer, config.data)
+        self._judge = Judge(tokenizer, self._task, config)
+        self._kept: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=lag + 1)
+
+    def keep(self, version: int, state: dict[str, torch.Tensor]) -> None:
+        """Weights that `version` steps made. Versions come in order."""
+        self._kept.append((version, state))
+
+    def sample(self, step: int) -> list[RolloutBatch]:
+        """What is drawn depends on seed, step and weights alone."""
+        version, state = self._kept[0]
+        self._model.load_state_dict(state)
+        config, count = self._config, self._config.groups_per_step
+        problems = [self._task.problem(step * count + place) for place in range(count)]
+        prompts = [self._encoder.encode(problem) for problem in problems]
+        sampled = self._sampler.sample(prompts, sampling_params(config.sampling), config.seed * 1_000_003 + step)
+        judged = self._judge.judge(list(zip(problems, sampled, strict=True)))
+        batches = []
+        for place, (prompt, completions, judgement) in enumerate(zip(prompts, sampled, judged, strict=True)):
+            tokens, logps, finished = group_tokens(prompt, completions)
+            batches.append(
+                RolloutBatch(
+                    id=str(UUID(int=(7 << 76) | (2 << 62) | (step * count + place))),
+                    run="lagged",
+                    epoch=0,
+                    policy_version=version,
+                    temperature=config.sampling.temperature,
+                    group=tokens,
+                    rewards=judgement.rewards,
+                    finished=finished,
+                    sampler_logps=logps,
+                )
+            )
+        return batches
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """After the last step. accuracy: greedy, on held-out problems. kl: k3 to the first weights, entropy: both in nats a
+    token, on fresh samples of the last weights. bounded: mean share of tokens that the clip, the correction or a mask
+    acted on."""
+
+    accuracy: float
+    kl: float
+    entropy: float
+    bounded: float
+
+
+def train(
+    config: TrainConfig, models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, lag: int
+) -> Outcome:
+    """models: three with the same first weights: to train, to sample with, and to stay as it is."""
+    policy, sampled, first = models
+    sampler = LaggedSampler(config, sampled, tokenizer, lag)
+    bounded = [
+        stats.clip_ratio + stats.importance_sampling_clip_ratio + stats.masked_ratio
+        for stats in _steps(config, policy, sampler)
+        if stats.updates
+    ]
+    newest = LaggedSampler(config, sampled, tokenizer, 0)
+    newest.keep(config.max_steps, policy.state_dict())
+    kl, entropy = _drift(newest.sample(config.max_steps), policy, first)
+    return Outcome(_accuracy(config, policy, tokenizer), kl, entropy, sum(bounded) / max(len(bounded), 1))
+
+
+def _steps(config: TrainConfig, policy: PreTrainedModel, sampler: LaggedSampler) -> Iterator[StepStats]:
+    learner = make_learner(config, policy, choose_forward(policy))
+    for step in range(config.max_steps):
+        sampler.keep(step, {name: value.clone() for name, value in policy.state_dict().items()})
+        yield learner.step(sampler.sample(step), step=step)
+
+
+@torch.no_grad()
+def _drift(batches: Sequence[RolloutBatch], policy: PreTrainedModel, first: PreTrainedModel) -> tuple[float, float]:
+    groups, temperatures = [batch.group for batch in batches], [batch.temperature for batch in batches]
+    logps, entropy = choose_forward(policy).with_entropy(groups, temperatures)
+    drift = k3(choose_forward(first)(groups, temperatures) - logps)
+    return float(drift.mean()), float(entropy.mean())
+
+
+def _accuracy(config: TrainConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
+    task = make_task(config)
+    asked = config.evaluation
+    evaluator = make_evaluator(
+        config, task, Judge(tokenizer, task, config), policy, tokenizer, batch_size=asked.batch_size
+    )
+    greedy = sampling_params(config.sampling, num_generations=1, temperature=0)
+    return evaluator.evaluate(HFSampler(policy, tokenizer), greedy, asked.problems).accuracy

@@ -1,0 +1,116 @@
+"""What corrections for stale samples bring: `python -m tests.bench.off_policy --lags 0 4 16 --seeds 0 1 2`.
+
+The demo's base model on the demo's task, in one process. Each step trains on samples of the weights of `lag` steps ago.
+All corrections see the same problems and random numbers, and so the same samples until trained weights are sampled
+from. Prints a Markdown table, and the seconds of each cell on stderr.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from policy_trainer.config import EvaluationConfig, LossConfig, MaskConfig, OptimizerConfig, SamplingConfig, TrainConfig
+from shared.models import load_model, load_tokenizer, use_threads
+from shared.settings import from_values
+from tests.bench.curves_recipes import base_model
+from tests.bench.lagged import Outcome, train
+
+# No KL to the first weights, which would hold every one of them back.
+_CLIP = LossConfig(beta=0, aggregation="token_mean")
+
+
+def _loss(**settings: object) -> LossConfig:
+    return LossConfig.model_validate(_CLIP.model_dump() | settings)
+
+
+# Bounds as published; a mask of its own takes the place of the clip where the paper has none.
+LOSSES: Mapping[str, LossConfig] = {
+    "none: clip against the sampler": _CLIP,
+    "recomputed, no correction": _loss(old_logps="recomputed"),
+    "recomputed, tis": _loss(old_logps="recomputed", importance_sampling_correction="tis"),
+    "recomputed, mask (IcePop)": _loss(old_logps="recomputed", importance_sampling_correction="mask"),
+    "log_linear, tis": _loss(old_logps="log_linear", importance_sampling_correction="tis"),
+    "clip, off_policy_sequence": _loss(mask=MaskConfig(off_policy_sequence=0.5)),
+    "clip, geometric": _loss(mask=MaskConfig(geometric_low=0.5, geometric_high=2)),
+    "cispo": _loss(surrogate="cispo"),
+    "cispo, dppo": _loss(surrogate="cispo", ratio_max=20, mask=MaskConfig(dppo_low=0.15, dppo_high=0.15)),
+    "cispo, ipo, mismatch_penalty": _loss(
+        surrogate="cispo", ratio_max=20, mask=MaskConfig(ipo=0.1), mismatch_penalty=1e-3
+    ),
+    "vespo": _loss(surrogate="vespo"),
+}
+
+
+def settings(model: Path, loss: LossConfig, *, seed: int, steps: int, learning_rate: float) -> TrainConfig:
+    """Two updates a step, so that the ratio to the policy before the step is not always 1."""
+    return from_values(
+        TrainConfig,
+        model=str(model),
+        seed=seed,
+        task="arithmetic",
+        rewards=["accuracy", "tags"],
+        max_steps=steps,
+        groups_per_step=8,
+        minibatches=2,
+        sampling=SamplingConfig(num_generations=8, max_completion_length=40),
+        loss=loss,
+        optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=5),
+        evaluation=EvaluationConfig(problems=256, batch_size=256),
+    )
+
+
+def outcome(model: Path, loss: LossConfig, lag: int, *, seed: int, steps: int, learning_rate: float) -> Outcome:
+    models = [load_model(str(model), revision=None, device="cpu", dtype="float32") for _ in range(3)]
+    config = settings(model, loss, seed=seed, steps=steps, learning_rate=learning_rate)
+    return train(config, models, load_tokenizer(str(model)), lag)
+
+
+def row(name: str, cells: Sequence[Sequence[Outcome]]) -> str:
+    """One line of the table. cells: of each lag, the outcome of each seed."""
+    return f"| {name} | {' | '.join(_figures(cell) for cell in cells)} |"
+
+
+def _figures(cell: Sequence[Outcome]) -> str:
+    accuracies = [own.accuracy for own in cell]
+    kl, entropy, bounded = (
+        statistics.mean(getattr(own, name) for own in cell) for name in ("kl", "entropy", "bounded")
+    )
+    span = f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
+    return f"{span} | {kl:.3f} | {entropy:.3f} | {bounded:.1%}"
+
+
+def header(lags: Sequence[int]) -> str:
+    columns = [f"lag {lag}: {name}" for lag in lags for name in ("accuracy", "KL", "entropy", "bounded")]
+    return f"| correction | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lags", nargs="+", type=int, default=[0, 4, 16])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), metavar="NAME")
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    asked = parser.parse_args()
+    use_threads(1)
+    model = base_model("arithmetic")
+    print(header(asked.lags), flush=True)
+    for name in asked.losses:
+        cells = []
+        for lag in asked.lags:
+            began = time.monotonic()
+            cells.append(
+                [
+                    outcome(model, LOSSES[name], lag, seed=seed, steps=asked.steps, learning_rate=asked.learning_rate)
+                    for seed in asked.seeds
+                ]
+            )
+            print(f"{name}, lag {lag}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(row(name, cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
