@@ -13,12 +13,16 @@ COLUMNS = 120
 def run(arguments: list[str]) -> int:
     """Returns 1 where something does not fit. Raises UserError for a model or a device that is not there."""
     config = read_settings(PlanConfig, arguments, "plan")
-    from policy_trainer.trainer.plan import plan  # late, so that wrong options fail before PyTorch loads
+    from policy_trainer.trainer.plan import (
+        load_teacher_outline,
+        plan,
+    )  # late, so that wrong options fail before PyTorch loads
     from policy_trainer.trainer.shortages import GB, shortages
     from shared.models import load_outline
 
     gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
-    needs = plan(config, load_outline(config.model, revision=config.revision), gpu_bytes, config.ranks)
+    outline = load_outline(config.model, revision=config.revision)
+    needs = plan(config, outline, gpu_bytes, config.ranks, load_teacher_outline(config))
     table = Table("process", "memory", "needs", Column("GB", justify="right"), "what limits its speed", box=SIMPLE_HEAD)
     for need in needs:
         parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.parts.items())

@@ -15,15 +15,20 @@ _DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
     "rloo": "none",
     "reinforce++": "batch",
     "gdpo": "batch",
+    "distill": "none",
 }
 
 
 class LossConfig(Section):
     """The GRPO loss: docs/mathematics.md has every formula."""
 
-    advantage: Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo"] = "outcome"
+    advantage: Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
-    RLOO, REINFORCE++, or GDPO, which normalises each of several rewards apart."""
+    RLOO, REINFORCE++, or GDPO, which normalises each of several rewards apart. distill: a teacher's log-probs instead
+    of rewards."""
+    distillation_coef: float | None = Field(default=None, ge=0)
+    """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).
+    Default: 1 with advantage distill, else 0, which needs no teacher."""
     advantage_std: Literal["unbiased", "population"] = "unbiased"
     """Standard deviation that divides the rewards: with G - 1 in the denominator (unbiased), or G (population)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
@@ -111,6 +116,16 @@ class LossConfig(Section):
         )
 
     @property
+    def distillation(self) -> float:
+        """distillation_coef; if it is not given, the advantage's default."""
+        return float(self.advantage == "distill") if self.distillation_coef is None else self.distillation_coef
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether groups whose rewards are all equal are left out. A teacher teaches on them, too."""
+        return self.drop_zero_variance and not self.distillation
+
+    @property
     def penalises_loss(self) -> bool:
         """Whether the KL penalty is a term of the loss."""
         return self.beta > 0 and self.kl_in != "reward"
@@ -124,6 +139,7 @@ class LossConfig(Section):
     def _check_combinations(self) -> "LossConfig":
         for check in (
             self._scale_error, self._clip_error, self._kl_error, self._correction_error, self._vespo_error,
+            self._teacher_error,
         ):  # fmt: skip
             if message := check():
                 raise ValueError(message)
@@ -136,6 +152,19 @@ class LossConfig(Section):
             return "loss.scale_rewards: reinforce++ scales rewards over the whole step: use batch, or none"
         if self.advantage == "gdpo" and self.scale_rewards not in (None, "batch"):
             return "loss.scale_rewards: gdpo scales each reward in its group, and their sum over the step: leave it out"
+        return None
+
+    def _teacher_error(self) -> str | None:
+        if self.advantage != "distill":
+            return None
+        if not self.distillation:
+            return (
+                "loss.distillation_coef: with 0 nothing is left of loss.advantage = distill: leave it out, or raise it"
+            )
+        if self.scale_rewards not in (None, "none"):
+            return "loss.scale_rewards: distill uses no rewards, which could be scaled: leave it out"
+        if self.kl_in != "loss":
+            return "loss.kl_in: distill uses no rewards, from which a KL could be subtracted: use loss"
         return None
 
     def _clip_error(self) -> str | None:

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 # Settings, and sections of them, that decide what is sampled and how it is judged, or which data a step sees.
 FIXED = (
-    "preset", "run", "seed", "model", "revision", "task", "data", "rewards", "reward_weights", "judging", "sampling",
-    "batch_size", "max_length", "lora",
+    "preset", "run", "seed", "model", "revision", "teacher", "task", "data", "rewards", "reward_weights", "judging",
+    "sampling", "batch_size", "max_length", "lora",
 )  # fmt: skip
 # Those inside of these sections that decide only how much is computed at once, or for how long.
 FREE = (

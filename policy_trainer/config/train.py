@@ -24,6 +24,9 @@ class TrainConfig(RunConfig):
     dtype: TrainingDtype = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     """Precision of the weights."""
 
+    teacher: str | None = Field(default=None, min_length=1)
+    """Directory or Hub id of the model to learn from (loss.advantage = distill, or loss.distillation_coef), for the
+    server that the trainer starts. A server of your own has one by its --teacher, or as its --model."""
     rollout: Literal["inline", "external"] = "inline"
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: bool = False
@@ -99,9 +102,20 @@ class TrainConfig(RunConfig):
         return self
 
     @property
-    def scored_by_server(self) -> bool:
+    def penalised_by_server(self) -> bool:
         """Whether the KL penalty needs the log-probs of a server's model."""
         return self.loss.beta > 0 and self.reference.source == "server"
+
+    @property
+    def scored_by_server(self) -> bool:
+        """Whether a server's model has to score batches: as the reference of the KL penalty, or as the teacher."""
+        return self.penalised_by_server or self.loss.distillation > 0
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> "TrainConfig":
+        if message := _teacher_error(self):
+            raise ValueError(message)
+        return self
 
     @model_validator(mode="after")
     def _check_lora(self) -> "TrainConfig":
@@ -148,9 +162,28 @@ class PlanConfig(TrainConfig):
     """Plan for a policy that torchrun divides among so many GPUs. 1: without torchrun."""
 
 
+def _teacher_error(config: TrainConfig) -> str | None:
+    """What does not go together with a teacher, or without one."""
+    if not config.loss.distillation:
+        return config.teacher and (
+            "teacher: nothing would use it: set --loss.advantage distill, or --loss.distillation-coef beside rewards"
+        )
+    if config.sampling.max_resamples:
+        return "sampling.max_resamples: the teacher teaches on groups of equal rewards, too, so none is replaced: set 0"
+    if config.server == INLINE and config.teacher is None:
+        return "teacher: distillation needs a model to learn from: give --teacher PATH_OR_HUB_ID"
+    if config.server != INLINE and config.teacher is not None:
+        option = "teacher" if config.penalised_by_server else "model"
+        return (
+            f"teacher: it is for a server that the trainer starts; start yours with: ref-server serve --{option} "
+            f"{config.teacher}, and leave --teacher out here"
+        )
+    return None
+
+
 def _single_completion_error(config: TrainConfig) -> str | None:
-    """Why groups of one completion cannot train; None if they can: by step rewards, or with reinforce++."""
-    if config.loss.advantage == "process":
+    """Why groups of one completion cannot train; None if they can: by step rewards, reinforce++, or a teacher."""
+    if config.loss.advantage == "process" or config.loss.distillation:
         return None
     if config.loss.advantage != "reinforce++":
         return (

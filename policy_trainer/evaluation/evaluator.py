@@ -13,6 +13,7 @@ from policy_trainer.data.prompts import PromptEncoder, PromptTooLong, prompt_lim
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
+from policy_trainer.rewards.nothing import NOTHING
 from policy_trainer.rewards.registry import teach_accuracy
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
@@ -83,13 +84,19 @@ class Evaluation:
     def __str__(self) -> str:
         """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`.
 
-        Without gold answers the rewards alone; the accuracy comes last where no reward says what is right.
+        Without gold answers the rewards alone; the accuracy comes last where no reward says what is right. Without
+        either the answers' lengths.
         """
+        if set(self.rewards) == {NOTHING} and not self.has_accuracy:
+            return (
+                f"no rewards and no gold answers: {self.finished:.0%} ended, {self.mean_tokens:.0f} tokens on average"
+            )
         accuracy = [f"accuracy {self.accuracy:.3f}, 95% interval {self.low:.3f} to {self.high:.3f}"]
         known = {name: mean for name, mean in self.rewards.items() if not math.isnan(mean)}
         parts = [f"{name} {mean:.3f}" for name, mean in known.items() if name != "accuracy"]
         among = f" ({', '.join(parts)})" if parts and len(self.rewards) > 1 else ""
-        told = [*(accuracy if self.has_accuracy else ()), f"reward {self.reward:.3f}" + among]
+        rewards = [] if set(self.rewards) == {NOTHING} else [f"reward {self.reward:.3f}" + among]
+        told = [*(accuracy if self.has_accuracy else ()), *rewards]
         return ", ".join(told if teach_accuracy(self.rewards) else reversed(told))
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from policy_trainer.config import EvalConfig
 from policy_trainer.evaluation.evaluator import Evaluation, make_evaluator
 from policy_trainer.rewards.judging import Judge
+from policy_trainer.rewards.nothing import NOTHING
 from policy_trainer.sampling.choice import load_sampler
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task
@@ -73,7 +74,7 @@ def _figures(item: Evaluation) -> dict[str, str]:
     total = {"reward": _figure(item.reward)} if len(item.rewards) > 1 else {}
     return {
         **(accuracy if item.has_accuracy else {}),
-        **{name: _figure(value) for name, value in item.rewards.items() if name != "accuracy"},
+        **{name: _figure(value) for name, value in item.rewards.items() if name not in ("accuracy", NOTHING)},
         **total,
         "tokens": f"{item.mean_tokens:.1f}",
         "finished": f"{item.finished:.3f}",

@@ -6,6 +6,7 @@ from types import MappingProxyType
 import numpy as np
 
 from policy_trainer.config import LossConfig, ReferenceSource
+from policy_trainer.learner.teacher import teacher_logps
 from policy_trainer.objective.group import Group, RewardParts
 from shared.batch import Array, RolloutBatch, ScoredBatch
 
@@ -31,6 +32,8 @@ def missing_input(
         )
     if loss.beta > 0 and reference == "server" and not isinstance(batch, ScoredBatch):
         return "it has no ref_logps, which the KL penalty needs: it was uploaded to a server without a model"
+    if loss.distillation and teacher_logps(batch, loss, reference) is None:
+        return "it has no teacher_logps, which distillation needs: no teacher was on the server that scored it"
     if loss.advantage == "process" and rollout.steps is None:
         return "it has no step_rewards, which process supervision needs"
     if loss.advantage == "gdpo" and (lost := _weighing(weights) - rollout.reward_parts.keys()):
@@ -66,12 +69,13 @@ def make_group(
         sampler_logps=rollout.sampler_logps,
         ref_logps=batch.ref_logps if isinstance(batch, ScoredBatch) else None,
         staleness=_staleness(rollout, step) if loss.old_logps == "log_linear" else None,
+        teacher_logps=teacher_logps(batch, loss, reference),
     )
 
 
 def trains(group: Group, loss: LossConfig) -> bool:
-    """Whether a group has a completion to train on, and rewards that differ if loss.drop_zero_variance is set."""
-    return bool(group.sequence_mask.any()) and (group.has_variance or not loss.drop_zero_variance)
+    """Whether a group has a completion to train on, and rewards that differ if the loss needs that."""
+    return bool(group.sequence_mask.any()) and (group.has_variance or not loss.needs_variance)
 
 
 def _staleness(rollout: RolloutBatch, step: int) -> Array:

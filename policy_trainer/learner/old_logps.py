@@ -8,6 +8,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import kl_penalty
+from policy_trainer.objective.distillation import reverse_kl
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import LossTokens
 from shared.batch import Array
@@ -80,16 +81,21 @@ def choose_old_logps(loss: LossConfig, updates: int) -> OldLogps:
 
 
 def with_old_logps(groups: Sequence[Group], loss: LossConfig, choice: OldLogps, recompute: Recompute) -> list[Group]:
-    """The groups with their old log-probs and, if the KL is subtracted from the rewards, their KL penalty."""
+    """The groups with their old log-probs; with their KL penalty, if it is subtracted from the rewards, and with their
+    reverse KL to a teacher."""
     old_logps = choice.for_ratio(groups, recompute)
     groups = [replace(group, old_logps=own) for group, own in zip(groups, old_logps, strict=True)]
-    if not loss.penalises_rewards:
+    if not loss.penalises_rewards and not loss.distillation:
         return groups
-    # The penalty needs old log-probs even where the ratio uses the current policy.
+    # Both need old log-probs even where the ratio uses the current policy.
     known = [own for own in old_logps if own is not None] or recompute(groups)
-    return [_with_penalty(group, own, loss) for group, own in zip(groups, known, strict=True)]
+    return [_with_kl(group, own, loss) for group, own in zip(groups, known, strict=True)]
 
 
-def _with_penalty(group: Group, old_logps: Array, loss: LossConfig) -> Group:
-    assert group.ref_logps is not None
-    return replace(group, kl_penalty=kl_penalty(group.ref_logps, old_logps, loss))
+def _with_kl(group: Group, old_logps: Array, loss: LossConfig) -> Group:
+    if loss.penalises_rewards:
+        assert group.ref_logps is not None
+        group = replace(group, kl_penalty=kl_penalty(group.ref_logps, old_logps, loss))
+    if group.teacher_logps is not None:
+        group = replace(group, reverse_kl=reverse_kl(old_logps, group.teacher_logps))
+    return group

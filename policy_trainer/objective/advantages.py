@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
+from policy_trainer.objective.distillation import with_teacher
 from policy_trainer.objective.group import Group, differ
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from shared.batch import Array
@@ -20,7 +21,9 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """The advantage of every token of each group: float32 (C,), 0 in completions that take no part."""
     if not groups:
         return []
-    return [values.astype(np.float32) for values in ADVANTAGES[config.advantage](groups, config)]
+    rewarded = ADVANTAGES[config.advantage](groups, config)
+    values = [with_teacher(own, group, config) for own, group in zip(rewarded, groups, strict=True)]
+    return [own.astype(np.float32) for own in values]
 
 
 def kl_penalty(ref_logps: Array, old_logps: Array, config: LossConfig) -> Array:
@@ -107,6 +110,11 @@ def _takes_part(group: Group) -> Array:
     return rewarded if group.loss_mask is None else rewarded & group.loss_mask
 
 
+def _nothing(groups: Sequence[Group], config: LossConfig) -> list[Array]:
+    """Rewards teach nothing: what the teacher adds is all (on-policy distillation)."""
+    return [np.zeros(group.lengths.sum()) for group in groups]
+
+
 ADVANTAGES: dict[str, Callable[[Sequence[Group], LossConfig], list[Array]]] = {
     "outcome": _outcome,
     "process": _process,
@@ -114,6 +122,7 @@ ADVANTAGES: dict[str, Callable[[Sequence[Group], LossConfig], list[Array]]] = {
     "rloo": _rloo,
     "reinforce++": _reinforce_plus_plus,
     "gdpo": _gdpo,
+    "distill": _nothing,
 }
 
 

@@ -30,10 +30,11 @@ class Group:
     tokens: prompt and completions, sampled at `temperature`. rewards: float32 (G,), NaN for completions that take no
     part. steps: the rewards of their steps under process supervision, else None. parts: the rewards apart, for gdpo,
     else None. sequence_mask: bool (G,), completions that train. loss_mask: bool (C,), tokens that may be trained on;
-    None for all. sampler_logps, ref_logps: float32 (C,), None where unknown. staleness: int64 (G,), for
-    old_logps = log_linear: steps made since the weights that sampled each completion; else None. Added later:
-    old_logps: float32 (C,), old-policy log-probs (the sampler's with log_linear); None means the current policy.
-    kl_penalty: float64 (C,), beta times the KL of each token, to subtract from the rewards; None if it is not.
+    None for all. sampler_logps, ref_logps: float32 (C,), None where unknown. teacher_logps: the same, None where the
+    loss uses none. staleness: int64 (G,), for old_logps = log_linear: steps made since the weights that sampled each
+    completion; else None. Added later: old_logps: float32 (C,), old-policy log-probs (the sampler's with log_linear);
+    None means the current policy. kl_penalty: float64 (C,), beta times the KL of each token, to subtract from the
+    rewards; None if it is not. reverse_kl: float64 (C,), log old policy - log teacher; None without a teacher.
     advantages: float32 (C,), empty until they are computed.
     """
 
@@ -47,8 +48,10 @@ class Group:
     sampler_logps: Array | None = None
     ref_logps: Array | None = None
     staleness: Array | None = None
+    teacher_logps: Array | None = None
     old_logps: Array | None = None
     kl_penalty: Array | None = None
+    reverse_kl: Array | None = None
     advantages: Array = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property

@@ -31,6 +31,8 @@ def kl(loss: LossConfig) -> str:
 
 
 def advantage(loss: LossConfig) -> str:
+    if loss.advantage == "distill":
+        return f"distill {loss.distillation:g}"
     if loss.scale == "none":
         return loss.advantage
     return f"{loss.advantage}, {loss.advantage_std} std + {loss.advantage_eps:g}"

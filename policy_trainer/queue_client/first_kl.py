@@ -30,7 +30,7 @@ class FirstKL(Protocol):
 def choose_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str) -> FirstKL:
     """dtype: the policy's, as in `float32`."""
     if not config.loss.beta:
-        return NoReference()
+        return TeacherAlone() if config.loss.distillation and reference.teacher is None else NoReference()
     if config.reference.source == "adapter-off":
         return OwnReference()
     limit = max(_ROUNDING.get(precision, math.inf) for precision in (dtype, reference.dtype or dtype))
@@ -40,6 +40,13 @@ def choose_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str) -> Fi
 class NoReference:
     def check(self, kl: float, noise_floor: float) -> str | None:
         return None
+
+
+class TeacherAlone:
+    """The server's model is the teacher of a distillation: another one on purpose."""
+
+    def check(self, kl: float, noise_floor: float) -> str | None:
+        return f"KL to the teacher before the first update: {_beside_noise(kl, noise_floor)}"
 
 
 class OwnReference:

@@ -11,11 +11,22 @@ from shared.models import tokenizer_fingerprint
 
 
 def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
-    """Raises UserError if the KL penalty needs a server's reference model and the server has none."""
-    if reference.name is None and config.scored_by_server:
+    """Raises UserError if the KL penalty or a distillation needs a model that the server does not have."""
+    if reference.name is None and config.penalised_by_server:
         raise UserError(
             "server: it has no reference model (--no-model), and the KL penalty needs one; start it with: "
             f"ref-server serve --model {config.model}, or train without the penalty: --loss.beta 0"
+        )
+    if reference.name is None and config.scored_by_server:
+        raise UserError(
+            "server: it has no model (--no-model), and distillation needs a teacher; start it with: ref-server serve "
+            "--model TEACHER"
+        )
+    if config.loss.distillation and config.penalised_by_server and reference.teacher is None:
+        raise UserError(
+            f"server: its model, {reference.name}, is the reference of the KL penalty, and distillation needs a "
+            f"teacher besides; start it with: ref-server serve --model {config.model} --teacher TEACHER, or train "
+            "without the penalty, by its model as the teacher: --loss.beta 0"
         )
 
 
@@ -29,7 +40,7 @@ def check_models_match(
     if reference.name is None:
         return
     rows = embedding_rows(model)
-    if rows != reference.vocabulary_size:
+    if rows > (reference.vocabulary_size or 0):  # models of one family may differ in rows that no token has
         raise UserError(
             f"model: {name} has a vocabulary of {rows} tokens, the server's reference {reference.name} has "
             f"{reference.vocabulary_size}; start ref-server with the model that this policy was trained from"

@@ -8,6 +8,7 @@ from textwrap import shorten
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from policy_trainer.config import LossConfig
 from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
 from policy_trainer.reporting.health import Trouble
 from shared.batch import RolloutBatch
@@ -35,13 +36,14 @@ class NothingToLearn(Trouble):
 class FirstSteps:
     """Watches the batches of a run's first steps.
 
-    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. apart: the weights of
-    rewards that are compared apart, by name; None if their sum is.
+    last: the step after which it speaks. tagged: names of the rewards that look for answer tags. causes: what it looks
+    for, see `causes_of`. apart: the weights of rewards that are compared apart, by name; None if their sum is.
     """
 
     last: int
     tokenizer: PreTrainedTokenizerBase
     tagged: Set[str]
+    causes: Sequence["Cause"]
     apart: Mapping[str, float] | None = None
     _seen: list[RolloutBatch] = field(default_factory=list, init=False)
 
@@ -54,7 +56,7 @@ class FirstSteps:
             return []
         found = _Evidence(self._seen, self._decode, self.tagged, self.apart)
         self._seen = []
-        remedy = next((said for cause in _CAUSES if (said := cause(found))), None)
+        remedy = next((said for cause in self.causes if (said := cause(found))), None)
         mean = float(np.mean(found.rewards))
         return [NothingToLearn("reward", mean, "not the same for all completions", remedy)] if remedy else []
 
@@ -161,5 +163,10 @@ def _without_answer(found: _Evidence) -> bool:
     return bool(found.tagged) and not any(ANSWER in text for text in found.texts)
 
 
-# The first that applies is told.
-_CAUSES: tuple[Callable[[_Evidence], str | None], ...] = (_unjudged, _never_asked, _truncated, _never_answered, _alike)
+Cause = Callable[[_Evidence], str | None]
+
+
+def causes_of(loss: LossConfig) -> Sequence[Cause]:
+    """What keeps such a loss from teaching; the first that applies is told. A teacher teaches whatever the rewards
+    are, but completions that cannot be judged do not train."""
+    return (_unjudged,) if loss.distillation else (_unjudged, _never_asked, _truncated, _never_answered, _alike)

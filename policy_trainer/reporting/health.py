@@ -81,7 +81,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
     latest = recent[-WINDOW:]
     return [
         *(trouble for trouble in (band.trouble(_mean(latest, band.name)) for band in _BANDS) if trouble),
-        *_variance(latest),
+        *_variance(latest, loss),
         *_inert(recent, loss),
         *_advantages(latest, loss),
         *_kl(recent[-2 * WINDOW : -WINDOW], latest, loss),
@@ -131,10 +131,10 @@ _BANDS = (
 )  # fmt: skip
 
 
-def _variance(latest: Records) -> list[Trouble]:
-    """Groups without rewards have no variance either; _unrewarded reports those."""
+def _variance(latest: Records, loss: LossConfig) -> list[Trouble]:
+    """Groups without rewards have no variance either; _unrewarded reports those. A teacher needs no variance."""
     seen = _mean(latest, "frac_reward_zero_std")
-    if not seen > 0.8 or _unrewarded(latest):
+    if not seen > 0.8 or _unrewarded(latest) or loss.distillation:
         return []
     if _mean(latest, "truncated") > 0.5:
         remedy = "completions are cut off before they can earn anything: raise sampling.max_completion_length"
@@ -161,8 +161,8 @@ def _inert(recent: Records, loss: LossConfig) -> list[Trouble]:
 
 def _advantages(latest: Records, loss: LossConfig) -> list[Trouble]:
     """Advantages of groups without variance are 0 and lower the expected deviation. Those of process supervision are
-    sums of scaled rewards, which may have any deviation."""
-    if loss.advantage == "process" or loss.scale == "none":
+    sums of scaled rewards, which may have any deviation, as what a teacher adds."""
+    if loss.advantage == "process" or loss.scale == "none" or loss.distillation:
         return []
     seen = _mean(latest, "advantage_std")
     zeros = 0.0 if loss.drop_zero_variance else _mean(latest, "frac_reward_zero_std")

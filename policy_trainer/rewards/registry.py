@@ -11,6 +11,7 @@ from policy_trainer.rewards.callers import MODULE, CallersReward
 from policy_trainer.rewards.correctness import Accuracy, math_accuracy, needs_sandbox, reads_tags
 from policy_trainer.rewards.http_reward import SCHEMES, HttpReward
 from policy_trainer.rewards.mathematics import library
+from policy_trainer.rewards.nothing import NOTHING, no_reward
 from policy_trainer.rewards.penalties import length_penalty, repetition_penalty, soft_overlong_penalty
 from policy_trainer.rewards.recipes.countdown import (
     grpo_zero_equation,
@@ -30,6 +31,7 @@ from shared.errors import UserError
 Rule = Reward | Sandboxed | RewardModel | CallersReward | HttpReward
 
 RULES: Mapping[str, Reward | Sandboxed] = {
+    NOTHING: no_reward,
     "format": format_reward,
     "tags": tags_reward,
     "math/accuracy": Sandboxed(math_accuracy, library, cut_off=0.0),
@@ -102,8 +104,9 @@ def needs_answers(rewards: Sequence[str]) -> bool:
 
 
 def teach_accuracy(parts: Iterable[str]) -> bool:
-    """Whether any of these rewards, parts of recipes, says that an answer is right. Else accuracy need not rise."""
-    return not _RIGHT.isdisjoint(parts)
+    """Whether any of these rewards, parts of recipes, says that an answer is right. Else accuracy need not rise. Where
+    there are none, nothing else tells how good answers are."""
+    return not _RIGHT.isdisjoint(names := set(parts)) or names == {NOTHING}
 
 
 def tagged_rewards(config: CommonConfig, task: Task) -> frozenset[str]:

@@ -21,7 +21,7 @@ from policy_trainer.queue_client.server import LeaseTerms, connect, in_flight_al
 from policy_trainer.ranks.world import World
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
-from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
+from policy_trainer.reporting.first_steps import FirstSteps, causes_of, last_of_first
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples
@@ -160,7 +160,11 @@ def _make_reporters(
         samples=Samples(config.samples, writers, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), eos),
         health=Health(config.loss, past),
         first_steps=FirstSteps(
-            first, tokenizer, policy.tagged_rewards, policy.part_weights if config.loss.advantage == "gdpo" else None
+            first,
+            tokenizer,
+            policy.tagged_rewards,
+            causes_of(config.loss),
+            apart=policy.part_weights if config.loss.advantage == "gdpo" else None,
         ),
         display=display,
         stopwatch=stopwatch,

@@ -16,6 +16,7 @@ from policy_trainer.trainer.memory import Parts, Shape
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.models import load_outline
 
 _WIDTHS = {"float32": 4, "bfloat16": 2}
 # ref-server's default of scoring_tokens.
@@ -36,9 +37,15 @@ class Need:
         return sum(self.parts.values())
 
 
-def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, ranks: int = 1) -> list[Need]:
+def plan(
+    config: TrainConfig,
+    outline: PreTrainedModel,
+    gpu_bytes: int | None,
+    ranks: int = 1,
+    teacher: PreTrainedModel | None = None,
+) -> list[Need]:
     """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
-    torchrun divides the policy among.
+    torchrun divides the policy among. teacher: the shapes of config.teacher.
 
     Raises UserError for a device that is not here, where gpu_bytes is None, and for what ranks cannot do.
     """
@@ -50,9 +57,14 @@ def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, r
     trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
     return [
         *trainer(config, Shape.of(policy), width, work, device),
-        *_reference(config, shape, width, work, reference),
+        *_reference(config, shape, teacher, width, work, reference),
         *_worker(config, shape, width, work, device, gpu_bytes),
     ]
+
+
+def load_teacher_outline(config: TrainConfig) -> PreTrainedModel | None:
+    """The shapes of the teacher of the trainer's own server, if it has one. Raises UserError."""
+    return None if config.teacher is None else load_outline(config.teacher, revision=None)
 
 
 @dataclass(frozen=True)
@@ -141,15 +153,21 @@ def _flops(config: TrainConfig, shape: Shape) -> int:
 
 def _scores_itself(config: TrainConfig) -> bool:
     """Whether the trainer computes the reference's log-probs."""
-    return config.loss.beta > 0 and not config.scored_by_server
+    return config.loss.beta > 0 and not config.penalised_by_server
 
 
-def _reference(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str) -> list[Need]:
-    if not config.scored_by_server:  # the server is a queue alone
+def _reference(
+    config: TrainConfig, shape: Shape, teacher: PreTrainedModel | None, width: int, work: _Work, device: str
+) -> list[Need]:
+    """Its models score one after the other."""
+    models = [*([shape] if config.penalised_by_server else []), *([Shape.of(teacher)] if teacher else [])]
+    if not models:  # the server is a queue alone, or has a teacher that only it knows
         return []
     place = _place(device) if config.server == INLINE else f"at {config.server}"
-    parts = memory.scoring(shape, width, **work.forward(_SCORING_TOKENS))
-    return [Need("reference server", place, parts, f"computes {_si(2 * shape.parameters * work.step)}FLOP a step")]
+    each = [memory.scoring(own, width, **work.forward(_SCORING_TOKENS)) for own in models]
+    parts = {"weights": sum(own["weights"] for own in each), "activations": max(own["activations"] for own in each)}
+    flops = 2 * sum(own.parameters for own in models) * work.step
+    return [Need("reference server", place, parts, f"computes {_si(flops)}FLOP a step")]
 
 
 def _worker(

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -86,7 +87,8 @@ class NamedServer:
 class InlineServer:
     """`ref-server serve` as a child process: on this machine only, with its queue and its log in the run's directory.
 
-    It has the model that the policy began as. It is restarted when it dies, unless it never answered.
+    It has the model that the policy began as, the teacher, or both. It is restarted when it dies, unless it never
+    answered.
     """
 
     def __init__(self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> None:
@@ -109,7 +111,7 @@ class InlineServer:
         self.url = write_address(self._directory, port)
         device = reference_device(config.reference.device, config.device)
         command = [
-            "serve", *_served_model(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
+            "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
             "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
             "--max-batch-tokens", str(_largest_batch(config)),
             *([] if config.threads is None else ["--threads", str(config.threads)]),
@@ -132,7 +134,8 @@ class InlineServer:
 
     def describe(self, reason: str) -> str:
         if not self._answered:
-            work = f"loads {self._config.model}" if self._config.scored_by_server else "opens its queue"
+            models = _models(self._config).values()
+            work = f"loads {' and '.join(models)}" if models else "opens its queue"
             reason = f"the reference server (process {self._process.pid if self._process else '-'}) {work}"
         return f"{reason}; its log is {self._log}"
 
@@ -152,12 +155,19 @@ def reference_device(reference: str, policy: str) -> str:
     return f"cuda:{others[-1]}" if own.type == "cuda" and others else str(own)
 
 
-def _served_model(config: TrainConfig) -> list[str]:
-    """Without a KL penalty, or with a reference in the trainer, the server is the queue alone."""
-    if not config.scored_by_server:
+def _models(config: TrainConfig) -> dict[str, str]:
+    """The models that the server scores with, by its options. A teacher alone is its --model."""
+    if not config.penalised_by_server:
+        return {} if config.teacher is None else {"--model": config.teacher}
+    return {"--model": config.model} | ({} if config.teacher is None else {"--teacher": config.teacher})
+
+
+def _served(config: TrainConfig) -> list[str]:
+    """Without any model to score with, the server is the queue alone."""
+    if not (models := _models(config)):
         return ["--no-model"]
-    revision = [] if config.revision is None else ["--revision", config.revision]
-    return ["--model", config.model, *revision]
+    revision = ["--revision", config.revision] if config.revision and config.penalised_by_server else []
+    return [*chain(*models.items()), *revision]
 
 
 def _largest_batch(config: TrainConfig) -> int:

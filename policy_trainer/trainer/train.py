@@ -10,6 +10,7 @@ from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.objective.distillation import teacher_kl
 from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
@@ -94,7 +95,8 @@ class Trainer:
                     self._trained = batches
                     feed.trained(leased)
                     self._count(leased, stats)
-                    self._record(leased, stats, kl_at_step_0, waiting=taken - asked, working=time.monotonic() - taken)
+                    seconds = {"waiting": taken - asked, "working": time.monotonic() - taken}
+                    self._record(leased, groups, stats, kl_at_step_0, **seconds)
                     self._reporters.samples.of_step(state.step, [lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
@@ -228,7 +230,14 @@ class Trainer:
         state.bad_steps += stats.not_finite
 
     def _record(
-        self, leased: Sequence[Leased], stats: StepStats, kl_at_step_0: float | None, *, waiting: float, working: float
+        self,
+        leased: Sequence[Leased],
+        groups: Sequence[Group],
+        stats: StepStats,
+        kl_at_step_0: float | None,
+        *,
+        waiting: float,
+        working: float,
     ) -> None:
         """Reports the step: metrics, display, health."""
         self._source.watch.look()
@@ -239,6 +248,7 @@ class Trainer:
             "epoch": state.epoch,
             **batch_metrics(leased, version=state.step - 1),
             **asdict(stats),
+            "teacher_kl": teacher_kl(groups),
             "batch_ids": [lease.id for lease in leased],
             "groups_left_out": len(leased) - stats.groups,
             "training_seconds": working,

@@ -46,9 +46,10 @@ class Servers:
     def of(self, config: TrainConfig) -> str:
         """The URL of the server that this run can share with others."""
         renewed = config.reference.sync_steps > 0
-        kind = "renewed" if renewed else Path(config.model).name if config.loss.beta else "none"
+        model = config.teacher or (config.model if config.loss.beta else None)
+        kind = "renewed" if renewed else Path(model).name if model else "none"
         if kind not in self._urls:
-            self._urls[kind] = self._start(kind, config.model if config.loss.beta else None, renewed=renewed)
+            self._urls[kind] = self._start(kind, model, renewed=renewed)
         return self._urls[kind]
 
     def _start(self, kind: str, model: str | None, *, renewed: bool) -> str:
@@ -67,7 +68,7 @@ def run(name: str, seed: int, steps: int, root: Path, servers: Servers) -> Resul
     shutil.rmtree(run_dir, ignore_errors=True)
     config = recipe(name, RunSetup(servers.snapshots, run_dir, seed, steps))
     url = servers.of(config)
-    RunDirectory(run_dir).write_config(config.model_copy(update={"server": url}))
+    RunDirectory(run_dir).write_config(config.model_copy(update={"server": url, "teacher": None}))
     began = time.monotonic()
     command = [sys.executable, "-m", "policy_trainer", "train", "--config", str(run_dir / "config.toml")]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)

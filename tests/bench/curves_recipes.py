@@ -22,6 +22,7 @@ from policy_trainer.presets import PRESETS
 from shared.settings import from_values
 from tests.bench.curves_algorithms import ALGORITHMS, Algorithm
 from tests.bench.curves_countdown import DATA, cached_countdown_model
+from tests.bench.distillation_models import cached_teacher
 
 BASE_MODELS = Path("runs/base_models")
 # Steps between renewals, for presets that renew their reference: the published interval is longer than a whole run.
@@ -75,6 +76,7 @@ def recipe(name: str, setup: RunSetup) -> TrainConfig:
 def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
     """The algorithm is the preset's: loss, cadence, renewal, dynamic sampling, penalties. All else is the demo's."""
     preset = PRESETS[name].config()
+    taught = preset.loss.advantage == "distill"
     overlong = "soft_overlong" in preset.rewards
     return _config(
         base_model(name),
@@ -88,6 +90,7 @@ def _of_preset(name: str, setup: RunSetup) -> TrainConfig:
         minibatches=preset.minibatches,
         publish_every=preset.publish_every,
         sync_steps=RENEW_EVERY if preset.reference.sync_steps else 0,
+        teacher=str(cached_teacher(BASE_MODELS)) if taught else None,
     )
 
 
@@ -121,10 +124,12 @@ def _config(
     minibatches: int = 1,
     publish_every: int = 1,
     sync_steps: int = 0,
+    teacher: str | None = None,
 ) -> TrainConfig:
     return from_values(
         TrainConfig,
         model=str(base),
+        teacher=teacher,
         seed=setup.seed,
         threads=1,
         task=task,

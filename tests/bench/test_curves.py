@@ -60,6 +60,7 @@ def test_algorithms_that_did_not_learn_are_named(tmp_path: Path) -> None:
 
 def test_recipes_take_the_algorithm_from_the_preset_and_the_rest_from_the_demo(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tests.bench.curves_recipes.base_model", lambda name: tmp_path)
+    monkeypatch.setattr("tests.bench.curves_recipes.cached_teacher", lambda cache: tmp_path)
     for name in names():
         config = recipe(name, RunSetup(tmp_path, tmp_path / "run", 3, 100))
         updates = config.num_iterations * config.minibatches

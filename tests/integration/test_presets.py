@@ -68,7 +68,9 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 def options_of(name: str, model: Path, server: Server, queue_alone: str, run_dir: Path) -> list[str]:
     settings = PRESETS[name].values()
-    url = server.url if settings.get("loss", {}).get("beta", 0.04) else queue_alone
+    loss = settings.get("loss", {})
+    scored = loss.get("beta", 0.04) or loss.get("advantage") == "distill"
+    url = server.url if scored else queue_alone
     group = min(settings.get("sampling", {}).get("num_generations", 8), 4)
     options = [*SIZES, "--preset", name, "--model", str(model), "--server", url, "--run-dir", str(run_dir)]
     options += ["--expect-reference", "different"]  # an earlier preset may have renewed it

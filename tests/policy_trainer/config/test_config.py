@@ -39,6 +39,7 @@ from shared.settings import load_settings
 RENEWED = ["--reference.sync-steps", "5", "--reference.snapshot-root", "snapshots"]
 THINKING = ["--data.chat-template-kwargs", '{"enable_thinking": false}']
 ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
+DISTILL = ["--loss.advantage", "distill", "--loss.beta", "0"]
 ALONE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
 
 
@@ -74,6 +75,19 @@ class TestRefusals:
             (TrainConfig, ["--sampling.num-generations", "1"], "sampling.num_generations"),
             (TrainConfig, [*ALONE, "--loss.drop-zero-variance"], "sampling.num_generations"),
             (TrainConfig, [*ALONE, "--sampling.max-resamples", "1"], "sampling.num_generations"),
+            (TrainConfig, DISTILL, "teacher: distillation needs a model to learn from"),
+            (TrainConfig, ["--teacher", "t"], "teacher: nothing would use it"),
+            (
+                TrainConfig,
+                [*DISTILL, "--teacher", "t", "--server", "http://h"],
+                "teacher: it is for a server that the trainer starts; start yours with: ref-server serve --model t",
+            ),
+            (
+                TrainConfig,
+                ["--loss.distillation-coef", "1", "--teacher", "t", "--server", "http://h"],
+                "teacher: it is for a server that the trainer starts; start yours with: ref-server serve --teacher t",
+            ),
+            (TrainConfig, [*DISTILL, "--teacher", "t", "--sampling.max-resamples", "1"], "sampling.max_resamples: the"),
             (TrainConfig, ["--minibatches", "9"], "minibatches"),
             (TrainConfig, ["--loss.advantage", "process"], "loss.advantage"),
             (RolloutConfig, ["--worker", "2", "--workers", "2"], "worker"),
@@ -304,8 +318,12 @@ class TestRoundTrip:
     @pytest.mark.parametrize("config", FULL, ids=lambda config: type(config).__name__)
     def test_of_every_field(self, config: BaseSettings, tmp_path: Path) -> None:
         defaults = type(config)(model="m").model_dump()
-        values = config.model_dump(exclude={"config"})
+        values = config.model_dump(exclude={"config", "teacher"})  # it needs a server that the trainer starts
         assert not [name for name, value in values.items() if value == defaults[name]], "a field has its default"
+        assert dumped(read_back(config, tmp_path)) == dumped(config)
+
+    def test_of_a_teacher(self, tmp_path: Path) -> None:
+        config = TrainConfig(model="m", teacher="t", loss=LossConfig(advantage="distill"))
         assert dumped(read_back(config, tmp_path)) == dumped(config)
 
     @pytest.mark.parametrize("cls", [TrainConfig, RolloutConfig, EvalConfig])

@@ -57,6 +57,10 @@ from policy_trainer.config import LossConfig
             "below loss.correction_max, 2",
         ),
         ({"mask": {"geometric_low": 2, "geometric_high": 1}}, "mask.geometric_low", "above loss.mask.geometric_high"),
+        ({"advantage": "distill", "distillation_coef": 0}, "distillation_coef", "raise it"),
+        ({"advantage": "distill", "scale_rewards": "batch"}, "scale_rewards", "leave it out"),
+        ({"advantage": "distill", "kl_in": "reward"}, "kl_in", "use loss"),
+        ({"advantage": "distill", "kl_in": "both"}, "kl_in", "use loss"),
     ],
 )
 def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:
@@ -83,7 +87,20 @@ def test_refused(settings: dict[str, Any], field: str, remedy: str) -> None:
         {"surrogate": "reinforce", "importance_sampling_level": "sequence", "epsilon": 0.1},
         {"importance_sampling_correction": "mask", "old_logps": "recomputed", "correction_level": "sequence"},
         {"importance_sampling_correction": "tis", "old_logps": "log_linear"},
+        {"advantage": "distill", "scale_rewards": "none", "beta": 0.1},
+        {"advantage": "process", "distillation_coef": 0.1},
     ],
 )
 def test_accepted(settings: dict[str, Any]) -> None:
     LossConfig.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "coefficient"),
+    [({}, 0.0), ({"advantage": "distill"}, 1.0), ({"distillation_coef": 0.3}, 0.3),
+     ({"advantage": "distill", "distillation_coef": 0.3}, 0.3)],
+)  # fmt: skip
+def test_a_teacher_counts_once_where_there_are_no_rewards(settings: dict[str, Any], coefficient: float) -> None:
+    loss = LossConfig.model_validate(settings)
+    assert loss.distillation == coefficient
+    assert loss.needs_variance == (coefficient == 0)

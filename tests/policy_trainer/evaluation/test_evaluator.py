@@ -262,3 +262,14 @@ def test_rewards_that_failed_on_every_answer_are_named(tokenizer: PreTrainedToke
     assert made.evaluate(Parrot(tokenizer), GREEDY, 2).failed == (rewards[0],)
     assert made.evaluate(Parrot(tokenizer), GREEDY, 3).failed == ()
     assert "failed" not in made.evaluate(Parrot(tokenizer), GREEDY, 1).summary()
+
+
+def test_without_rewards_accuracy_alone_says_how_good_answers_are(tokenizer: PreTrainedTokenizerFast) -> None:
+    judged = evaluator(tokenizer, FakeTask(*PROBLEMS), rewards=["none"]).evaluate(Parrot(tokenizer), GREEDY, 6)
+    assert (judged.accuracy, judged.rewards, judged.scores) == (0.5, {"none": 0.0}, (0.5, 0.0))
+    assert str(judged).startswith("accuracy 0.500") and "reward" not in str(judged)
+    bare = evaluator(tokenizer, FakeTask(("a", ""), ("b.", "")), rewards=["none"]).evaluate(
+        Parrot(tokenizer), GREEDY, 2
+    )
+    assert (bare.problems, bare.has_accuracy, bare.left_out) == (2, False, 0)
+    assert str(bare) == "no rewards and no gold answers: 50% ended, 2 tokens on average"

@@ -108,6 +108,12 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "cispo": {
         "loss.surrogate": "cispo", "loss.ratio_max": 5, "loss.aggregation": "token_mean", "loss.beta": 0,
     },
+    "distill": {
+        "rewards": ["none"], "groups_per_step": 1024, "sampling.num_generations": 4, "sampling.temperature": 1,
+        "sampling.max_completion_length": 4096, "loss.advantage": "distill", "loss.distillation_coef": 1,
+        "loss.surrogate": "cispo", "loss.old_logps": "sampler", "loss.beta": 0, "loss.aggregation": "token_mean",
+        "optimizer.learning_rate": 5e-5, "optimizer.betas": (0.9, 0.95),
+    },
     "reinforce++": {
         "loss.advantage": "reinforce++", "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.kl": "k1",
         "loss.kl_in": "reward",
@@ -231,6 +237,10 @@ class _Noting:
         return value
 
 
+# What a preset leaves to the user.
+_GIVEN = {"distill": ("--teacher", "t")}
+
+
 def read(cls: Any, *arguments: str) -> Any:
     return read_settings(cls, ["--model", "m", *arguments], "train")
 
@@ -271,7 +281,7 @@ class TestOption:
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_leaves_a_file_that_needs_no_preset(self, name: str, tmp_path: Path) -> None:
-        config = read(TrainConfig, "--preset", name)
+        config = read(TrainConfig, "--preset", name, *_GIVEN.get(name, ()))
         directory = RunDirectory(tmp_path)
         directory.write_config(config)
         file = ["--config", str(directory.config)]

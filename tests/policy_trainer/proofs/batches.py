@@ -40,7 +40,9 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> Sc
     temperature = rng.choice((0.75, 1.0, 1.25))  # which float32 holds exactly, as forwards may do
     with torch.no_grad():
         own = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()
-    sampler, reference = (np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in own], np.float32) for _ in range(2))
+    sampler, reference, teacher = (
+        np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in own], np.float32) for _ in range(3)
+    )
     versions = np.array([rng.randint(0, STEP) for _ in rows])
     rollout = RolloutBatch(
         id=str(UUID(int=(7 << 76) | (2 << 62) | number)),
@@ -60,7 +62,7 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int) -> Sc
             for name in WEIGHTS
         },
     )
-    return ScoredBatch(rollout, reference, "0")
+    return ScoredBatch(rollout, reference, "0", teacher)
 
 
 def _random_steps(rng: random.Random, rows: Sequence[Sequence[int]]) -> StepRewards:
@@ -76,7 +78,7 @@ def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
     """The same completions in another order."""
     rollout = batch.rollout
     group, steps = rollout.group, rollout.steps
-    assert rollout.sampler_logps is not None and steps is not None
+    assert rollout.sampler_logps is not None and steps is not None and batch.teacher_logps is not None
     order = rng.sample(range(group.size), group.size)
 
     def moved(values: Array, lengths: Array) -> Array:
@@ -101,7 +103,7 @@ def permuted(rng: random.Random, batch: ScoredBatch) -> ScoredBatch:
             counts=steps.counts[order],
         ),
     )
-    return ScoredBatch(changed, tokens(batch.ref_logps), batch.reference_version)
+    return ScoredBatch(changed, tokens(batch.ref_logps), batch.reference_version, tokens(batch.teacher_logps))
 
 
 def completions_of(model: PreTrainedModel, batches: Sequence[ScoredBatch]) -> list[list[Completion]]:
@@ -111,7 +113,7 @@ def completions_of(model: PreTrainedModel, batches: Sequence[ScoredBatch]) -> li
 
 def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]:
     rollout = rollout_of(batch)
-    assert rollout.sampler_logps is not None and rollout.steps is not None
+    assert rollout.sampler_logps is not None and rollout.steps is not None and batch.teacher_logps is not None
     lengths, counts = rollout.group.completion_lengths, rollout.steps.counts
     tokens = list(pairwise([0, *np.cumsum(lengths).tolist()]))
     steps = list(pairwise([0, *np.cumsum(counts).tolist()]))
@@ -129,6 +131,7 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
             finished=bool(rollout.finished[row]),
             staleness=STEP - (oldest if versions is None else int(versions[row])),
             parts=[(weight, float(rollout.reward_parts[name][row])) for name, weight in WEIGHTS.items()],
+            teacher=batch.teacher_logps[slice(*tokens[row])].tolist(),
             steps=list(
                 zip(
                     rollout.steps.rewards[slice(*steps[row])].tolist(),

@@ -46,6 +46,7 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
         steps=[(rng.choice(REWARDS), end) for end in ends],
         staleness=rng.randint(0, 4),
         parts=parts,
+        teacher=[logp + rng.gauss(0, noise) for logp in logps],
     )
 
 

@@ -15,6 +15,7 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
+from policy_trainer.objective.distillation import reverse_kl, with_teacher
 from policy_trainer.objective.group import Group as TrainedGroup
 from policy_trainer.objective.group import RewardParts
 from policy_trainer.objective.loss import LossTokens, token_loss
@@ -45,7 +46,8 @@ def loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: i
 def token_advantages(groups: Sequence[Group], config: LossConfig) -> list[list[float]]:
     """Of every token of each group, in float64."""
     made = [_group(group, config) for group in groups]
-    return [values.tolist() for values in ADVANTAGES[config.advantage](made, config)]
+    values = ADVANTAGES[config.advantage](made, config)
+    return [with_teacher(own, group, config).tolist() for own, group in zip(values, made, strict=True)]
 
 
 def _loss(
@@ -78,16 +80,20 @@ def _loss(
 
 
 def _group(group: Group, config: LossConfig) -> TrainedGroup:
-    name = "sampler" if config.old_logps == "sampler" else "old"
-    ref, old = (np.array([value for one in group for value in getattr(one, field)]) for field in ("reference", name))
-    return make_group(
+    name = "sampler" if config.old_logps in ("sampler", "log_linear") else "old"
+    ref, old, teacher = (
+        np.array([value for one in group for value in getattr(one, field)]) for field in ("reference", name, "teacher")
+    )
+    made = make_group(
         np.array([one.reward if counts(one, config) else math.nan for one in group]),
         np.array([len(one.logps) for one in group]),
         loss_mask=np.array([trained for one in group for trained in one.mask]),
         kl_penalty=kl_penalty(ref, old, config) if config.penalises_rewards else None,
+        reverse_kl=reverse_kl(old, teacher) if config.distillation else None,
         steps=_steps(group) if config.advantage == "process" else None,
         parts=_parts(group) if config.advantage == "gdpo" else None,
     )
+    return replace(made, sequence_mask=np.array([trains(one, config) for one in group]))
 
 
 def _parts(group: Group) -> RewardParts:

@@ -28,6 +28,7 @@ class Completion:
     reference: list[float]
     mask: list[bool]
     finished: bool = True
+    teacher: Sequence[float] = ()
     steps: Sequence[tuple[float, int]] = ()
     staleness: int = 0
     parts: Sequence[tuple[float, float]] = ()
@@ -88,18 +89,39 @@ def teaches(group: Group, config: LossConfig) -> bool:
     """Whether a group takes part in the step. Its raw rewards are looked at, before any KL is taken off."""
     if config.advantage == "gdpo":
         varied = [len(set(part_of(group, place, config).values())) > 1 for place in range(len(group[0].parts))]
-        return any(trains(one, config) for one in group) and (any(varied) or not config.drop_zero_variance)
+        dropped = not any(varied) and config.drop_zero_variance and not coefficient(config)
+        return any(trains(one, config) for one in group) and not dropped
     raw = set()
     for completion in group:
         if counts(completion, config):
             raw |= {reward for reward, _ in completion.steps} if config.advantage == "process" else {completion.reward}
-    return any(trains(one, config) for one in group) and (len(raw) > 1 or not config.drop_zero_variance)
+    dropped = len(raw) < 2 and config.drop_zero_variance and not coefficient(config)
+    return any(trains(one, config) for one in group) and not dropped
 
 
 # Advantages.
 
 
 def advantages(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    """What rewards say of each token, less what it departs from the teacher."""
+    result = rewarded(groups, config)
+    for group, values in zip(groups, result, strict=True):
+        for completion, own in zip(group, values, strict=True):
+            old = completion.sampler if config.old_logps in ("sampler", "log_linear") else completion.old
+            for t in completion.trained if coefficient(config) and trains(completion, config) else ():
+                own[t] -= coefficient(config) * (old[t] - completion.teacher[t])
+    return result
+
+
+def coefficient(config: LossConfig) -> float:
+    if config.distillation_coef is not None:
+        return config.distillation_coef
+    return 1.0 if config.advantage == "distill" else 0.0
+
+
+def rewarded(groups: Sequence[Group], config: LossConfig) -> PerToken:
+    if config.advantage == "distill":
+        return [[[0.0] * len(completion.logps) for completion in group] for group in groups]
     if config.advantage == "process":
         return process(groups, config)
     if config.advantage == "reinforce++":

@@ -62,6 +62,7 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
             )
         }  # fmt: skip
         drawn |= {
+            "distillation_coef": rng.choice((None, None, rng.uniform(0.1, 2))),
             "drop_zero_variance": rng.random() < 0.5,
             "advantage_eps": rng.choice((1e-4, 1e-8, 0.1)),
             "epsilon": rng.uniform(0.05, 0.4),

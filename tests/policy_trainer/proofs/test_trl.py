@@ -5,14 +5,23 @@ Where TRL defines something otherwise the difference is converted here by name; 
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from policy_trainer.config import LossConfig
+from policy_trainer.objective.advantages import advantages
+from policy_trainer.objective.aggregation import Totals, token_weights
+from policy_trainer.objective.distillation import reverse_kl
+from policy_trainer.objective.loss import LossTokens, token_loss
+from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.cases import random_groups, without_tokens
 from tests.policy_trainer.proofs.formulas import loss_and_gradient
 from tests.policy_trainer.proofs.oracle import Completion, Group, teaches, trains
@@ -270,3 +279,50 @@ def test_rloo_trainer() -> None:
         factor = len(everyone) / sum(trains(one, config) for one in everyone)
         theirs = Trl("RLOOTrainer", epsilon_low=clip, epsilon_high=high, beta=beta).loss(groups)
         assert_same(loss_and_gradient(groups, config, 8), theirs, factor)
+
+
+def test_distillation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's importance-weighted on-policy distillation without its weights (gamma 0), on the sampler's log-probs."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.iw_opd.iw_opd_trainer import IWOPDTrainer
+
+    config = LossConfig(advantage="distill", surrogate="reinforce", aggregation="token_mean", beta=0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(CASES):
+        rows, length, words = (int(torch.randint(1, most, (), generator=generator)) for most in (5, 7, 9))
+        logits = torch.randn(rows, length, words + 1, generator=generator).requires_grad_()
+        ids = torch.randint(0, words + 1, (rows, length), generator=generator)
+        sampler, teacher = (-3 * torch.rand(rows, length, generator=generator) for _ in range(2))
+        mask = torch.rand(rows, length, generator=generator) < 0.8
+        mask[0, 0] = True
+        trainer: Any = SimpleNamespace(
+            temperature=0.7, iw_opd_gamma=0.0, iw_opd_epsilon=1e-8, model=SimpleNamespace(training=True),
+            _metrics={"train": defaultdict(list)},
+        )  # fmt: skip
+        theirs = IWOPDTrainer._compute_iw_opd_loss(
+            trainer, logits, ids, torch.where(mask, ids, -100), teacher, sampler, num_items_in_batch=mask.sum()
+        )
+        ours = _distilled(logits, ids, sampler, teacher, mask, config)
+        (wanted,), (got,) = (torch.autograd.grad(loss, logits) for loss in (theirs, ours))
+        assert ours.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-6)  # advantages are float32
+        assert (got - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+
+
+def _distilled(
+    logits: Tensor, ids: Tensor, sampler: Tensor, teacher: Tensor, mask: Tensor, config: LossConfig
+) -> Tensor:
+    """Our loss, of a group whose rows have equal lengths."""
+    rows, length = ids.shape
+    group = make_group(
+        np.zeros(rows),
+        np.full(rows, length),
+        loss_mask=mask.flatten().numpy(),
+        reverse_kl=reverse_kl(sampler.flatten().numpy(), teacher.flatten().numpy()),
+    )
+    (own,) = advantages([group], config)
+    places = torch.arange(rows).repeat_interleave(length)
+    tokens = LossTokens(places, mask.flatten(), torch.from_numpy(own).double(), sampler.flatten())
+    logps = (logits / 0.7).log_softmax(-1).gather(-1, ids[..., None]).flatten()
+    totals = Totals(completions=rows, tokens=int(mask.sum()), max_completion_length=length)
+    weights = token_weights("token_mean", places, mask.flatten(), totals)
+    return (weights * token_loss(logps, tokens, config).loss).sum()

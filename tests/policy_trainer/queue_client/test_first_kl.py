@@ -37,7 +37,7 @@ def check(policy: PreTrainedModel, reference: PreTrainedModel, make_scored: Make
         micro_batch_tokens=1000,
         max_completion_length=9,
     )
-    info = ModelInfo.model_construct(name="theirs", dtype=NAMES[reference.dtype])
+    info = ModelInfo.model_construct(name="theirs", dtype=NAMES[reference.dtype], teacher=None)
     judge = choose_first_kl(config, info, NAMES[policy.dtype])
     return judge.check(learner.kl([batch]), learner.noise_floor([batch]))
 
@@ -78,6 +78,10 @@ def test_so_is_one_that_was_trained_a_little(make_tiny: Make, make_scored: Make)
     [
         ({"expect_reference": "different"}, "KL to the reference before the first update: "),
         ({"loss": LossConfig(beta=0)}, None),
+        (
+            {"loss": LossConfig(beta=0, advantage="distill"), "teacher": "t"},
+            "KL to the teacher before the first update: ",
+        ),
         (
             {"lora": LoraConfig(rank=2), "reference": ReferenceConfig(source="adapter-off")},
             "the reference is the policy without its adapters",

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
+from policy_trainer.config import LossConfig
+from policy_trainer.reporting.first_steps import FirstSteps, causes_of, last_of_first
 from shared.batch import RolloutBatch
 
 TAGS = frozenset({"accuracy", "format"})
+LOSS = LossConfig()
 NAN = math.nan
 RIGHT, WRONG = "<think>6*7</think><answer>42</answer>", "<answer>41</answer>"
 
@@ -40,8 +42,10 @@ def make_batch(make_scored: Any, tokenizer: Any) -> Callable[..., RolloutBatch]:
     return make
 
 
-def said(tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS) -> list[str]:
-    first = FirstSteps(2, tokenizer, tagged)
+def said(
+    tokenizer: Any, *steps: list[RolloutBatch], tagged: frozenset[str] = TAGS, loss: LossConfig = LOSS
+) -> list[str]:
+    first = FirstSteps(2, tokenizer, tagged, causes_of(loss))
     return [str(trouble) for number, step in enumerate(steps, 1) for trouble in first.observe(number, step)]
 
 
@@ -55,7 +59,7 @@ def test_rewards_that_are_compared_apart_may_have_equal_sums(tokenizer: Any, mak
     batch = make_batch([RIGHT, WRONG], [1.0, 1.0])
     batch = replace(batch, reward_parts={"a": np.array([1, 0], np.float32), "b": np.array([0, 1], np.float32)})
     assert len(said(tokenizer, [batch], [batch])) == 1
-    first = FirstSteps(2, tokenizer, TAGS, {"a": 1.0, "b": 1.0})
+    first = FirstSteps(2, tokenizer, TAGS, causes_of(LOSS), apart={"a": 1.0, "b": 1.0})
     assert [*first.observe(1, [batch]), *first.observe(2, [batch])] == []
 
 
@@ -92,7 +96,7 @@ def test_each_cause(batch: dict[str, Any], tagged: frozenset[str], words: list[s
 
 
 def test_a_run_that_goes_on_later_is_not_told_again(tokenizer: Any, make_batch: Any) -> None:
-    first = FirstSteps(2, tokenizer, TAGS)
+    first = FirstSteps(2, tokenizer, TAGS, causes_of(LOSS))
     assert first.observe(7, [make_batch(**PLAIN)]) == []
 
 
@@ -108,3 +112,10 @@ def test_where_most_completions_are_cut_off_this_is_the_cause(
     wrong = make_batch([WRONG] * 4, [0.0] * 4)
     (told,) = said(tokenizer, [], [replace(wrong, finished=np.arange(4) >= cut)])
     assert words in told
+
+
+def test_with_a_teacher_only_completions_that_cannot_be_judged_are_told_of(tokenizer: Any, make_batch: Any) -> None:
+    loss = LossConfig(advantage="distill")
+    alike, unjudged = make_batch([WRONG, WRONG], [0.0, 0.0]), make_batch([WRONG, WRONG], [NAN, NAN])
+    assert said(tokenizer, [alike], [alike], loss=loss) == []
+    assert len(said(tokenizer, [unjudged], [unjudged], loss=loss)) == 1

@@ -208,3 +208,10 @@ class TestReporting:
             "band": trouble.band,
             "remedy": trouble.remedy,
         }
+
+
+@pytest.mark.parametrize("loss", [{"advantage": "distill"}, {"distillation_coef": 0.1}])
+def test_a_teacher_teaches_whatever_the_rewards_are(loss: dict[str, Any]) -> None:
+    assert sick("frac_reward_zero_std", 1.0) == ["frac_reward_zero_std"]
+    assert sick("frac_reward_zero_std", 1.0, **loss) == []
+    assert sick("advantage_std", 9.0, **loss) == []

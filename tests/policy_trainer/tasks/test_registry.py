@@ -73,6 +73,7 @@ ASKED = ({"messages": [{"role": "user", "content": "1+1"}], "answer": "2"}, {"pr
         ({}, True),
         ({"rewards": ["accuracy"]}, True),
         ({"rewards": ["length"]}, False),
+        ({"rewards": ["none"]}, False),
         ({"rewards": ["my_rewards:concise", "length"]}, False),
         ({"rewards": ["lm_book/tags"]}, False),  # a form of its own
     ],
@@ -95,6 +96,7 @@ def test_problems_of_ones_own_ask_for_the_tags_that_rewards_look_for(
         (["gsm8k/lm_book"], True),
         (["my:f", "format", "length"], False),
         (["countdown/nano_aha"], False),
+        (["none"], False),
     ],
 )
 def test_gold_answers_are_asked_for_where_a_reward_needs_them(

@@ -117,6 +117,18 @@ def test_without_a_kl_penalty_no_reference_is_loaded(outline: PreTrainedModel) -
     assert "reference server" not in {need.process for need in plan(run(loss={"beta": 0}), outline, 80 * GIB)}
 
 
+@pytest.mark.parametrize(("beta", "weights"), [(0.0, 1), (0.1, 2)])
+def test_the_teacher_scores_beside_the_reference_or_alone(outline: PreTrainedModel, beta: float, weights: int) -> None:
+    config = run(teacher="t", loss={"advantage": "distill", "beta": beta})
+    alone = next(need for need in plan(run(), outline, 80 * GIB) if need.process == "reference server")
+    taught = plan(config, outline, 80 * GIB, teacher=outline)
+    served = next(need for need in taught if need.process == "reference server")
+    assert served.parts["weights"] == weights * alone.parts["weights"]
+    assert served.parts["activations"] == alone.parts["activations"], "one scores after the other"
+    named = run(server="http://far:8400", loss={"advantage": "distill", "beta": 0})
+    assert "reference server" not in {need.process for need in plan(named, outline, 80 * GIB)}
+
+
 def test_a_device_that_is_not_here_is_left_to_the_process_that_runs_there(outline: PreTrainedModel) -> None:
     config = run(device="cpu", reference={"device": "cuda:77"})
     needs = plan(config, outline, None)

@@ -90,6 +90,29 @@ def test_with_the_policys_own_reference_it_is_the_queue_alone(home: Home, source
     assert ("loads M" if source == "server" else "opens its queue") in server.describe("no answer")
 
 
+@pytest.mark.parametrize(
+    ("loss", "more", "served"),
+    [
+        (LossConfig(advantage="distill", beta=0), {}, ["--model", "T"]),
+        (LossConfig(advantage="distill", beta=0), {"revision": "r"}, ["--model", "T"]),
+        (LossConfig(advantage="distill"), {"revision": "r"}, ["--model", "M", "--teacher", "T", "--revision", "r"]),
+        (LossConfig(distillation_coef=0.5), {}, ["--model", "M", "--teacher", "T"]),
+        (
+            LossConfig(distillation_coef=0.5),
+            {"lora": LoraConfig(rank=4), "reference": ReferenceConfig(source="adapter-off")},
+            ["--model", "T"],
+        ),
+    ],
+)
+def test_it_serves_the_teacher_alone_or_beside_the_reference(
+    home: Home, loss: LossConfig, more: dict[str, Any], served: list[str]
+) -> None:
+    server = home.started(loss=loss, teacher="T", **more)
+    arguments = home.children[0].arguments
+    assert arguments[1 : arguments.index("--device")] == served
+    assert ("loads M and T" if "--teacher" in served else "loads T;") in server.describe("no answer")
+
+
 def test_it_takes_the_longest_group_of_the_run(home: Home) -> None:
     home.started(
         sampling=SamplingConfig(num_generations=64, max_completion_length=10_000),

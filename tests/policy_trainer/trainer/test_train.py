@@ -23,7 +23,7 @@ from policy_trainer.queue_client.first_kl import choose_first_kl
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.reference.renewal import FixedReference
 from policy_trainer.reporting.display import LineDisplay
-from policy_trainer.reporting.first_steps import FirstSteps
+from policy_trainer.reporting.first_steps import FirstSteps, causes_of
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, write_weights
@@ -189,7 +189,7 @@ def make_trainer(
                     config.samples, [SamplesFile(directory.samples)], lambda ids: str(tokenizer.decode(ids)), set()
                 ),
                 Health(config.loss),
-                FirstSteps(2, tokenizer, frozenset()),
+                FirstSteps(2, tokenizer, frozenset(), causes_of(LossConfig())),
                 display,
             ),
             choose_first_kl(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
