@@ -123,7 +123,7 @@ def main() -> None:
     directory = Path(sys.argv[1])
     config = TrainConfig(**json.loads((directory / "settings.json").read_text()))
     with join_world("cpu", 60) as world:
-        rank, _ = load_rank(config, config.model, None, None, world)
+        rank, _ = load_rank(config, config.model, None, None, world, {})
         groups = batches()
         tokens, costs = [one.group for one in groups], Costs.of(rank.model)
         parts = parts_of_rank(tokens, world.rank, world.size, config.micro_batch_tokens, costs)

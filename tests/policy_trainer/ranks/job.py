@@ -21,7 +21,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
     first, last = settings["steps"]
     checkpoint = directory / f"checkpoint-{first}" if first else None
     source = config.model if config.lora.rank else str(checkpoint or config.model)
-    loaded = load_lead(config, source, None, checkpoint, load_tokenizer(config.model), world)
+    loaded = load_lead(config, source, None, checkpoint, load_tokenizer(config.model), world, {})
     stats = []
     for step in range(first, last):
         bodies = sorted((directory / f"step-{step}").iterdir())
