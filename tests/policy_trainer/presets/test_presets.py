@@ -334,7 +334,7 @@ class TestCommand:
         assert listed[list(PRESETS).index(name)]["surrogate"] == shown["surrogate"]
 
     def test_refuses_a_name_that_is_none(self) -> None:
-        with pytest.raises(UserError, match="'grpo'; there are cispo, dapo, "):
+        with pytest.raises(UserError, match="'grpo'; there are areal-gsm8k, cispo, "):
             presets(["show", "grpo"])
 
 
