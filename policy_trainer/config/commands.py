@@ -89,6 +89,8 @@ class CommonConfig(ModelConfig):
         check_source(self.task, self.data)
         if self.task == "mixture" and not self.data.mixture:
             raise ValueError("data.mixture: task mixture needs a list of tasks")
+        if self.sampling.regroup and self.judging.steps:
+            raise ValueError("sampling.regroup: steps of completions are not regrouped: use it without judging.steps")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
             raise ValueError(
                 f"reward_weights: there must be one for each of rewards {self.rewards}, got {self.reward_weights}: "

@@ -17,6 +17,7 @@ FIXED = (
 FREE = (
     "judging.seconds", "judging.memory_gib", "judging.workers", "judging.model.device", "judging.model.batch_size",
     "judging.http", "sampling.num_generations", "sampling.prompts_per_round", "sampling.max_resamples",
+    "sampling.regroup",
 )  # fmt: skip
 # Settings of a process, which the run's config.toml does not keep.
 NOT_KEPT = {"config", "resume", "dry_run"}

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.sections import Section
@@ -39,3 +39,16 @@ class SamplingConfig(Section):
     where they differ by more than this many nats on average: it does not sample from the policy that is trained."""
     max_resamples: int = Field(default=0, ge=0)
     """Dynamic sampling: replace a group whose rewards are all equal by another problem's, at most this many times."""
+    regroup: int = Field(default=0, ge=0)
+    """Regrouping: keep a group whose rewards are all equal for this many rounds, sample its problem again in them, and
+    make a group of all its completions once their rewards differ. 0 turns it off."""
+
+    @model_validator(mode="after")
+    def _check_regroup(self) -> "SamplingConfig":
+        if self.regroup and self.num_generations < 2:
+            raise ValueError("regroup: rewards of a group of 1 never differ: use more num_generations")
+        if self.regroup and self.max_resamples:
+            raise ValueError("regroup: max_resamples replaces the problems that it keeps: use one of them")
+        if self.regroup and self.prompts_per_round < 2:
+            raise ValueError("regroup: a round of one prompt has no place for a kept one: use more prompts_per_round")
+        return self

@@ -1,6 +1,6 @@
 """A group in training: the learner makes it from a batch and adds what the loss needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -21,6 +21,14 @@ class RewardParts:
         """Those whose weight is not 0. Raises KeyError for one that is not there."""
         named = {name: weight for name, weight in weights.items() if weight}
         return cls(np.stack([parts[name] for name in named]), np.array([*named.values()]))
+
+    def with_later(self, later: "RewardParts") -> "RewardParts":
+        """The same rewards of more completions of the problem."""
+        return RewardParts(np.concatenate([self.values, later.values], axis=1), self.weights)
+
+    def only(self, places: Sequence[int]) -> "RewardParts":
+        """Of the completions at these places."""
+        return RewardParts(self.values[:, places], self.weights)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -141,7 +141,7 @@ def _variance(latest: Records, loss: LossConfig) -> list[Trouble]:
     else:
         remedy = (
             "most groups have equal rewards: use harder or easier prompts, or raise sampling.num_generations or "
-            "sampling.max_resamples"
+            "sampling.max_resamples, or set sampling.regroup"
         )
     return [Trouble("frac_reward_zero_std", seen, "at most 0.8 of the groups", remedy)]
 

@@ -34,6 +34,7 @@ class Outbox:
             self._write_cursor(start)  # written now, because `start` may differ after a restart
         known = json.loads(self._cursor.read_text())["next_index"]
         newest = max((self._index(path) for path in self._pending()), default=-1)
+        self._past = known
         self._next = self._own(max(known, newest + 1))
 
     @property
@@ -77,7 +78,9 @@ class Outbox:
         path.rename(path.with_suffix(".refused"))
 
     def _move_past(self, path: Path) -> None:
-        self._write_cursor(self._index(path) + self._workers)
+        # A problem that was regrouped comes after later ones: the cursor never goes back.
+        self._past = max(self._past, self._index(path) + self._workers)
+        self._write_cursor(self._past)
 
     def _write_cursor(self, next_index: int) -> None:
         write_json(self._cursor, {"next_index": next_index, "lineage": self._lineage})

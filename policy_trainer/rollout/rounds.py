@@ -7,68 +7,27 @@ by the group of another problem, at most sampling.max_resamples times.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from policy_trainer.config import RolloutConfig
-from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, PromptTooLong
 from policy_trainer.data.steps import JudgesSteps, step_rewards
-from policy_trainer.objective.group import RewardParts, compared_rewards, has_variance
+from policy_trainer.objective.group import RewardParts
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards import Sample
-from policy_trainer.rewards.judging import Judge, Judgement
+from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import part_weights
+from policy_trainer.rollout.regrouping import Pool
+from policy_trainer.rollout.sampled_group import Drawn, SampledGroup
 from policy_trainer.sampling.sampler import Sampler, sampling_params
+from policy_trainer.weights.publication import Publication
 from shared.batch import StepRewards
 from shared.errors import UserError
 
 # After this many too long prompts in a row the worker gives up.
 _MAX_DROPPED_IN_A_ROW = 10_000
-# Longer texts are cut in a batch's `sample`, which is for people and limited in size: gold answers behind these
-# characters, beginnings of answers in front of them.
-_ANSWER_CHARACTERS = 1000
-_START_CHARACTERS = 200
-
-
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """A problem that will be sampled, its index and the token ids of its prompt."""
-
-    index: int
-    problem: Problem
-    ids: list[int]
-
-
-@dataclass(frozen=True, eq=False)
-class SampledGroup:
-    """The completions of one problem and their rewards."""
-
-    drawn: Drawn
-    completions: list[Completion]
-    judgement: Judgement
-    steps: StepRewards | None
-    parts: RewardParts | None = None
-
-    @property
-    def compared_rewards(self) -> np.ndarray:
-        """The rewards that the learner compares: those of steps if steps are judged, several apart for gdpo, else those
-        of completions."""
-        return compared_rewards(self.judgement.rewards, self.steps, self.parts)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What a batch's `sample` says of the group for people: the problem's index, its gold answer, and the
-        beginning of the answer that stood in the prompt, which rewards saw, too."""
-        answer, start = self.drawn.problem.answer, self.judgement.samples[0].start
-        texts = {"answer": answer[:_ANSWER_CHARACTERS], "start": start[-_START_CHARACTERS:]}
-        return {"index": self.drawn.index, **{name: text for name, text in texts.items() if text}}
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(completion.ids) for completion in self.completions)
 
 
 @dataclass
@@ -81,7 +40,7 @@ class Round:
 
     def drop_without_variance(self) -> int:
         """Drops the groups whose rewards are all equal; returns how many there were."""
-        dropped = [group for group in self.groups if not has_variance(group.compared_rewards)]
+        dropped = [group for group in self.groups if not group.has_variance]
         self.groups = [group for group in self.groups if group not in dropped]
         self.wasted.resampled_groups += len(dropped)
         self.wasted.resampled_tokens += sum(group.tokens for group in dropped)
@@ -102,32 +61,42 @@ class Rounds:
         self._params = sampling_params(config.sampling)
         self._apart = config.loss.advantage == "gdpo"
         self._weights = part_weights(config, task)
+        self._pool = Pool(config.sampling, config.seed)
 
-    def next(self, draw: Callable[[], int]) -> Round:
-        """The groups of prompts_per_round problems. draw: returns the index of this worker's next problem.
+    def next(self, draw: Callable[[], int], publication: Publication) -> Round:
+        """The groups of prompts_per_round problems, at least one. draw: returns the index of this worker's next
+        problem. publication: of the weights that the sampler has.
 
         Raises UserError for data that cannot be used.
         """
         current = Round([])
-        self._sample(current, self._config.sampling.prompts_per_round, draw)
+        while not current.groups:
+            again = self._pool.again(publication)
+            count = self._config.sampling.prompts_per_round - len(again)
+            self._sample(current, [*self._draw(draw, count, current), *again], publication)
+            self._resample(current, draw, publication)
+            current.groups = self._pool.sift(current.groups)
+        return current
+
+    def _resample(self, current: Round, draw: Callable[[], int], publication: Publication) -> None:
+        """Dynamic sampling."""
         for _ in range(self._config.sampling.max_resamples):
             dropped = current.drop_without_variance()
             if not dropped:
                 break
-            self._sample(current, dropped, draw)
-        return current
+            self._sample(current, self._draw(draw, dropped, current), publication)
 
-    def _sample(self, current: Round, count: int, draw: Callable[[], int]) -> None:
-        """Adds the groups of `count` problems to a round."""
-        drawn = self._draw(draw, count, current)
+    def _sample(self, current: Round, drawn: list[Drawn], publication: Publication) -> None:
+        """Adds the groups of these problems to a round. The first one is new: its index makes the seed."""
         seed = _sampling_seed(self._config.seed, drawn[0].index)
         sampled = self._sampler.sample([item.ids for item in drawn], self._params, seed)
         began = time.monotonic()
         judged = self._judge.judge([(item.problem, own) for item, own in zip(drawn, sampled, strict=True)])
         for item, completions, judgement in zip(drawn, sampled, judged, strict=True):
             steps = self._steps(item.problem, judgement.samples)
+            versions = np.full(len(completions), publication.version, np.int64)
             parts = RewardParts.of(judgement.parts, self._weights) if self._apart else None
-            current.groups.append(SampledGroup(item, completions, judgement, steps, parts))
+            current.groups.append(SampledGroup(item, completions, judgement, steps, versions, parts))
         current.judging_seconds += time.monotonic() - began
 
     def _steps(self, problem: Problem, samples: Sequence[Sample]) -> StepRewards | None:

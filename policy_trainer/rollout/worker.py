@@ -22,7 +22,8 @@ from policy_trainer.rollout.delivery import Delivery
 from policy_trainer.rollout.found_server import find_server, stay_with
 from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.own_directory import own_directory
-from policy_trainer.rollout.rounds import Rounds, SampledGroup
+from policy_trainer.rollout.rounds import Rounds
+from policy_trainer.rollout.sampled_group import SampledGroup
 from policy_trainer.rollout.turns import LOADERS
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
@@ -153,7 +154,7 @@ class RolloutWorker:
         """Samples prompts_per_round groups and hands them to the delivery. The seconds are shared equally."""
         began = time.monotonic()
         blocked = delivery.blocked_seconds
-        sampled = self._rounds.next(outbox.draw)
+        sampled = self._rounds.next(outbox.draw, publication)
         about = {
             "worker": self._config.worker,
             "sampling_seconds": (time.monotonic() - began) / len(sampled.groups),
@@ -203,7 +204,8 @@ class RolloutWorker:
             run=publication.run,
             lineage=publication.lineage,
             epoch=publication.epoch,
-            policy_version=publication.version,
+            policy_version=int(group.versions.min()),
+            policy_versions=group.versions if len(set(group.versions)) > 1 else None,
             temperature=self._params.temperature,
             group=tokens,
             rewards=group.judgement.rewards,

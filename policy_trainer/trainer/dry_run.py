@@ -66,7 +66,7 @@ def one_group(config: TrainConfig, run_dir: Path) -> TrainConfig:
     """The run's settings, for one step of one group. Its group trains even if its rewards are all equal."""
     own = config.server == INLINE
     changed = {
-        "sampling": {"prompts_per_round": 1, "max_resamples": 0},
+        "sampling": {"prompts_per_round": 1, "max_resamples": 0, "regroup": 0},
         "loss": {"drop_zero_variance": False},
         "evaluation": {"problems": _EVAL_PROBLEMS, "eval_steps": 0},
         "checkpoint": {"save_steps": 1},

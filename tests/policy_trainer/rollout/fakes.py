@@ -12,6 +12,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import equal_text
 from policy_trainer.rewards.correctness import ByAnswer
 from policy_trainer.sampling.sampler import SamplingParams
+from policy_trainer.weights.publication import Publication
 from shared.api import QueueView, State, Uploaded
 from shared.batch import TokenGroup
 from tests.policy_trainer.queues import queue_of
@@ -82,3 +83,7 @@ class Server:
 
     def queue(self, run: str) -> QueueView:
         return queue_of(ready=len(self.bodies))
+
+
+def publication(version: int = 0, *, epoch: int = 0, lineage: str = "") -> Publication:
+    return Publication("ours", epoch, version, next_index=0, max_waiting=100, lineage=lineage)

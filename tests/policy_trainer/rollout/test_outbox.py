@@ -113,6 +113,17 @@ def test_undelivered_batches_come_in_the_order_drawn(tmp_path: Path) -> None:
     assert [body for _, body in outbox.undelivered()] == [b"98", b"99", b"100", b"1000"]
 
 
+def test_a_problem_that_comes_after_later_ones_does_not_move_the_cursor_back(tmp_path: Path) -> None:
+    """As those that were regrouped. They are not lost in the outbox either."""
+    outbox = Outbox(tmp_path, worker=0, workers=1, start=0)
+    later, earlier = outbox.add(5, b"5"), outbox.add(2, b"2")
+    outbox.delivered(later)
+    again = Outbox(tmp_path, worker=0, workers=1, start=0)
+    assert (again.next_index, [body for _, body in again.undelivered()]) == (6, [b"2"])
+    again.delivered(earlier)
+    assert Outbox(tmp_path, worker=0, workers=1, start=0).next_index == 6
+
+
 def test_problems_without_a_batch_are_drawn_again(tmp_path: Path) -> None:
     """Problems that are drawn and never added leave no gap."""
     outbox = Outbox(tmp_path, worker=0, workers=1, start=0)

@@ -14,11 +14,12 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judge, Judgement
-from policy_trainer.rollout.rounds import Drawn, Round, Rounds, SampledGroup
+from policy_trainer.rollout.rounds import Round, Rounds
+from policy_trainer.rollout.sampled_group import Drawn, SampledGroup
 from policy_trainer.sampling.sampler import SamplingParams
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.batch import StepRewards
-from tests.policy_trainer.rollout.fakes import Counting, Scripted
+from tests.policy_trainer.rollout.fakes import Counting, Scripted, publication
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def made(tokenizer: PreTrainedTokenizerFast) -> Any:
         sampler = Scripted(tokenizer, mixed)
         task = Counting()
         rounds = Rounds(config, sampler, PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config), task)
-        return rounds.next(lambda: next(draw)), sampler
+        return rounds.next(lambda: next(draw), publication()), sampler
 
     return make
 
@@ -103,7 +104,7 @@ def test_steps_travel_with_the_group(tokenizer: PreTrainedTokenizerFast) -> None
         Judge(tokenizer, task, config),
         task,
     )
-    steps = rounds.next(iter([0]).__next__).groups[0].steps
+    steps = rounds.next(iter([0]).__next__, publication()).groups[0].steps
     assert steps is not None
     assert steps.counts.tolist() == [3, 1]
     assert steps.rewards.tolist() == [1, 0, 1, 0]
@@ -140,7 +141,7 @@ def test_rewards_apart_differ_where_their_sum_does_not(
     )
     task, encoder = Sevens(), PromptEncoder(tokenizer, config.data)
     rounds = Rounds(config, Either(tokenizer, set()), encoder, Judge(tokenizer, task, config), task)
-    assert indexes(rounds.next(iter(range(100)).__next__)) == kept
+    assert indexes(rounds.next(iter(range(100)).__next__, publication())) == kept
 
 
 @pytest.mark.parametrize(
@@ -164,5 +165,5 @@ def test_variance_is_that_of_steps_where_they_are_judged(
             rewards=np.array(steps, np.float32), ends=np.arange(len(steps)) % 2, counts=np.full(2, len(steps) // 2)
         )
     judgement = Judgement(np.array(rewards, np.float32), {})
-    made = Round([SampledGroup(Drawn(0, Problem("1"), [1]), completions, judgement, judged)])
+    made = Round([SampledGroup(Drawn(0, Problem("1"), [1]), completions, judgement, judged, np.zeros(2, np.int64))])
     assert (made.drop_without_variance(), len(made.groups)) == ((0, 1) if kept else (1, 0))

@@ -14,6 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RolloutConfig, SamplingConfig
+from policy_trainer.data.completion import Completion
 from policy_trainer.data.probe import Probe
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards.judging import Judge
@@ -79,8 +80,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, server: Server) -> Callable[..., None]:
-    def run(enough: Callable[[], bool] = lambda: True) -> None:
-        sampling = SamplingConfig(num_generations=2, prompts_per_round=ROUND)
+    def run(enough: Callable[[], bool] = lambda: True, **settings: Any) -> None:
+        sampling = SamplingConfig(num_generations=2, prompts_per_round=ROUND, **settings)
         config = RolloutConfig(model="m", run="ours", run_dir=tmp_path, sampling=sampling)
         task, client, wait = Counting(), server, Waits(enough)
         encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
@@ -143,6 +144,41 @@ def test_a_batch_says_which_weights_sampled_it(
     assert [json.loads(batch.sample or "")["index"] for batch in batches] == [7, 8, 9]
     assert [batch.rewards.tolist() for batch in batches] == [[1, 0]] * ROUND
     assert sampler.weights == b"weights"
+
+
+class Worsening(Counted):
+    """Right on problem 0 in the first round, after which other weights come, and wrong later."""
+
+    after_first: Callable[[], None]
+
+    def sample(self, prompts: Any, params: Any, seed: int) -> Any:
+        answers = super().sample(prompts, params, seed)
+        if len(self.seeds) == 1:
+            self.after_first()
+        return answers
+
+    def answer(self, number: int) -> Completion:
+        return super().answer(-1 if number == 0 and len(self.seeds) > 1 else number)
+
+
+class TestSeveralVersions:
+    @pytest.fixture
+    def sampler(self, tokenizer: PreTrainedTokenizerFast) -> Worsening:
+        return Worsening(tokenizer, mixed={1, 2})
+
+    def test_a_regrouped_batch_says_which_weights_sampled_each_completion(
+        self, work: Callable[..., None], publish: Callable[..., None], server: Server, sampler: Worsening
+    ) -> None:
+        server.open.set()
+        publish(max_waiting=99)
+        sampler.after_first = lambda: publish(version=3)
+        with pytest.raises(Enough):
+            work(lambda: len(server.bodies) >= ROUND, regroup=3)
+        batches = {json.loads(batch.sample or "")["index"]: batch for batch in map(rollout_of, server.bodies)}
+        assert (batches[1].policy_version, batches[1].policy_versions) == (2, None)
+        mixed = batches[0]
+        assert mixed.policy_version == 2 and mixed.policy_versions is not None
+        assert sorted(zip(mixed.policy_versions.tolist(), mixed.rewards.tolist(), strict=True)) == [(2, 1), (3, 0)]
 
 
 PROBE = Probe([5], [[6, 7]], [-1.0, -2.0])
