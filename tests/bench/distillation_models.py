@@ -18,7 +18,7 @@ from shared.logprobs import choose_forward
 BATCH = 32
 MAX_TOKENS = 64
 RAMP_STEPS = 20
-TEACHER_STEPS, STUDENT_STEPS = 800, 100
+TEACHER_STEPS, STUDENT_STEPS = 800, 150
 OPTIMIZER = OptimizerConfig(learning_rate=4e-3, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=1.0)
 # Problems of the training split that the teacher learns from; no run asks for such high indexes.
 FIRST_PROBLEM = 10**6
@@ -30,7 +30,7 @@ def cached_teacher(cache: Path) -> Path:
 
 
 def cached_student(cache: Path) -> Path:
-    """A quarter of the teacher's parameters, shown 3,200 sums."""
+    """A quarter of the teacher's parameters, shown 4,800 sums."""
     return _cached(cache / f"student-{STUDENT_STEPS}", _small_model, STUDENT_STEPS)
 
 
