@@ -22,6 +22,7 @@ from policy_trainer.config.data import (
     PromptConfig,
     SourceConfig,
 )
+from policy_trainer.config.entropy import EntropyConfig
 from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.loss import LossConfig
 from policy_trainer.config.masks import MaskConfig
@@ -52,6 +53,7 @@ __all__ = [
     "DemoChoices",
     "DemoConfig",
     "DemoSetupConfig",
+    "EntropyConfig",
     "EvalConfig",
     "EvalEvaluationConfig",
     "EvaluationConfig",

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from policy_trainer.config.entropy import EntropyConfig
 from policy_trainer.config.masks import MaskConfig
 from policy_trainer.config.sections import Section
 
@@ -100,6 +101,10 @@ class LossConfig(Section):
     mismatch_penalty: float = Field(default=0.0, ge=0)
     """Weight of (log-prob - the sampler's)^2 in the loss of each token, which draws the policy to the sampler. prime-rl
     takes 0.001."""
+    entropy: EntropyConfig = EntropyConfig()
+    top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
+    """Only this share of the tokens, those of the highest entropy in each update, have a surrogate; the paper takes
+    0.2. It costs one forward more. 1: all of them; 0: those of the highest alone."""
 
     @property
     def scale(self) -> Literal["group", "batch", "none"]:

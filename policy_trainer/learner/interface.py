@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from policy_trainer.data.probe import Probe
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
 from policy_trainer.sampling.sampler import Sampler
 
@@ -19,6 +20,11 @@ class PolicyLearner(Protocol):
     """model: its configuration; its weights may be elsewhere. The methods are described at `Learner`."""
 
     model: PreTrainedModel
+
+    @property
+    def bonus(self) -> EntropyBonus: ...
+
+    def restore_bonus(self, coef: float, entropy: float) -> None: ...
 
     def step(
         self, batches: Sequence[Batch], *, step: int, on_groups: Callable[[Sequence[Group]], None] = ...

@@ -23,6 +23,7 @@ from policy_trainer.learner.step_stats import StepStats, Update, micro_batch_sum
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import ImportanceStats, importance_sampling_weights
+from policy_trainer.objective.entropy import choose_bonus, mean_entropy, with_high_entropy
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import LossTokens, token_loss
@@ -71,6 +72,7 @@ class Learner:
         self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
         self._ranks = ranks or OneProcess()
         self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
+        self.bonus = choose_bonus(loss.entropy)
         self.weights = make_weights(model, optimizer)
 
     def step(
@@ -100,32 +102,46 @@ class Learner:
         updates = [self._update(training[part], lr) for _ in range(self._num_iterations) for part in parts]
         return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
 
+    def restore_bonus(self, coef: float, entropy: float) -> None:
+        """What the entropy bonus was when a checkpoint was written: its state beside the settings."""
+        self.bonus.restore(coef, entropy)
+
     def _recompute(self, groups: Sequence[Group]) -> list[Array]:
         """Log-probs under the current policy, packed like the updates: in half precision the values depend on it."""
         parts = split_evenly(len(groups), self._minibatches)
         return [own for part in parts for own in self._logps(groups[part])]
 
-    @torch.no_grad()
     def _logps(self, groups: Sequence[Group]) -> list[Array]:
+        return self._values(groups, self._forward)
+
+    def _entropies(self, groups: Sequence[Group]) -> list[Array]:
+        return self._values(groups, lambda *inputs: self._forward.with_entropy(*inputs)[1])
+
+    @torch.no_grad()
+    def _values(self, groups: Sequence[Group], forward: Callable[..., Tensor]) -> list[Array]:
+        """(C,) of each group, where `forward` has a value for each token."""
         tokens = [group.tokens for group in groups]
         ends = np.cumsum([len(group.completion_ids) for group in tokens])
-        logps = torch.zeros(int(ends[-1]), dtype=torch.promote_types(self.model.dtype, torch.float32))
-        places = torch.arange(len(logps)).tensor_split(torch.from_numpy(ends[:-1]))
+        values = torch.zeros(int(ends[-1]), dtype=torch.promote_types(self.model.dtype, torch.float32))
+        places = torch.arange(len(values)).tensor_split(torch.from_numpy(ends[:-1]))
         for part in self._ranks.parts(tokens, self._micro_batch_tokens):
-            own = self._forward([tokens[i] for i in part.places], [groups[i].temperature for i in part.places])
+            own = forward([tokens[i] for i in part.places], [groups[i].temperature for i in part.places])
             if part.counts:
-                logps[torch.cat([places[i] for i in part.places])] = own.cpu()
+                values[torch.cat([places[i] for i in part.places])] = own.cpu()
         # Each token has been computed by one rank, and is 0 on the others.
-        return np.split(torch.stack(self._ranks.gather(logps)).sum(0).numpy(), ends[:-1])
+        return np.split(torch.stack(self._ranks.gather(values)).sum(0).numpy(), ends[:-1])
 
     def _update(self, groups: Sequence[Group], lr: float) -> Update:
         """One update on these groups, unless loss or gradient is not finite."""
+        groups = with_high_entropy(groups, self._loss, self._entropies)
         total = totals(groups, self._max_completion_length)
         self.weights.optimizer.zero_grad(set_to_none=True)
         sums = summed([self._accumulate(micro_batch, total) for micro_batch in self._micro_batches(groups)])
         update = Update(summed(self._ranks.gather(sums)), clip_gradients(self.weights, self._schedule))
         if update.finite:
             step_weights(self.weights, self._schedule, lr)
+            if total.explored:
+                self.bonus.observe(update.explored_entropy)
         return update
 
     def _micro_batches(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
@@ -140,8 +156,13 @@ class Learner:
         per_token = token_loss(logps, tokens, self._loss)
         weights = token_weights(self._loss.aggregation, tokens.sequence_ids, tokens.mask, total)
         loss = (weights.to(logps.dtype) * per_token.loss).sum()
+        explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
+        if coef := self.bonus.applied:
+            loss = loss - coef * explored_entropy
         loss.backward()
-        return micro_batch_sums(loss.detach(), per_token, entropy, tokens.mask, difference, importance)
+        return micro_batch_sums(
+            loss.detach(), explored_entropy.detach(), per_token, entropy, tokens.mask, difference, importance
+        )
 
     def _with_importance_weights(self, tokens: LossTokens, logps: Tensor) -> tuple[LossTokens, Tensor, ImportanceStats]:
         """The loss's inputs, with importance weights if the correction is on; |log-prob - the sampler's| of each token,

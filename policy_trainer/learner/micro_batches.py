@@ -18,8 +18,8 @@ from shared.batch import Array, TokenGroup
 class MicroBatch:
     """Whole groups, joined; C counts the completion tokens of all. Tensors are on the learner's device.
 
-    tokens.old_logps and tokens.ref_logps are None if any group has none. tokens.sampler_logps are NaN in groups that
-    have none.
+    tokens.old_logps, ref_logps and high_entropy are None if any group has none. tokens.sampler_logps are NaN in
+    groups that have none.
     """
 
     groups: list[TokenGroup]
@@ -33,6 +33,7 @@ def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
         completions=sum(int(group.sequence_mask.sum()) for group in groups),
         tokens=sum(int(group.mask.sum()) for group in groups),
         max_completion_length=max_completion_length,
+        explored=sum(int(group.explored.sum()) for group in groups),
     )
 
 
@@ -81,6 +82,7 @@ def join(groups: Sequence[Group], device: torch.device) -> MicroBatch:
             ref_logps=joined_if_known(lambda group: group.ref_logps),
             sampler_logps=joined(map(_sampler_logps, groups)),
             staleness=joined_if_known(_staleness),
+            high_entropy=joined_if_known(lambda group: group.high_entropy),
         ),
     )
 

@@ -15,7 +15,7 @@ from policy_trainer.objective.ratios import masked
 
 _SUMS = (
     "loss", "kl", "entropy", "clipped_low", "clipped_high", "ratio", "logp_difference", "weight_clipped", "weight",
-    "weight_squared", "untrusted", "tokens",
+    "weight_squared", "untrusted", "explored_entropy", "tokens",
 )  # fmt: skip
 # The smallest ratio is kept as the largest negative one.
 _MAXIMA = ("ratio_negative", "ratio", "logp_difference")
@@ -74,12 +74,24 @@ class Update:
     def finite(self) -> bool:
         return math.isfinite(self.grad_norm) and math.isfinite(float(self.sums[0]))
 
+    @property
+    def explored_entropy(self) -> float:
+        """Before the update: mean over the tokens of loss.top_entropy_quantile, in nats."""
+        return float(self.sums[_SUMS.index("explored_entropy")])
+
 
 @torch.no_grad()
 def micro_batch_sums(
-    loss: Tensor, tokens: TokenLoss, entropy: Tensor, mask: Tensor, logp_difference: Tensor, importance: ImportanceStats
+    loss: Tensor,
+    explored_entropy: Tensor,
+    tokens: TokenLoss,
+    entropy: Tensor,
+    mask: Tensor,
+    logp_difference: Tensor,
+    importance: ImportanceStats,
 ) -> Tensor:
-    """Sums over one micro-batch and then maxima, as one tensor on its device. loss: scalar; all else (C,).
+    """Sums over one micro-batch and then maxima, as one tensor on its device. loss, explored_entropy: scalars, of which
+    the update has the sum; all else (C,).
 
     logp_difference: |log-prob - the sampler's|.
     """
@@ -88,7 +100,7 @@ def micro_batch_sums(
         loss, masked(tokens.kl, mask).sum(), masked(entropy, mask).sum(), tokens.clipped_low.sum(),
         tokens.clipped_high.sum(), masked(tokens.ratio, mask).sum(), difference.sum(),
         (importance.clipped & mask).sum(), weights.sum(), weights.square().sum(), tokens.untrusted.sum(),
-        mask.sum(),
+        explored_entropy, mask.sum(),
     )  # fmt: skip
     maxima = (torch.where(mask, -tokens.ratio, -torch.inf).amax(), masked(tokens.ratio, mask).amax(), difference.amax())
     return torch.stack([part.to(loss.dtype) for part in (*sums, *maxima)])

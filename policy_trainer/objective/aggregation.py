@@ -16,11 +16,12 @@ from shared.devices import widest_float
 @dataclass(frozen=True)
 class Totals:
     """Counts over all micro-batches of an update. completions, tokens: those that train. max_completion_length: where
-    completions are cut off, L_max of Dr. GRPO."""
+    completions are cut off, L_max of Dr. GRPO. explored: tokens that the entropy bonus is over."""
 
     completions: int
     tokens: int
     max_completion_length: int
+    explored: int = 0
 
 
 def token_weights(aggregation: str, sequence_ids: Tensor, mask: Tensor, totals: Totals) -> Tensor:

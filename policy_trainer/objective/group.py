@@ -43,7 +43,8 @@ class Group:
     completion; else None. Added later: old_logps: float32 (C,), old-policy log-probs (the sampler's with log_linear);
     None means the current policy. kl_penalty: float64 (C,), beta times the KL of each token, to subtract from the
     rewards; None if it is not. reverse_kl: float64 (C,), log old policy - log teacher; None without a teacher.
-    advantages: float32 (C,), empty until they are computed.
+    advantages: float32 (C,), empty until they are computed. high_entropy: bool (C,), tokens that train by
+    loss.top_entropy_quantile; None for all.
     """
 
     tokens: TokenGroup
@@ -61,6 +62,7 @@ class Group:
     kl_penalty: Array | None = None
     reverse_kl: Array | None = None
     advantages: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    high_entropy: Array | None = None
 
     @property
     def lengths(self) -> Array:
@@ -72,6 +74,11 @@ class Group:
         """bool (C,), tokens that train."""
         sequences = np.repeat(self.sequence_mask, self.lengths)
         return sequences if self.loss_mask is None else sequences & self.loss_mask
+
+    @property
+    def explored(self) -> Array:
+        """bool (C,), tokens that train, and by their entropy."""
+        return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
     @property
     def completion_advantages(self) -> Array:

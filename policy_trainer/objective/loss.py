@@ -25,6 +25,7 @@ class LossTokens:
     The others are floating point. old_logps: of the old policy; None means the current policy: the ratio is 1, with a
     gradient. ref_logps: None without a KL. importance_weights: multiply the surrogate, or None. sampler_logps: NaN or
     None where unknown. staleness: int64; with it old_logps are the sampler's, and `log_linear` moves them.
+    high_entropy: bool, tokens that have a surrogate, of those that train; None for all.
     """
 
     sequence_ids: Tensor
@@ -35,12 +36,18 @@ class LossTokens:
     importance_weights: Tensor | None = None
     sampler_logps: Tensor | None = None
     staleness: Tensor | None = None
+    high_entropy: Tensor | None = None
 
     def denominator(self, logps: Tensor) -> Tensor:
         """(C,): the log-probs that the ratio is taken against. logps: the current ones, without a gradient."""
         if self.old_logps is None:
             return logps
         return self.old_logps if self.staleness is None else log_linear(self.old_logps, logps, self.staleness)
+
+    @property
+    def explored(self) -> Tensor:
+        """bool (C,): tokens that train, and by their entropy."""
+        return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     if weights is not None:
         surrogate = surrogate * masked(weights, mask)
     trusted = _trusted(logps.detach(), old_logps, tokens, config)
-    surrogate = masked(surrogate, trusted)
+    surrogate = masked(surrogate, trusted & tokens.explored)
     kl, loss = torch.full_like(surrogate, torch.nan), surrogate
     if tokens.ref_logps is not None:
         kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))

@@ -25,6 +25,7 @@ from policy_trainer.learner.groups import Batch, PartWeights
 from policy_trainer.learner.interface import LoadedLearner, Writing
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.learner.step_stats import StepStats
+from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
 from policy_trainer.ranks.checkpoint import ShardsWriting, write_shards
 from policy_trainer.ranks.rank import Rank, load_rank
@@ -53,6 +54,13 @@ class Lead:
         with self._rank.world.together():
             _tell(self._rank, "step", batches, step=step)
             return self._rank.learner.step(batches, step=step, on_groups=on_groups)
+
+    @property
+    def bonus(self) -> EntropyBonus:
+        return self._rank.learner.bonus  # the same on all ranks
+
+    def restore_bonus(self, coef: float, entropy: float) -> None:
+        _do(self._rank, "restore_bonus", coef=coef, entropy=entropy)
 
     def kl(self, batches: Sequence[Batch]) -> float:
         return _do(self._rank, "kl", batches)
@@ -189,6 +197,7 @@ def _completion(ids: list[int], logps: list[float], finished: bool, eos: bool) -
 _Deed = Callable[[Rank, Mapping[str, Any], Sequence[Batch]], Any]
 _DEEDS: Mapping[str, _Deed] = {
     "step": lambda rank, header, batches: rank.learner.step(batches, step=header["step"]),
+    "restore_bonus": lambda rank, header, batches: rank.learner.restore_bonus(**header),
     "kl": lambda rank, header, batches: rank.learner.kl(batches),
     "noise_floor": lambda rank, header, batches: rank.learner.noise_floor(batches),
     "probe": lambda rank, header, batches: rank.learner.probe(batches),

@@ -38,7 +38,8 @@ class TrainState:
     step: training steps done. epoch: lineage of the weights. ledger: ids of trained batches whose ack the server has
     not confirmed yet. next_index: the data position, one past the highest problem index trained.
     reference, reference_version: the snapshot that the server scores with; None and 0 for the server's initial model.
-    renewed_at: step of the last renewal.
+    renewed_at: step of the last renewal. entropy_coef, last_entropy: of the entropy bonus, its coefficient and the
+    entropy that it saw last; None where it adapts to none.
     """
 
     step: int = 0
@@ -56,6 +57,8 @@ class TrainState:
     reference: str | None = None
     reference_version: int = 0
     renewed_at: int = 0
+    entropy_coef: float = 0.0
+    last_entropy: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,6 +81,8 @@ def build_trainer(
     stack.callback(turns.close)
     with stopwatch("load model"), turns.turn():
         policy = load_policy(config, files.resumed_from, judging, turns, display, world)
+        if files.state.last_entropy is not None:
+            policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()
     past = read_metrics(files.directory.metrics)
     reporters = _make_reporters(config, files, policy, past, display, console, stopwatch)

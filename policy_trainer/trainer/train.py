@@ -228,6 +228,8 @@ class Trainer:
         state.groups_left_out += len(leased) - stats.groups
         state.bad_steps_in_a_row = state.bad_steps_in_a_row + 1 if stats.not_finite else 0
         state.bad_steps += stats.not_finite
+        bonus = self._policy.learner.bonus
+        state.entropy_coef, state.last_entropy = bonus.coef, bonus.entropy
 
     def _record(
         self,
@@ -249,6 +251,7 @@ class Trainer:
             **batch_metrics(leased, version=state.step - 1),
             **asdict(stats),
             "teacher_kl": teacher_kl(groups),
+            "entropy_coef": state.entropy_coef,
             "batch_ids": [lease.id for lease in leased],
             "groups_left_out": len(leased) - stats.groups,
             "training_seconds": working,

@@ -1,8 +1,10 @@
 """How groups are cut and joined."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -65,7 +67,14 @@ def test_what_one_group_lacks_none_has(groups: list[Group], make_scored: Make) -
 
 
 def test_totals_count_what_trains(groups: list[Group]) -> None:
-    assert totals(groups, 7) == Totals(completions=3, tokens=4, max_completion_length=7)
+    assert totals(groups, 7) == Totals(completions=3, tokens=4, max_completion_length=7, explored=4)
+
+
+def test_tokens_of_high_entropy_are_joined_and_counted(groups: list[Group]) -> None:
+    masks = [np.array([True, False, True]), np.array([True, True, True])]
+    told = [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
+    assert join(told, torch.device("cpu")).tokens.explored.tolist() == [True, False, True, True, False, False]
+    assert (totals(told, 7).tokens, totals(told, 7).explored) == (4, 3)
 
 
 def test_of_a_weightless_group_nothing_trains(groups: list[Group]) -> None:

@@ -23,9 +23,16 @@ STEP = 4
 
 def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
     """Log-probs of one completion, its row alone."""
+    return row_logps_and_entropies(model, prompt, completion, temperature)[0]
+
+
+def row_logps_and_entropies(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float
+) -> tuple[Tensor, Tensor]:
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
-    logps = torch.log_softmax(logits / temperature, dim=-1)
-    return torch.stack([logps[len(prompt) - 1 + t, token] for t, token in enumerate(completion)])
+    logps = torch.log_softmax(logits / temperature, dim=-1)[len(prompt) - 1 : -1]
+    entropies = torch.stack([-sum(logp.exp() * logp for logp in token) for token in logps])
+    return torch.stack([logps[t, token] for t, token in enumerate(completion)]), entropies
 
 
 def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3) -> list[ScoredBatch]:
@@ -120,14 +127,18 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
     mask = np.ones(lengths.sum(), bool) if rollout.loss_mask is None else rollout.loss_mask
     oldest, versions = rollout.policy_version, rollout.policy_versions
     prompt = rollout.group.prompt_ids.tolist()
+    values = [
+        row_logps_and_entropies(model, prompt, ids.tolist(), rollout.temperature) for ids in rollout.group.completions()
+    ]
     return [
         Completion(
             reward=float(rollout.rewards[row]),
-            logps=list(row_logps(model, prompt, ids.tolist(), rollout.temperature).unbind()),
+            logps=list(logps.unbind()),
             old=[],
             sampler=rollout.sampler_logps[slice(*tokens[row])].tolist(),
             reference=batch.ref_logps[slice(*tokens[row])].tolist(),
             mask=mask[slice(*tokens[row])].tolist(),
+            entropies=list(entropies.unbind()),
             finished=bool(rollout.finished[row]),
             staleness=STEP - (oldest if versions is None else int(versions[row])),
             parts=[(weight, float(rollout.reward_parts[name][row])) for name, weight in WEIGHTS.items()],
@@ -140,5 +151,5 @@ def _completions(model: PreTrainedModel, batch: ScoredBatch) -> list[Completion]
                 )
             ),
         )
-        for row, ids in enumerate(rollout.group.completions())
+        for row, (logps, entropies) in enumerate(values)
     ]

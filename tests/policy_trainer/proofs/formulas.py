@@ -4,8 +4,9 @@ How the learner puts them together is proved in test_invariance.py.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
 from policy_trainer.objective.distillation import reverse_kl, with_teacher
+from policy_trainer.objective.entropy import choose_bonus, high_entropy, mean_entropy
 from policy_trainer.objective.group import Group as TrainedGroup
 from policy_trainer.objective.group import RewardParts
 from policy_trainer.objective.loss import LossTokens, token_loss
@@ -25,22 +27,30 @@ from tests.policy_trainer.proofs.oracle import Completion, Group, counts, teache
 
 
 def loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
-    """The loss of a step, and its gradient to the log-prob of each token of all groups."""
+    """The loss of a step, and its gradient to the log-prob and the entropy of each token of all groups."""
     taught = [teaches(group, config) for group in groups]
     kept = [group for group, teaching in zip(groups, taught, strict=True) if teaching]
     everyone = [one for group in kept for one in group]
     if not everyone:
-        return 0.0, [0.0] * sum(len(one.logps) for group in groups for one in group)
-    leaf = torch.tensor([float(logp) for one in everyone for logp in one.logps]).requires_grad_()
-    loss = _loss(leaf, kept, everyone, config, max_tokens)
+        return 0.0, [0.0] * sum(2 * len(one.logps) for group in groups for one in group)
+    leaves = [torch.tensor([float(own) for one in everyone for own in values(one)]).requires_grad_() for values in TOLD]
+    loss = _loss(leaves[0], leaves[1], kept, everyone, config, max_tokens)
     loss.backward()
-    assert leaf.grad is not None
-    grads = iter(leaf.grad.split([sum(len(one.logps) for one in group) for group in kept]))
-    return loss.item(), [
-        value
-        for group, teaching in zip(groups, taught, strict=True)
-        for value in (next(grads).tolist() if teaching else [0.0] * sum(len(one.logps) for one in group))
-    ]
+    gradient: list[float] = []
+    for leaf in leaves:
+        grads = iter(gradient_of(leaf).split([sum(len(one.logps) for one in group) for group in kept]))
+        for group, teaching in zip(groups, taught, strict=True):
+            gradient += next(grads).tolist() if teaching else [0.0] * sum(len(one.logps) for one in group)
+    return loss.item(), gradient
+
+
+# What the loss has a gradient to.
+TOLD: tuple[Callable[[Completion], Sequence[Any]], ...] = (lambda one: one.logps, lambda one: one.entropies)
+
+
+def gradient_of(leaf: Tensor) -> Tensor:
+    """0 where the loss does not depend on it."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def token_advantages(groups: Sequence[Group], config: LossConfig) -> list[list[float]]:
@@ -51,7 +61,12 @@ def token_advantages(groups: Sequence[Group], config: LossConfig) -> list[list[f
 
 
 def _loss(
-    logps: Tensor, groups: Sequence[Group], everyone: list[Completion], config: LossConfig, max_tokens: int
+    logps: Tensor,
+    entropies: Tensor,
+    groups: Sequence[Group],
+    everyone: list[Completion],
+    config: LossConfig,
+    max_tokens: int,
 ) -> Tensor:
     sequence_ids = torch.tensor([row for row, one in enumerate(everyone) for _ in one.logps])
     part = torch.tensor([trains(one, config) for one in everyone])
@@ -69,14 +84,22 @@ def _loss(
         ref_logps=reference,
         sampler_logps=sampler,
         staleness=torch.tensor([one.staleness for one in everyone])[sequence_ids] if linear else None,
+        high_entropy=_high_entropy(entropies, mask, config),
     )
     learners = tokens.denominator(logps.detach()) if linear else old
     importance = importance_sampling_weights(learners, sampler, sequence_ids, mask, config)[0]
     tokens = replace(tokens, importance_weights=importance)
     totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
-    return (
-        token_weights(config.aggregation, sequence_ids, mask, totals) * token_loss(logps, tokens, config).loss
-    ).sum()
+    weights = token_weights(config.aggregation, sequence_ids, mask, totals)
+    bonus = choose_bonus(config.entropy).applied * mean_entropy(entropies, tokens.explored, int(tokens.explored.sum()))
+    return (weights * token_loss(logps, tokens, config).loss).sum() - bonus
+
+
+def _high_entropy(entropies: Tensor, mask: Tensor, config: LossConfig) -> Tensor | None:
+    """All tokens of the step as one group."""
+    if config.top_entropy_quantile == 1:
+        return None
+    return torch.tensor(high_entropy([entropies.detach().numpy()], [mask.numpy()], config.top_entropy_quantile)[0])
 
 
 def _group(group: Group, config: LossConfig) -> TrainedGroup:

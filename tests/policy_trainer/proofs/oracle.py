@@ -17,9 +17,9 @@ from policy_trainer.config import LossConfig
 @dataclass(frozen=True)
 class Completion:
     """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: under the one before
-    the first update on the batch. steps: (reward, index of the last token) of process supervision. staleness: versions
-    between the sampler's weights and those that the step begins with. parts: (weight, reward) of several rewards, NaN
-    for none."""
+    the first update on the batch. entropies: of the policy now, as logps are. steps: (reward, index of the last token)
+    of process supervision. staleness: versions between the sampler's weights and those that the step begins with.
+    parts: (weight, reward) of several rewards, NaN for none."""
 
     reward: float
     logps: Sequence[Any]
@@ -27,6 +27,7 @@ class Completion:
     sampler: list[float]
     reference: list[float]
     mask: list[bool]
+    entropies: Sequence[Any] = ()
     finished: bool = True
     teacher: Sequence[float] = ()
     steps: Sequence[tuple[float, int]] = ()
@@ -51,10 +52,11 @@ def step_loss(
     everything = list(zip(groups, advantages(groups, config), strict=True))
     start, end = (len(groups) * part // minibatches for part in (minibatch, minibatch + 1))
     per_completion: list[tuple[Completion, list[Any]]] = []
+    threshold = entropy_threshold([group for group, _ in everything[start:end]], config)
     for group, group_advantages in everything[start:end]:
         for completion, own in zip(group, group_advantages, strict=True):
             if trains(completion, config):
-                per_completion.append((completion, token_losses(completion, own, config)))
+                per_completion.append((completion, token_losses(completion, own, config, threshold)))
     total: Any = torch.zeros(())
     tokens = sum(len(completion.trained) for completion, _ in per_completion)
     for completion, losses in per_completion:
@@ -67,7 +69,32 @@ def step_loss(
                 total = total + losses[t] / len(per_completion)
             else:
                 total = total + losses[t] / (len(per_completion) * max_tokens)
-    return total
+    return total - entropy_bonus([completion for completion, _ in per_completion], config, threshold)
+
+
+def entropy_threshold(groups: Sequence[Group], config: LossConfig) -> float:
+    """Of tokens that train, the share top_entropy_quantile has no lower entropy. Between two of them: on a line."""
+    if config.top_entropy_quantile == 1:
+        return -math.inf
+    known = sorted(
+        float(stopped(one.entropies[t]))
+        for group in groups
+        for one in group
+        if trains(one, config)
+        for t in one.trained
+    )
+    place = (1 - config.top_entropy_quantile) * max(len(known) - 1, 0)
+    below, above = known[math.floor(place) :][:1], known[math.ceil(place) :][:1]
+    value = below[0] + (place - math.floor(place)) * (above[0] - below[0]) if known else 0.0
+    return value - 1e-6  # equal ones may be rounded apart
+
+
+def entropy_bonus(completions: Sequence[Completion], config: LossConfig, threshold: float) -> Any:
+    """Of a fixed coefficient: over all kept tokens alike, whatever the aggregation."""
+    kept = [
+        one.entropies[t] for one in completions for t in one.trained if one.entropies and one.entropies[t] >= threshold
+    ]
+    return config.entropy.coef * sum(kept) / max(len(kept), 1)
 
 
 # Who takes part.
@@ -255,7 +282,9 @@ def deviation(values: list[float], config: LossConfig) -> float:
 # One completion's tokens.
 
 
-def token_losses(completion: Completion, advantages: list[float], config: LossConfig) -> list[Any]:
+def token_losses(
+    completion: Completion, advantages: list[float], config: LossConfig, threshold: float = -math.inf
+) -> list[Any]:
     """Surrogate and KL of each token; of no use where the mask is false."""
     log_ratios = log_ratio(completion, config)
     weights = correction(completion, config)
@@ -265,7 +294,9 @@ def token_losses(completion: Completion, advantages: list[float], config: LossCo
     result = []
     for t, logp in enumerate(completion.logps):
         rho = exp(log_ratios[t])
-        loss = weights[t] * surrogate(rho, logp, advantages[t], config) if trusted[t] else 0.0 * logp
+        low = threshold > -math.inf and float(stopped(completion.entropies[t])) < threshold
+        lost = low or not trusted[t]
+        loss = 0.0 * logp if lost else weights[t] * surrogate(rho, logp, advantages[t], config)
         if config.kl_in in ("loss", "both"):
             kl = kl_estimate(config, completion.reference[t], logp)
             loss = loss + config.beta * (kl * rho if config.kl_weight == "ratio" else kl)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from policy_trainer.config import LossConfig
 from tests.policy_trainer.proofs.cases import random_groups
-from tests.policy_trainer.proofs.formulas import loss_and_gradient, token_advantages
+from tests.policy_trainer.proofs.formulas import TOLD, gradient_of, loss_and_gradient, token_advantages
 from tests.policy_trainer.proofs.oracle import Group, advantages, step_loss, teaches
 from tests.policy_trainer.proofs.settings import choices, random_settings
 
@@ -25,14 +25,22 @@ def float64():
 
 
 def naive_loss_and_gradient(groups: Sequence[Group], config: LossConfig, max_tokens: int) -> tuple[float, list[float]]:
-    leaf = torch.tensor([float(logp) for group in groups for one in group for logp in one.logps]).requires_grad_()
-    scalars = iter(leaf.unbind())
-    told = [[replace(one, logps=[next(scalars) for _ in one.logps]) for one in group] for group in groups]
+    leaves = [
+        torch.tensor([float(own) for group in groups for one in group for own in values(one)]).requires_grad_()
+        for values in TOLD
+    ]
+    logps, entropies = (iter(leaf.unbind()) for leaf in leaves)
+    told = [
+        [
+            replace(one, logps=[next(logps) for _ in one.logps], entropies=[next(entropies) for _ in one.logps])
+            for one in group
+        ]
+        for group in groups
+    ]
     loss: Tensor = step_loss(told, config, max_tokens=max_tokens)
     if loss.requires_grad:  # it does not where nothing trains
         loss.backward()
-    grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    return loss.item(), grad.tolist()
+    return loss.item(), torch.cat([gradient_of(leaf) for leaf in leaves]).tolist()
 
 
 @pytest.mark.parametrize("ratio", choices("importance_sampling_level"))

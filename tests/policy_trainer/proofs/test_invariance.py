@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from policy_trainer.config import LossConfig, OptimizerConfig
+from policy_trainer.config import EntropyConfig, LossConfig, OptimizerConfig
 from policy_trainer.learner.learner import Learner
 from policy_trainer.learner.step_stats import StepStats
 from shared.batch import ScoredBatch
@@ -124,6 +124,20 @@ def test_masks_take_the_old_policy_where_one_group_has_no_sampler(model: PreTrai
     )
     assert 0 < want[0].masked_ratio < 1
     assert_same(cut, want, config)
+
+
+def test_an_adaptive_bonus_moves_alike_however_a_step_is_cut(model: PreTrainedModel) -> None:
+    """Over several updates: nothing in the first, then the coefficient that the entropies so far give."""
+    batches = random_batches(random.Random(6), model, count=4)
+    entropy = EntropyConfig(coef=0.5, target=9.0, delta=0.3, max=2.0)
+    settings: dict[str, Any] = {"beta": 0.1, "drop_zero_variance": False, "top_entropy_quantile": 0.5}
+    without, config = (LossConfig(entropy=own, **settings) for own in (EntropyConfig(), entropy))
+    want = stepped(model, batches, config, num_iterations=2, minibatches=2)
+    cut = stepped(model, batches, config, forward=PackedForward, micro_batch_tokens=1, num_iterations=2, minibatches=2)
+    assert_same(cut, want, config)
+    once, never = (stepped(model, batches, own) for own in (config, without))
+    assert torch.equal(once[1], never[1]), "nothing is applied in the first update"
+    assert not torch.equal(want[1], stepped(model, batches, without, num_iterations=2, minibatches=2)[1])
 
 
 def naive_step(

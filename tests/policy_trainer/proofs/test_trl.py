@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from policy_trainer.config import LossConfig
+from policy_trainer.config import EntropyConfig, LossConfig
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.distillation import reverse_kl
+from policy_trainer.objective.entropy import choose_bonus
 from policy_trainer.objective.loss import LossTokens, token_loss
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.cases import random_groups, without_tokens
@@ -78,6 +79,7 @@ def random_case(rng: random.Random, loss_type: str) -> Case:
     _choose_advantages(rng, case)
     _choose_policies(rng, case)
     _choose_mask(rng, case)
+    _choose_entropy(rng, case)
     return case
 
 
@@ -147,6 +149,16 @@ def _choose_mask(rng: random.Random, case: Case) -> None:
         case.set({"mask": {"off_policy_sequence": bound}}, {"off_policy_mask_threshold": bound})
 
 
+def _choose_entropy(rng: random.Random, case: Case) -> None:
+    """A bonus, and the tokens of high entropy: TRL's quantile is of the micro-batch, which is all of it here."""
+    if rng.random() < 0.4:
+        coef = rng.uniform(0.01, 1)
+        case.set({"entropy": {"coef": coef}}, {"entropy_coef": coef})
+    if rng.random() < 0.4:
+        quantile = rng.uniform(0.05, 0.95)
+        case.set({"top_entropy_quantile": quantile}, {"top_entropy_quantile": quantile})
+
+
 def on_terms_of_trl(groups: Sequence[Group], config: LossConfig) -> tuple[list[list[Completion]], float]:
     """What TRL is given, and the factor from its loss to ours.
 
@@ -178,7 +190,8 @@ def test_grpo_trainer(loss_type: str) -> None:
         groups = [group for group in groups if teaches(group, config)]
         if groups:
             told, factor = on_terms_of_trl(groups, config)
-            assert_same(loss_and_gradient(groups, config, case.max_tokens), Trl(**case.theirs).loss(told), factor)
+            theirs = case.theirs | {"entropy_coef": config.entropy.coef / factor}  # the bonus is over tokens alone
+            assert_same(loss_and_gradient(groups, config, case.max_tokens), Trl(**theirs).loss(told), factor)
             compared += 1
 
 
@@ -194,9 +207,47 @@ def test_groups_without_variance_are_dropped() -> None:
             continue
         varied = [group for group in varied if teaches(group, config)]
         told, factor = on_terms_of_trl(varied, config)
+        theirs = case.theirs | {"entropy_coef": config.entropy.coef / factor}
         of_varied = loss_and_gradient(varied, config, case.max_tokens)
-        assert_same(of_varied, Trl(**case.theirs).loss(told), factor)
+        assert_same(of_varied, Trl(**theirs).loss(told), factor)
         assert loss_and_gradient(groups, config, case.max_tokens)[0] == pytest.approx(of_varied[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("quantile", [1.0, 0.37])
+def test_the_bonus_adapts_to_its_target(quantile: float) -> None:
+    """Thirty updates: the coefficient, and every loss with it. Both bounds are reached. (TRL rounds its threshold to
+    float32, and may lose a token whose entropy it is: with 0.37 it lies between two.)"""
+    rng = random.Random(7)
+    bounds = {"delta": 0.05, "min": 0.02, "max": 0.3}
+    settings: dict[str, Any] = {"old_logps": "recomputed", "beta": 0.1, "drop_zero_variance": False}
+    settings["top_entropy_quantile"] = quantile
+    target = 2.0 if quantile == 1 else 3.2
+    bonus = choose_bonus(EntropyConfig(coef=0.1, target=target, **bounds))
+    theirs = Trl(
+        beta=0.1, top_entropy_quantile=quantile, entropy_coef=0.1, use_adaptive_entropy=True, entropy_target=target,
+        **{f"entropy_coef_{name}": value for name, value in bounds.items()},
+    )  # fmt: skip
+    coefficients, applied = [], []
+    for number in range(30):
+        level = (0.5, 1.5)[number // 10 % 2]
+        groups = [
+            [replace(one, entropies=[level * entropy for entropy in one.entropies]) for one in group]
+            for group in random_groups(rng, size=4)
+        ]
+        config = LossConfig(**settings, entropy=EntropyConfig(coef=bonus.applied))
+        assert_same(loss_and_gradient(groups, config, 8), theirs.loss(groups))
+        applied.append(bonus.applied)
+        bonus.observe(_kept_entropy(groups, quantile))
+        assert bonus.coef == pytest.approx(theirs.entropy_coef, abs=1e-12)
+        coefficients.append(bonus.coef)
+    assert applied[0] == 0 and max(applied) > 0 and 0 in applied[1:]
+    assert min(coefficients) == 0.02 and max(coefficients) == 0.3
+
+
+def _kept_entropy(groups: Sequence[Group], quantile: float) -> float:
+    known = sorted(one.entropies[t] for group in groups for one in group for t in one.trained)
+    kept = known[math.ceil((1 - quantile) * (len(known) - 1)) :]
+    return sum(kept) / len(kept)
 
 
 def test_several_rewards_are_summed_by_weight() -> None:

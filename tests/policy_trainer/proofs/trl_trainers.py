@@ -5,6 +5,7 @@ sampler, masks of truncated completions) and `_compute_loss`. Replaced are gener
 out the log-probs of a case.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.policy_trainer.proofs.formulas import TOLD, gradient_of
 from tests.policy_trainer.proofs.oracle import Completion
 
 EOS, PAD, WORD = 1, 0, 5
@@ -34,6 +36,10 @@ _DEFAULTS: dict[str, Any] = {
     "vllm_importance_sampling_clip_max": 3.0,
     "off_policy_mask_threshold": None,
     "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "_last_world_entropy": math.inf,
+    "_entropy_window_stats": None,
     "normalize_advantages": False,
     "reward_clip_range": None,
     "max_completion_length": 512,
@@ -48,6 +54,10 @@ _ARGUMENTS = {
     "vespo_lambda_pos": 3.0,
     "vespo_k_neg": 3.0,
     "vespo_lambda_neg": 2.0,
+    "entropy_target": 0.2,
+    "entropy_coef_delta": 0.005,
+    "entropy_coef_min": 0.0,
+    "entropy_coef_max": 1.0,
 }
 
 
@@ -60,6 +70,11 @@ class Trl:
         module = {"GRPOTrainer": "grpo_trainer", "RLOOTrainer": "rloo_trainer"}[trainer]
         self._class = getattr(import_module(f"trl.trainer.{module}"), trainer)
 
+    @property
+    def entropy_coef(self) -> float:
+        """After the latest step."""
+        return self._settings["entropy_coef"]
+
     def loss(
         self,
         groups: Sequence[Sequence[Completion]],
@@ -68,28 +83,29 @@ class Trl:
         weights: Sequence[float] = (1.0,),
         micro_batches: int = 1,
     ) -> tuple[float, list[float]]:
-        """Loss of an optimizer step, and its gradient to each of the completions' log-probs. Groups are of one size.
+        """Loss of an optimizer step, and its gradient to each of the completions' log-probs and entropies. Groups are
+        of one size. The next step goes on with the entropy's coefficient.
 
         parts: (B, R) rewards of each completion by each of R functions, weighted by `weights`.
         """
         rows = [completion for group in groups for completion in group]
         rewards = torch.tensor([[row.reward] for row in rows]) if parts is None else parts
-        leaf = torch.tensor([float(value) for row in rows for value in row.logps]).requires_grad_()
-        trainer = self._trainer(rows, rewards, weights, leaf, size=len(groups[0]), accumulated=micro_batches)
+        leaves = [torch.tensor([float(own) for row in rows for own in values(row)]).requires_grad_() for values in TOLD]
+        trainer = self._trainer(rows, rewards, weights, leaves, size=len(groups[0]), accumulated=micro_batches)
         inputs = trainer._generate_and_score_completions([{"prompt": "x"} for _ in rows])
         total = torch.zeros(())
         for trainer.asked in _parts(len(rows), micro_batches):
             total = total + trainer._compute_loss(trainer.model, _of(inputs, trainer.asked))
         total.backward()
-        assert leaf.grad is not None
-        return total.item(), leaf.grad.tolist()
+        self._settings.update({name: vars(trainer)[name] for name in ("entropy_coef", "_last_world_entropy")})
+        return total.item(), torch.cat([gradient_of(leaf) for leaf in leaves]).tolist()
 
     def _trainer(
         self,
         rows: list[Completion],
         rewards: Tensor,
         weights: Sequence[float],
-        leaf: Tensor,
+        leaves: list[Tensor],
         *,
         size: int,
         accumulated: int,
@@ -127,20 +143,20 @@ class Trl:
             eos_token_ids=[EOS],
             pad_to_multiple_of=None,
             aux_loss_enabled=False,
-            _entropy_bonus_enabled=False,
+            _entropy_bonus_enabled=bool(self._settings["entropy_coef"]) or self._settings["use_adaptive_entropy"],
             log_multimodal=False,
             _metrics=defaultdict(lambda: defaultdict(list)),
             _logs=defaultdict(deque, rewards=defaultdict(deque), extra=defaultdict(deque)),
             _pending_extra_logs={},
             _pending_metrics={},
         )
-        now = _padded(leaf.split(lengths))
+        now, entropies = (_padded(leaf.split(lengths)) for leaf in leaves)
         old, referred = (_padded([torch.tensor(getattr(row, name)) for row in rows]) for name in ("old", "reference"))
 
         def logps_of(model: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
             policys = old if trainer.asked is None else now[trainer.asked]
             logps = referred if model is reference else policys
-            return logps, torch.zeros_like(logps), None
+            return logps, torch.zeros_like(logps) if trainer.asked is None else entropies[trainer.asked], None
 
         trainer._get_per_token_logps_and_entropies = logps_of
         trainer._generate = lambda prompts: _generated(rows, self._class.__name__)
@@ -158,6 +174,9 @@ class _OneProcess:
         return values
 
     def reduce(self, values: Tensor, reduction: str) -> Tensor:
+        return values
+
+    def pad_across_processes(self, values: Tensor, dim: int, pad_index: float) -> Tensor:
         return values
 
 

@@ -1,0 +1,108 @@
+"""The entropy of the policy in the loss: a bonus for it, and training on the tokens that have most of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from policy_trainer.config import EntropyConfig, LossConfig
+from policy_trainer.objective.group import Group
+from policy_trainer.objective.ratios import masked
+from shared.batch import Array
+
+# Nats. Completions of one prompt begin with the same distribution: rounding must not part entropies that are equal.
+_ROUNDING = 1e-6
+
+
+def high_entropy(entropies: Sequence[Array], masks: Sequence[Array], quantile: float) -> list[Array]:
+    """bool (C,) of each group: tokens that train and whose entropy is at or above the (1 - quantile) quantile of all
+    that do (Beyond the 80/20 Rule, arXiv 2506.01939).
+
+    entropies: (C,) of each group of an update, in nats. masks: bool (C,), tokens that train.
+    """
+    known = np.concatenate([own[mask] for own, mask in zip(entropies, masks, strict=True)]).astype(np.float64)
+    threshold = np.quantile(known, 1 - quantile) if len(known) else 0.0
+    return [mask & (own >= threshold - _ROUNDING) for own, mask in zip(entropies, masks, strict=True)]
+
+
+def with_high_entropy(
+    groups: Sequence[Group], config: LossConfig, entropies: Callable[[Sequence[Group]], list[Array]]
+) -> list[Group]:
+    """The groups of an update with their tokens of high entropy: one threshold for all, however they are cut.
+
+    entropies: computes those of the current policy, at the cost of a forward.
+    """
+    if config.top_entropy_quantile == 1:
+        return list(groups)
+    found = high_entropy(entropies(groups), [group.mask for group in groups], config.top_entropy_quantile)
+    return [replace(group, high_entropy=own) for group, own in zip(groups, found, strict=True)]
+
+
+def mean_entropy(entropy: Tensor, mask: Tensor, tokens: int) -> Tensor:
+    """What a micro-batch adds to the mean entropy of an update, with gradient. entropy: (C,). mask: bool (C,), tokens
+    that the mean is over. tokens: their number in the whole update."""
+    return masked(entropy, mask).sum() / max(tokens, 1)
+
+
+class EntropyBonus(Protocol):
+    """coef: what the run reports. entropy: mean of the latest update, before it; None before the first, and where
+    nothing depends on it."""
+
+    coef: float
+    entropy: float | None
+
+    @property
+    def applied(self) -> float:
+        """The coefficient in the loss of the next update."""
+        ...
+
+    def observe(self, entropy: float) -> None:
+        """Of an update that was made: the policy's mean entropy before it."""
+        ...
+
+    def restore(self, coef: float, entropy: float) -> None:
+        """What an earlier process had."""
+        ...
+
+
+class FixedBonus:
+    """The coefficient of the settings."""
+
+    def __init__(self, config: EntropyConfig) -> None:
+        self.coef = self.applied = config.coef
+        self.entropy: float | None = None
+
+    def observe(self, entropy: float) -> None:
+        pass
+
+    def restore(self, coef: float, entropy: float) -> None:
+        pass
+
+
+class AdaptiveBonus:
+    """Steps towards a target of the entropy (Skywork-OR1, arXiv 2505.22312; the rule is TRL's). Nothing is applied in
+    the first update, nor while the entropy is above the target."""
+
+    def __init__(self, config: EntropyConfig, target: float) -> None:
+        self._config = config
+        self._target = target
+        self.coef = config.coef
+        self.entropy: float | None = None
+
+    @property
+    def applied(self) -> float:
+        return self.coef if self.entropy is not None and self.entropy <= self._target else 0.0
+
+    def observe(self, entropy: float) -> None:
+        config = self._config
+        step = config.delta if entropy <= self._target else -config.delta
+        self.coef, self.entropy = min(max(self.coef + step, config.min), config.max), entropy
+
+    def restore(self, coef: float, entropy: float) -> None:
+        self.coef, self.entropy = coef, entropy
+
+
+def choose_bonus(config: EntropyConfig) -> EntropyBonus:
+    return FixedBonus(config) if config.target is None else AdaptiveBonus(config, config.target)

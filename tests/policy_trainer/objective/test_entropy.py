@@ -1,0 +1,108 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from policy_trainer.config import EntropyConfig, LossConfig
+from policy_trainer.objective.entropy import choose_bonus, high_entropy, mean_entropy, with_high_entropy
+from policy_trainer.objective.group import Group
+from shared.batch import Array
+from tests.policy_trainer.groups import make_group
+
+
+class TestHighEntropy:
+    def test_the_quantile_is_of_all_groups_of_the_update(self) -> None:
+        """Of 11 tokens that train the best fifth: the threshold is the ninth, 8."""
+        entropies = [np.array([0.0, 10, 2, 3]), np.array([8.0, 9, 7, 99]), np.array([1.0, 4, 5, 6])]
+        masks = [np.ones(4, bool), np.array([True, True, True, False]), np.ones(4, bool)]
+        kept = high_entropy(entropies, masks, 0.2)
+        assert [mask.tolist() for mask in kept] == [
+            [False, True, False, False],
+            [True, True, False, False],
+            [False] * 4,
+        ]
+
+    def test_between_two_tokens_the_threshold_lies_on_a_line(self) -> None:
+        [kept] = high_entropy([np.array([0.0, 1.0, 2.0, 3.0])], [np.ones(4, bool)], 0.5)
+        assert kept.tolist() == [False, False, True, True]  # 1.5
+
+    def test_with_0_the_highest_remains_and_with_all_equal_all_of_them(self) -> None:
+        everyone = np.ones(3, bool)
+        assert high_entropy([np.array([1.0, 3.0, 2.0])], [everyone], 0.0)[0].tolist() == [False, True, False]
+        assert high_entropy([np.array([1.0, 1.0, 1.0])], [everyone], 0.0)[0].all()
+
+    def test_rounding_does_not_part_equal_entropies(self) -> None:
+        [kept] = high_entropy([np.array([2.0, 2.0 - 1e-7, 1.0])], [np.ones(3, bool)], 0.0)
+        assert kept.tolist() == [True, True, False]
+
+    def test_where_nothing_trains_nothing_is_kept(self) -> None:
+        assert not high_entropy([np.array([1.0, 2.0])], [np.zeros(2, bool)], 0.5)[0].any()
+
+    def test_what_is_not_a_number_keeps_nothing(self) -> None:
+        assert not high_entropy([np.array([1.0, math.nan])], [np.ones(2, bool)], 0.5)[0].any()
+
+    def test_without_a_quantile_there_is_no_forward(self) -> None:
+        def forward(groups: object) -> list[Array]:
+            raise AssertionError("a forward that nobody needs")
+
+        groups = [make_group(np.array([0.0, 1.0]))]
+        [same] = with_high_entropy(groups, LossConfig(), forward)
+        assert same.high_entropy is None and same.explored.all()
+
+    def test_groups_get_theirs(self) -> None:
+        groups = [make_group(np.array([0.0, 1.0])), make_group(np.array([math.nan, 1.0]))]
+
+        def entropies(asked: object) -> list[Array]:
+            return [np.array([1.0, 2.0]), np.array([9.0, 3.0])]
+
+        found: list[Group] = with_high_entropy(groups, LossConfig(top_entropy_quantile=0.5), entropies)
+        assert [group.explored.tolist() for group in found] == [[False, True], [False, True]]
+
+
+def test_the_mean_is_over_the_whole_update() -> None:
+    entropy = torch.tensor([1.0, math.nan, 3.0, 5.0], requires_grad=True)
+    mask = torch.tensor([True, False, True, True])
+    parts = [mean_entropy(entropy[part], mask[part], 3) for part in (slice(0, 2), slice(2, 4))]
+    total = parts[0] + parts[1]
+    total.backward()
+    assert total.item() == 3 and entropy.grad is not None
+    assert entropy.grad.tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+
+
+def test_of_no_token_the_mean_is_0() -> None:
+    assert mean_entropy(torch.tensor([math.nan]), torch.tensor([False]), 0).item() == 0
+
+
+class TestBonus:
+    def test_without_a_target_it_is_fixed(self) -> None:
+        bonus = choose_bonus(EntropyConfig(coef=0.02))
+        bonus.observe(5.0)
+        assert bonus.applied == bonus.coef == 0.02 and bonus.entropy is None
+        bonus.restore(0.5, 1.0)  # of an earlier life that had a target
+        assert bonus.applied == bonus.coef == 0.02
+
+    def test_it_adapts(self) -> None:
+        """By hand: first nothing, then applied only at or below the target; within the bounds."""
+        bonus = choose_bonus(EntropyConfig(coef=0.02, target=1.0, delta=0.01, min=0.01, max=0.04))
+        seen = []
+        for entropy in (0.5, 1.0, 0.9, 1.1, 1.2, 1.3, 1.4, 0.1):
+            before = bonus.applied
+            bonus.observe(entropy)
+            seen.append((before, bonus.coef))
+        assert [own for pair in seen for own in pair] == pytest.approx(
+            [own for pair in [
+                (0, 0.03), (0.03, 0.04), (0.04, 0.04), (0.04, 0.03), (0, 0.02), (0, 0.01), (0, 0.01), (0, 0.02),
+            ] for own in pair]
+        )  # fmt: skip
+        assert bonus.applied == pytest.approx(0.02)
+
+    def test_it_goes_on_where_another_process_stopped(self) -> None:
+        config = EntropyConfig(coef=0.1, target=1.0, delta=0.03)
+        one, other = choose_bonus(config), choose_bonus(config)
+        one.observe(0.3)
+        assert one.entropy is not None
+        other.restore(one.coef, one.entropy)
+        for bonus in (one, other):
+            bonus.observe(0.7)
+        assert (one.coef, one.entropy, one.applied) == (other.coef, other.entropy, other.applied)
