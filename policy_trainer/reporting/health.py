@@ -193,7 +193,8 @@ def _entropy(first: Records, latest: Records) -> list[Trouble]:
     if not seen < limit * start:
         return []
     remedy = (
-        "completions become alike: raise loss.epsilon_high or sampling.temperature, or lower optimizer.learning_rate"
+        "completions become alike: raise loss.epsilon_high, sampling.temperature or loss.entropy.coef, or lower "
+        "optimizer.learning_rate"
     )
     return [Trouble("entropy", seen, f"above {limit:.0%} of the {start:.3g} it began with", remedy)]
 

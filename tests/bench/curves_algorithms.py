@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policy_trainer.config import LossConfig, MaskConfig
+from policy_trainer.config import EntropyConfig, LossConfig, MaskConfig
 
 
 @dataclass(frozen=True)
@@ -54,4 +54,10 @@ ALGORITHMS: Mapping[str, Algorithm] = {
             beta=0,
         )
     ),
+    "entropy_bonus": Algorithm(LossConfig(entropy=EntropyConfig(coef=0.01), beta=0, old_logps="recomputed")),
+    # The base model begins at about this entropy.
+    "adaptive_entropy": Algorithm(
+        LossConfig(entropy=EntropyConfig(target=0.3, delta=0.001, max=0.05), beta=0, old_logps="recomputed")
+    ),
+    "top_entropy": Algorithm(LossConfig(top_entropy_quantile=0.2, beta=0, old_logps="recomputed")),
 }

@@ -77,6 +77,23 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     assert trained.keys() == found.keys() and all(torch.equal(trained[name], found[name]) for name in found)
 
 
+def test_an_adaptive_entropy_bonus_goes_on_where_it_was(random_model: Path, tmp_path: Path, start) -> None:
+    """In one process, then on two ranks. The target is never reached, so the coefficient counts the updates."""
+    server = start(Server(random_model, tmp_path / "server")).until_ready()
+    place = tmp_path / "run"
+    entropy = ("--loss.entropy.target", "100", "--loss.entropy.delta", "0.01", "--loss.top-entropy-quantile", "0.5")
+    command = (
+        "policy_trainer", "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
+        "--device", "cpu", *QUICK, *entropy,
+    )  # fmt: skip
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    for steps, before in ((2, ()), (4, launcher)):
+        resume = ("--resume",) if before else ()
+        job = start(Process(*before, *command, *resume, "--max-steps", str(steps), log=tmp_path / f"{steps}.log"))
+        assert job.wait() == 0, job.output()
+    assert [record["entropy_coef"] for record in steps_of(place)] == pytest.approx([0.01, 0.02, 0.03, 0.04])
+
+
 def follower_of(run_dir: Path) -> int:
     """A process of the job whose rank is 1."""
     for pid in processes_of(run_dir):

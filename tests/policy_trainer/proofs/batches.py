@@ -31,7 +31,7 @@ def row_logps_and_entropies(
 ) -> tuple[Tensor, Tensor]:
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
     logps = torch.log_softmax(logits / temperature, dim=-1)[len(prompt) - 1 : -1]
-    entropies = torch.stack([-sum(logp.exp() * logp for logp in token) for token in logps])
+    entropies = torch.stack([-torch.stack([logp.exp() * logp for logp in token.unbind()]).sum() for token in logps])
     return torch.stack([logps[t, token] for t, token in enumerate(completion)]), entropies
 
 

@@ -190,7 +190,9 @@ def test_grpo_trainer(loss_type: str) -> None:
         groups = [group for group in groups if teaches(group, config)]
         if groups:
             told, factor = on_terms_of_trl(groups, config)
-            theirs = case.theirs | {"entropy_coef": config.entropy.coef / factor}  # the bonus is over tokens alone
+            theirs: dict[str, Any] = case.theirs | {
+                "entropy_coef": config.entropy.coef / factor
+            }  # the bonus is over tokens alone
             assert_same(loss_and_gradient(groups, config, case.max_tokens), Trl(**theirs).loss(told), factor)
             compared += 1
 
@@ -207,7 +209,7 @@ def test_groups_without_variance_are_dropped() -> None:
             continue
         varied = [group for group in varied if teaches(group, config)]
         told, factor = on_terms_of_trl(varied, config)
-        theirs = case.theirs | {"entropy_coef": config.entropy.coef / factor}
+        theirs: dict[str, Any] = case.theirs | {"entropy_coef": config.entropy.coef / factor}
         of_varied = loss_and_gradient(varied, config, case.max_tokens)
         assert_same(of_varied, Trl(**theirs).loss(told), factor)
         assert loss_and_gradient(groups, config, case.max_tokens)[0] == pytest.approx(of_varied[0], rel=1e-12)
@@ -218,7 +220,7 @@ def test_the_bonus_adapts_to_its_target(quantile: float) -> None:
     """Thirty updates: the coefficient, and every loss with it. Both bounds are reached. (TRL rounds its threshold to
     float32, and may lose a token whose entropy it is: with 0.37 it lies between two.)"""
     rng = random.Random(7)
-    bounds = {"delta": 0.05, "min": 0.02, "max": 0.3}
+    bounds: dict[str, Any] = {"delta": 0.05, "min": 0.02, "max": 0.3}
     settings: dict[str, Any] = {"old_logps": "recomputed", "beta": 0.1, "drop_zero_variance": False}
     settings["top_entropy_quantile"] = quantile
     target = 2.0 if quantile == 1 else 3.2

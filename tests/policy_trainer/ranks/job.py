@@ -22,6 +22,8 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
     checkpoint = directory / f"checkpoint-{first}" if first else None
     source = config.model if config.lora.rank else str(checkpoint or config.model)
     loaded = load_lead(config, source, None, checkpoint, load_tokenizer(config.model), world, {})
+    if (before := directory / f"found-{first}.json").exists():  # as a trainer restores what its state has
+        loaded.learner.restore_bonus(*json.loads(before.read_text())["bonus"])
     stats = []
     for step in range(first, last):
         bodies = sorted((directory / f"step-{step}").iterdir())
@@ -36,6 +38,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         "probe": loaded.learner.probe(batches).logps,
         "sampled": [group[0].ids.tolist() for group in sampled],
         "form": loaded.form,
+        "bonus": [loaded.learner.bonus.coef, loaded.learner.bonus.entropy],
     }
     writing.wait()
     loaded.save(directory / f"whole-{last}")

@@ -33,6 +33,7 @@ from tests.policy_trainer.ranks import job
 Make = Callable[..., Any]
 # Groups of each step: unequal, and now and then fewer than there are ranks.
 SIZES = (5, 1, 3, 2, 7) * 4
+EXPLORING = {"entropy": {"coef": 0.05, "target": 2.9, "delta": 0.01}, "top_entropy_quantile": 0.5}
 LORA = {"lora": {"rank": 3}, "reference": {"source": "adapter-off"}}
 
 
@@ -99,6 +100,9 @@ SETTINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
         3, True, {"gradient_checkpointing": True, "num_iterations": 2, "minibatches": 2,
                   "loss": {"beta": 0.1, "old_logps": "recomputed"}},
     ),
+    "an entropy bonus that adapts, tokens of high entropy, several updates": (
+        3, True, {"num_iterations": 2, "loss": {"beta": 0.1, "old_logps": "recomputed", **EXPLORING}},
+    ),
     "adapters": (2, True, {**LORA, "gradient_checkpointing": True}),
     "adapters, more ranks than groups, several updates": (
         4, False, {**LORA, "num_iterations": 2, "loss": {"beta": 0.1, "old_logps": "recomputed", "kl_in": "reward"}},
@@ -146,6 +150,20 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
     for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
         launch(ranks, place, config, first, last)
     assert difference(place, alone(model, config, steps)[0]) < 1e-6
+
+
+@pytest.mark.slow
+def test_the_entropy_bonus_goes_on_with_another_number_of_ranks(
+    place: Path, steps: Any, make_tiny: Make, tokenizer: Any
+) -> None:
+    """It is the trainer's state, which rank 0 tells the others: without it the coefficient would begin anew."""
+    model = make_tiny(vocabulary=len(tokenizer))
+    config = configured(place, model, tokenizer, loss={"beta": 0.1, **EXPLORING})
+    for ranks, first, last in ((2, 0, 10), (3, 10, 15), (1, 15, 20)):
+        found = launch(ranks, place, config, first, last)
+    learner, _ = alone(model, config, steps)
+    assert difference(place, learner) < 1e-6
+    assert found["bonus"] == pytest.approx([learner.bonus.coef, learner.bonus.entropy], rel=1e-5)
 
 
 def restored(checkpoint: Path, config: TrainConfig) -> PreTrainedModel:

@@ -1,0 +1,133 @@
+"""The entropy bonus in the learner's life: resumed, skipped, and off."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from policy_trainer.config import EntropyConfig, LossConfig, OptimizerConfig
+from policy_trainer.learner.learner import Learner
+from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from shared.batch import ScoredBatch
+from shared.logprobs import PackedForward
+from shared.models import load_model
+
+Make = Callable[..., Any]
+ADAPTIVE = EntropyConfig(coef=0.2, target=9.0, delta=0.1, max=2.0)
+
+
+def learner(model: PreTrainedModel, entropy: EntropyConfig, **settings: Any) -> Learner:
+    return Learner(
+        model,
+        PackedForward(model),
+        loss=LossConfig.model_validate({"beta": 0.1, "entropy": entropy, "drop_zero_variance": False, **settings}),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        steps=10,
+        micro_batch_tokens=1000,
+        max_completion_length=9,
+        num_iterations=2,
+    )
+
+
+@pytest.fixture
+def batch(make_scored: Make) -> ScoredBatch:
+    return make_scored([3, 4], [[5, 6, 7], [8], [9, 10]], [0.0, 1.0, 0.5])
+
+
+def same(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+    return all(torch.equal(own, other.state_dict()[name]) for name, own in one.state_dict().items())
+
+
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, make_tiny: Make, tokenizer: Any, batch: ScoredBatch) -> None:
+    """Four steps of two updates, or two, a new life, and two more."""
+    one = learner(make_tiny(vocabulary=len(tokenizer)), ADAPTIVE)
+    for step in range(2):
+        one.step([batch], step=step)
+    state = TrainState(step=2, entropy_coef=one.bonus.coef, last_entropy=one.bonus.entropy)
+    path = Checkpoints(tmp_path, keep=1).save(state, one.model, tokenizer, one.weights)
+    assert read_state(path) == state and state.last_entropy is not None and state.entropy_coef > 0.5
+
+    def resumed() -> Learner:
+        again = learner(load_model(str(path), revision=None, device="cpu", dtype="float32"), ADAPTIVE)
+        restore(path, again.weights)
+        return again
+
+    told, untold = resumed(), resumed()
+    told.restore_bonus(read_state(path).entropy_coef, state.last_entropy)
+    for own in (one, told, untold):
+        for step in range(2, 4):
+            own.step([batch], step=step)
+    assert (told.bonus.coef, told.bonus.entropy) == (one.bonus.coef, one.bonus.entropy)
+    assert same(told.model, one.model)
+    assert not same(untold.model, one.model)
+
+
+def test_updates_that_are_skipped_or_train_nothing_leave_the_coefficient(
+    make_tiny: Make, make_scored: Make, batch: ScoredBatch
+) -> None:
+    nothing = make_scored([3], [[4], [5]], [0.0, 1.0], loss_mask=[False, False])
+    broken = make_scored([3], [[4], [5]], [0.0, 1.0])
+    own = learner(make_tiny(), ADAPTIVE)
+    own.step([batch], step=0)
+    before = own.bonus.coef, own.bonus.entropy
+    own.step([nothing], step=1)
+    assert (own.bonus.coef, own.bonus.entropy) == before
+    with torch.no_grad():
+        next(own.model.parameters()).fill_(np.nan)
+    assert own.step([broken], step=2).not_finite
+    assert (own.bonus.coef, own.bonus.entropy) == before
+
+
+def test_a_bonus_raises_the_entropy(make_tiny: Make, batch: ScoredBatch) -> None:
+    found = []
+    for coef in (0.0, 1.0):
+        own = learner(make_tiny(), EntropyConfig(coef=coef), old_logps="current", top_entropy_quantile=0.5)
+        found.append([own.step([batch], step=step).entropy for step in range(5)])
+    assert found[1][-1] > found[0][-1] + 0.5
+
+
+@pytest.mark.parametrize("surrogate", ["clip", "reinforce", "cispo", "sapo"])
+def test_the_usual_horrors_have_finite_gradients(make_tiny: Make, make_scored: Make, surrogate: str) -> None:
+    """One token; an overflowing ratio without an advantage; no reward; nothing that trains. All at once, and alone."""
+    batches = [
+        make_scored([3], [[4]], [1.0], number=0),
+        make_scored([3], [[4, 5], [6]], [1.0, 1.0], old_logps=[-500.0, -500, -500], number=1),
+        make_scored([3], [[4, 5], [6]], [float("nan")] * 2, number=2),
+        make_scored([3], [[4, 5], [6]], [0.0, 1.0], loss_mask=[False] * 3, number=3),
+    ]
+    for quantile in (0.0, 0.2):
+        model = make_tiny()
+        for part in (batches, *([batch] for batch in batches)):
+            own = learner(
+                copy.deepcopy(model), EntropyConfig(coef=0.5), surrogate=surrogate, top_entropy_quantile=quantile
+            )
+            assert not own.step(part, step=0).not_finite
+            assert all(parameter.isfinite().all() for parameter in own.model.parameters())
+
+
+def test_what_is_off_costs_no_forward_and_no_gradient(make_tiny: Make, batch: ScoredBatch) -> None:
+    """Forwards of the log-probs with entropies: one an update, and one more where the quantile is asked for."""
+    for quantile, expected in ((1.0, 2), (0.5, 4)):
+        own = learner(make_tiny(), EntropyConfig(), top_entropy_quantile=quantile)
+        with_entropy = own._forward.with_entropy
+        calls: list[bool] = []
+        gradients: list[Any] = []
+
+        def counted(
+            *inputs: Any, forward: Any = with_entropy, calls: list[bool] = calls, gradients: list[Any] = gradients
+        ) -> Any:
+            logps, entropy = forward(*inputs)
+            if entropy.requires_grad:
+                entropy.register_hook(gradients.append)  # called with None where there is none
+            calls.append(entropy.requires_grad)
+            return logps, entropy
+
+        own._forward.with_entropy = counted  # type: ignore[method-assign]
+        own.step([batch], step=0)
+        assert len(calls) == expected and calls.count(True) == 2
+        assert all(gradient is None for gradient in gradients)
