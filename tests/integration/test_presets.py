@@ -27,6 +27,10 @@ pytestmark = pytest.mark.slow
 DATA: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": f"{i}+{i + 7}=?", "answer": f"Add them.\n#### {2 * i + 7}"} for i in range(10, 40)],
     "math": [{"problem": f"{i}+{i + 7}=?", "solution": f"It is $\\boxed{{{2 * i + 7}}}$."} for i in range(10, 40)],
+    "dataset": [
+        {"source_prompt": [{"role": "user", "content": f"{i}+{i + 7}=?"}], "solution": str(2 * i + 7)}
+        for i in range(10, 40)
+    ],
     "countdown": [{"nums": [i % 9 + 1, i % 7 + 1, 3], "target": i % 9 + i % 7 + 5} for i in range(30)],
 }
 SIZES = (

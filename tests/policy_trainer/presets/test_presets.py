@@ -97,6 +97,13 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
         "rewards": ["accuracy", "soft_overlong"], "judging.penalty.overlong_tokens": 4096,
         "loss.drop_zero_variance": True, "sampling.max_resamples": 9, "loss.advantage": "outcome",
     },
+    "dapo-17k": {
+        "task": "dataset", "data.subset": "all", "data.columns.prompt": "source_prompt",
+        "rewards": ["math/accuracy", "soft_overlong"], "reward_weights": [2, 1],
+        "loss.epsilon": 0.2, "loss.epsilon_high": 0.28, "loss.delta": 10, "loss.advantage_eps": 1e-6,
+        "sampling.max_completion_length": 20480, "groups_per_step": 512, "minibatches": 512 // 32,
+        "optimizer.warmup_steps": 10, "optimizer.weight_decay": 0.1,
+    },
     "dr-grpo": {
         "loss.advantage": "dr_grpo", "loss.scale_rewards": None, "loss.aggregation": "constant", "loss.beta": 0,
         "loss.epsilon": 0.2, "loss.drop_zero_variance": False,
@@ -113,6 +120,13 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
         "sampling.max_completion_length": 4096, "loss.advantage": "distill", "loss.distillation_coef": 1,
         "loss.surrogate": "cispo", "loss.old_logps": "sampler", "loss.beta": 0, "loss.aggregation": "token_mean",
         "optimizer.learning_rate": 5e-5, "optimizer.betas": (0.9, 0.95),
+    },
+    "prime-rl": {
+        "max_lag": 8, "groups_per_step": 128 // 8, "sampling.max_completion_length": 2048,
+        "loss.advantage": "dr_grpo", "loss.scale_rewards": None, "loss.old_logps": "sampler",
+        "loss.surrogate": "cispo", "loss.mask.dppo_low": 0.2, "loss.mask.dppo_high": 0.2, "loss.mask.ipo": None,
+        "loss.mismatch_penalty": 1e-3, "loss.aggregation": "token_mean", "loss.beta": 0,
+        "optimizer.learning_rate": 1e-6, "optimizer.weight_decay": 0.01,
     },
     "reinforce++": {
         "loss.advantage": "reinforce++", "loss.surrogate": "clip", "loss.epsilon": 0.2, "loss.kl": "k1",
