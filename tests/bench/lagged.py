@@ -19,7 +19,7 @@ from policy_trainer.rewards.judging import Judge
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.tasks.registry import make_task
-from shared.batch import RolloutBatch
+from shared.batch import RolloutBatch, ScoredBatch
 from shared.logprobs import choose_forward
 
 
@@ -85,12 +85,12 @@ class Outcome:
 def train(
     config: TrainConfig, models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, lag: int
 ) -> Outcome:
-    """models: three with the same first weights: to train, to sample with, and to stay as it is."""
+    """models: three with the same first weights: to train, to sample with, and to stay as it is, the reference."""
     policy, sampled, first = models
     sampler = LaggedSampler(config, sampled, tokenizer, lag)
     bounded = [
         stats.clip_ratio + stats.importance_sampling_clip_ratio + stats.masked_ratio
-        for stats in _steps(config, policy, sampler)
+        for stats in _steps(config, policy, sampler, first)
         if stats.updates
     ]
     newest = LaggedSampler(config, sampled, tokenizer, 0)
@@ -99,11 +99,19 @@ def train(
     return Outcome(_accuracy(config, policy, tokenizer), kl, entropy, sum(bounded) / max(len(bounded), 1))
 
 
-def _steps(config: TrainConfig, policy: PreTrainedModel, sampler: LaggedSampler) -> Iterator[StepStats]:
+def _steps(
+    config: TrainConfig, policy: PreTrainedModel, sampler: LaggedSampler, first: PreTrainedModel
+) -> Iterator[StepStats]:
     learner = make_learner(config, policy, choose_forward(policy))
     for step in range(config.max_steps):
         sampler.keep(step, {name: value.clone() for name, value in policy.state_dict().items()})
-        yield learner.step(sampler.sample(step), step=step)
+        batches = sampler.sample(step)
+        yield learner.step([_scored(batch, first) for batch in batches] if config.loss.beta else batches, step=step)
+
+
+@torch.no_grad()
+def _scored(batch: RolloutBatch, reference: PreTrainedModel) -> ScoredBatch:
+    return ScoredBatch(batch, choose_forward(reference)([batch.group], [batch.temperature]).numpy(), "0")
 
 
 @torch.no_grad()

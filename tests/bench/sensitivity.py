@@ -1,0 +1,80 @@
+"""How much each setting decides on the demo's task: `python -m tests.bench.sensitivity`.
+
+Every row is the first one with a single setting changed, in one process, without staleness, over the same seeds.
+Prints the Markdown table of docs/choosing.md.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from policy_trainer.config import TrainConfig
+from shared.models import load_model, load_tokenizer, use_threads
+from shared.settings import from_values
+from tests.bench.curves_recipes import base_model
+from tests.bench.lagged import Outcome, train
+
+# As a file would have them.
+_FIRST: Mapping[str, Any] = {
+    "task": "arithmetic",
+    "rewards": ["accuracy", "tags"],
+    "groups_per_step": 8,
+    "sampling.num_generations": 8,
+    "sampling.max_completion_length": 40,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.warmup_steps": 5,
+    "evaluation.problems": 256,
+    "evaluation.batch_size": 256,
+}
+CHANGES: tuple[Mapping[str, Any], ...] = (
+    {},
+    *({"optimizer.learning_rate": rate} for rate in (3e-5, 1e-4, 1e-3, 3e-3)),
+    *({"groups_per_step": groups} for groups in (2, 4, 16)),
+    *({"sampling.num_generations": size} for size in (2, 4, 16)),
+    *({"sampling.max_completion_length": length} for length in (20, 25, 80)),
+    *({"sampling.temperature": temperature} for temperature in (0.7, 1.3)),
+    *({"loss.beta": beta} for beta in (0.0, 0.4)),
+    *({"loss.epsilon": epsilon} for epsilon in (0.1, 0.4)),
+    *({"loss.advantage": name} for name in ("dr_grpo", "rloo")),
+    *({"loss.aggregation": name} for name in ("token_mean", "constant")),
+    *({"loss.surrogate": name} for name in ("reinforce", "cispo", "sapo")),
+)
+
+
+def settings(model: Path, change: Mapping[str, Any], *, seed: int, steps: int) -> TrainConfig:
+    nested: dict[str, Any] = {"model": str(model), "seed": seed, "max_steps": steps}
+    for name, value in {**_FIRST, **change}.items():
+        section, _, field = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[field] = value
+    return from_values(TrainConfig, **nested)
+
+
+def outcome(model: Path, change: Mapping[str, Any], *, seed: int, steps: int) -> Outcome:
+    models = [load_model(str(model), revision=None, device="cpu", dtype="float32") for _ in range(3)]
+    return train(settings(model, change, seed=seed, steps=steps), models, load_tokenizer(str(model)), lag=0)
+
+
+def row(change: Mapping[str, Any], outcomes: list[Outcome]) -> str:
+    name = ", ".join(f"`{field} = {value}`" for field, value in change.items()) or "as above"
+    accuracies = [own.accuracy for own in outcomes]
+    span = f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
+    kl, entropy = (statistics.mean(getattr(own, field) for own in outcomes) for field in ("kl", "entropy"))
+    return f"| {name} | {span} | {kl:.3f} | {entropy:.3f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    asked = parser.parse_args()
+    use_threads(1)
+    model = base_model("arithmetic")
+    print("| changed | accuracy | KL | entropy |\n|---|---|---|---|", flush=True)
+    for change in CHANGES:
+        print(row(change, [outcome(model, change, seed=seed, steps=asked.steps) for seed in asked.seeds]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
