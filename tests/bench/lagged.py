@@ -1,5 +1,6 @@
 """Training in one process on samples of the weights of some steps ago: no server, and the same numbers every time."""
 
+import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,16 @@ class Outcome:
     kl: float
     entropy: float
     bounded: float
+
+
+def mean(outcomes: Sequence[Outcome], figure: str) -> float:
+    return statistics.mean(getattr(own, figure) for own in outcomes)
+
+
+def accuracy_span(outcomes: Sequence[Outcome]) -> str:
+    """The mean over the seeds, and the range."""
+    accuracies = [own.accuracy for own in outcomes]
+    return f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
 
 
 def train(

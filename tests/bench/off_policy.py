@@ -6,7 +6,6 @@ from. Prints a Markdown table, and the seconds of each cell on stderr.
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from policy_trainer.config import EvaluationConfig, LossConfig, MaskConfig, Opti
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.settings import from_values
 from tests.bench.curves_recipes import base_model
-from tests.bench.lagged import Outcome, train
+from tests.bench.lagged import Outcome, accuracy_span, mean, train
 
 # No KL to the first weights, which would hold every one of them back.
 _CLIP = LossConfig(beta=0, aggregation="token_mean")
@@ -70,20 +69,17 @@ def outcome(model: Path, loss: LossConfig, lag: int, *, seed: int, steps: int, l
 
 def row(name: str, cells: Sequence[Sequence[Outcome]]) -> str:
     """One line of the table. cells: of each lag, the outcome of each seed."""
-    return f"| {name} | {' | '.join(_figures(cell) for cell in cells)} |"
-
-
-def _figures(cell: Sequence[Outcome]) -> str:
-    accuracies = [own.accuracy for own in cell]
-    kl, entropy, bounded = (
-        statistics.mean(getattr(own, name) for own in cell) for name in ("kl", "entropy", "bounded")
-    )
-    span = f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
-    return f"{span} | {kl:.3f} | {entropy:.3f} | {bounded:.1%}"
+    kl, entropy, bounded = (mean(cells[-1], figure) for figure in ("kl", "entropy", "bounded"))
+    accuracies = " | ".join(accuracy_span(cell) for cell in cells)
+    return f"| {name} | {accuracies} | {kl:.2f} | {entropy:.2f} | {bounded:.1%} |"
 
 
 def header(lags: Sequence[int]) -> str:
-    columns = [f"lag {lag}: {name}" for lag in lags for name in ("accuracy", "KL", "entropy", "bounded")]
+    """KL, entropy and bounded are of the last lag."""
+    columns = [
+        *(f"lag {lag}" for lag in lags),
+        *(f"{figure}, lag {lags[-1]}" for figure in ("KL", "entropy", "bounded")),
+    ]
     return f"| correction | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|"
 
 
@@ -92,7 +88,7 @@ def main() -> None:
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 4, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), metavar="NAME")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     asked = parser.parse_args()
     use_threads(1)

@@ -5,7 +5,6 @@ Prints the Markdown table of docs/choosing.md.
 """
 
 import argparse
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from policy_trainer.config import TrainConfig
 from shared.models import load_model, load_tokenizer, use_threads
 from shared.settings import from_values
 from tests.bench.curves_recipes import base_model
-from tests.bench.lagged import Outcome, train
+from tests.bench.lagged import Outcome, accuracy_span, mean, train
 
 # As a file would have them.
 _FIRST: Mapping[str, Any] = {
@@ -57,11 +56,9 @@ def outcome(model: Path, change: Mapping[str, Any], *, seed: int, steps: int) ->
 
 
 def row(change: Mapping[str, Any], outcomes: list[Outcome]) -> str:
-    name = ", ".join(f"`{field} = {value}`" for field, value in change.items()) or "as above"
-    accuracies = [own.accuracy for own in outcomes]
-    span = f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
-    kl, entropy = (statistics.mean(getattr(own, field) for own in outcomes) for field in ("kl", "entropy"))
-    return f"| {name} | {span} | {kl:.3f} | {entropy:.3f} |"
+    name = ", ".join(f"`{field} = {value}`" for field, value in change.items()) or "nothing"
+    kl, entropy = mean(outcomes, "kl"), mean(outcomes, "entropy")
+    return f"| {name} | {accuracy_span(outcomes)} | {kl:.3f} | {entropy:.3f} |"
 
 
 def main() -> None:

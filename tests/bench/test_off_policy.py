@@ -84,6 +84,6 @@ def test_the_same_numbers_come_every_time_and_the_lag_changes_them(model: PreTra
 def test_the_table_has_a_column_for_every_figure() -> None:
     cells = [[Outcome(0.5, 0.1, 0.2, 0.01), Outcome(0.7, 0.3, 0.4, 0.03)]] * 2
     line = row("tis", cells)
-    assert line.startswith("| tis | 0.60 (0.50 to 0.70) | 0.200 | 0.300 | 2.0% |")
+    assert line == "| tis | 0.60 (0.50 to 0.70) | 0.60 (0.50 to 0.70) | 0.20 | 0.30 | 2.0% |"
     names, rule = header([0, 4]).splitlines()
     assert names.count("|") == rule.count("|") == line.count("|")
