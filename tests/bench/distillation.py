@@ -29,7 +29,7 @@ from tests.bench.distillation_models import cached_student, cached_teacher
 # Problems of a step, samples of each, their longest length, held-out problems.
 GROUPS, COMPLETIONS, LENGTH, PROBLEMS = 16, 4, 40, 256
 # Learning rates of the two commands.
-RATES = {"train": "1e-3", "sft": "2e-3"}
+RATES = {"train": "3e-4", "sft": "2e-3"}
 Row = tuple[str, int, float, float]
 
 
