@@ -85,6 +85,7 @@ BUSY = ("9**9**9**9", "$10000000!$", "$9^{9^{9^{9}}}$", "$98^{99^{97}}$", "98^{9
 
 # The best that a wrong answer in no form can have: some rules count tags one by one.
 BEST: Mapping[str, float] = {
+    "none": 0,
     "format": 0,
     "tags": 0,
     "simple_grpo/format": -1,

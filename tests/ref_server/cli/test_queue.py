@@ -74,6 +74,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Terminal]:
 
     def sit_down(typed: str) -> Terminal:
         screen = Terminal()
+        monkeypatch.setenv("TERM", "xterm")  # a dumb one gets no bar
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
         monkeypatch.setattr(sys, "stderr", screen)
         return screen
