@@ -13,10 +13,8 @@ COLUMNS = 120
 def run(arguments: list[str]) -> int:
     """Returns 1 where something does not fit. Raises UserError for a model or a device that is not there."""
     config = read_settings(PlanConfig, arguments, "plan")
-    from policy_trainer.trainer.plan import (
-        load_teacher_outline,
-        plan,
-    )  # late, so that wrong options fail before PyTorch loads
+    # Late, so that wrong options fail before PyTorch loads.
+    from policy_trainer.trainer.plan import load_teacher_outline, plan
     from policy_trainer.trainer.shortages import GB, shortages
     from shared.models import load_outline
 

@@ -9,9 +9,8 @@ from policy_trainer.config import RewardTrainingConfig
 
 def run(arguments: list[str]) -> int:
     config = read_settings(RewardTrainingConfig, arguments, "reward-model")
-    from policy_trainer.reward_model.training import (
-        train_reward_model,
-    )  # late, so that wrong options fail before PyTorch loads
+    # Late, so that wrong options fail before PyTorch loads.
+    from policy_trainer.reward_model.training import train_reward_model
 
     console = Console(stderr=True)
     tell_device(config.device, console)

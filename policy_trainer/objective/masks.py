@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from policy_trainer.config import MaskConfig
-from policy_trainer.objective.ratios import masked, sequence_sums
+from policy_trainer.objective.ratios import masked, sequence_means
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Movement:
     @property
     def mean_log_ratio(self) -> Tensor:
         """(C,): the mean of log-prob - the sampler's over the trained tokens of each token's completion."""
-        sums = sequence_sums(masked(self.logps - self.sampler_logps, self.mask), self.sequence_ids)
-        return (sums / sequence_sums(self.mask, self.sequence_ids).clamp(min=1))[self.sequence_ids]
+        return sequence_means(masked(self.logps - self.sampler_logps, self.mask), self.sequence_ids, self.mask)
 
     @property
     def probability_change(self) -> Tensor:

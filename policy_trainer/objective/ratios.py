@@ -29,8 +29,7 @@ def _token(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
 
 def _sequence(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
     """GSPO (arXiv 2507.18071, eq. 7): the geometric mean over a completion."""
-    means = sequence_sums(difference, sequence_ids) / sequence_sums(mask, sequence_ids).clamp(min=1)
-    return means[sequence_ids].to(difference.dtype)
+    return sequence_means(difference, sequence_ids, mask).to(difference.dtype)
 
 
 def _sequence_sum(difference: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
@@ -63,6 +62,12 @@ def sequence_sums(values: Tensor, sequence_ids: Tensor) -> Tensor:
     """
     zeros = torch.zeros(len(sequence_ids), dtype=widest_float(sequence_ids.device), device=sequence_ids.device)
     return zeros.index_add(0, sequence_ids, values.to(zeros.dtype))
+
+
+def sequence_means(values: Tensor, sequence_ids: Tensor, mask: Tensor) -> Tensor:
+    """(C,) -> (C,) of `widest_float`: at each token the mean over its completion's tokens that train. values: 0 where
+    masked."""
+    return (sequence_sums(values, sequence_ids) / sequence_sums(mask, sequence_ids).clamp(min=1))[sequence_ids]
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
