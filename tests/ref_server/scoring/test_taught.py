@@ -20,19 +20,12 @@ from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.errors import UserError
 from shared.models import load_model, save_model
+from tests.ref_server.scoring.changed_models import changed_model
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 Start = Callable[..., AbstractContextManager[httpx.Client]]
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
-
-
-def changed_model(by: float) -> PreTrainedModel:
-    changed = make_model(0)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter += by
-    return changed.eval()
 
 
 def teacher_model(**changes: Any) -> PreTrainedModel:

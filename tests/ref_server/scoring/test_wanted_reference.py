@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-from transformers import PreTrainedModel
 
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.stores import open_queue
@@ -19,19 +17,12 @@ from shared import wire
 from shared.batch import RolloutBatch
 from shared.models import save_model
 from tests.ref_server.queue.backends import postgres_backend
+from tests.ref_server.scoring.changed_models import changed_model
 from tests.waiting import until
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
-
-
-def changed_model(by: float) -> PreTrainedModel:
-    changed = make_model(0)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter += by
-    return changed.eval()
 
 
 @pytest.fixture

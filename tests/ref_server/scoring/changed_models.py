@@ -1,0 +1,14 @@
+"""Models of one architecture whose weights differ."""
+
+import torch
+from transformers import PreTrainedModel
+
+from policy_trainer.demo.base_model import make_model
+
+
+def changed_model(by: float) -> PreTrainedModel:
+    changed = make_model(0)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += by
+    return changed.eval()
