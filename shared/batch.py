@@ -46,7 +46,7 @@ class TokenGroup:
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "completion_ids", "completion_lengths"):
-            _check_tensor(name, getattr(self, name), np.int64)
+            check_tensor(name, getattr(self, name), np.int64)
             if not len(getattr(self, name)):
                 raise BatchError(name, "must not be empty")
         total = len(self.completion_ids)
@@ -147,14 +147,14 @@ class RolloutBatch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "reward_parts", MappingProxyType(dict(self.reward_parts)))
         completions, tokens = self.group.size, len(self.group.completion_ids)
-        _check_tensor("rewards", self.rewards, np.float32, completions)
-        _check_tensor("finished", self.finished, np.bool_, completions)
+        check_tensor("rewards", self.rewards, np.float32, completions)
+        check_tensor("finished", self.finished, np.bool_, completions)
         _check_optional("sampler_logps", self.sampler_logps, np.float32, tokens)
         _check_optional("loss_mask", self.loss_mask, np.bool_, tokens)
         _check_optional("policy_versions", self.policy_versions, np.int64, completions)
         for name, part in self.reward_parts.items():
             _check_name(f"reward/{name}", name)
-            _check_tensor(f"reward/{name}", part, np.float32, completions)
+            check_tensor(f"reward/{name}", part, np.float32, completions)
         self._check_steps()
         self._check_metadata()
         self._check_values()
@@ -162,10 +162,10 @@ class RolloutBatch:
     def _check_steps(self) -> None:
         if self.steps is None:
             return
-        _check_tensor("step_rewards", self.steps.rewards, np.float32)
+        check_tensor("step_rewards", self.steps.rewards, np.float32)
         total = len(self.steps.rewards)
-        _check_tensor("step_ends", self.steps.ends, np.int64, total)
-        _check_tensor("step_counts", self.steps.counts, np.int64, self.group.size)
+        check_tensor("step_ends", self.steps.ends, np.int64, total)
+        check_tensor("step_counts", self.steps.counts, np.int64, self.group.size)
         counts = self.steps.counts
         if counts.min() < 0 or counts.max() > total or counts.sum() != total:
             raise BatchError("step_counts", f"must be >= 0 and sum to the {total} steps of step_rewards")
@@ -181,7 +181,7 @@ class RolloutBatch:
         for name, values in {"rewards": self.rewards, **parts}.items():
             _check_rewards(name, values)
         if self.sampler_logps is not None:
-            _check_logps("sampler_logps", self.sampler_logps)
+            check_logps("sampler_logps", self.sampler_logps)
         if self.policy_versions is not None and self.policy_versions.min() != self.policy_version:
             raise BatchError("policy_versions", f"must have policy_version ({self.policy_version}) as their oldest")
 
@@ -222,15 +222,15 @@ class ScoredBatch:
 
     def __post_init__(self) -> None:
         tokens = len(self.rollout.group.completion_ids)
-        _check_tensor("ref_logps", self.ref_logps, np.float32, tokens)
-        _check_logps("ref_logps", self.ref_logps)
+        check_tensor("ref_logps", self.ref_logps, np.float32, tokens)
+        check_logps("ref_logps", self.ref_logps)
         _check_name("reference_version", self.reference_version)
         _check_optional("teacher_logps", self.teacher_logps, np.float32, tokens)
         if self.teacher_logps is not None:
-            _check_logps("teacher_logps", self.teacher_logps)
+            check_logps("teacher_logps", self.teacher_logps)
 
 
-def _check_tensor(name: str, value: Array, dtype: type[np.generic], length: int | None = None) -> None:
+def check_tensor(name: str, value: Array, dtype: type[np.generic], length: int | None = None) -> None:
     if value.dtype != dtype:
         raise BatchError(name, f"must be {np.dtype(dtype).name}, got {value.dtype.name}")
     if value.ndim != 1 or (length is not None and len(value) != length):
@@ -239,7 +239,7 @@ def _check_tensor(name: str, value: Array, dtype: type[np.generic], length: int 
 
 def _check_optional(name: str, value: Array | None, dtype: type[np.generic], length: int) -> None:
     if value is not None:
-        _check_tensor(name, value, dtype, length)
+        check_tensor(name, value, dtype, length)
 
 
 def _check_rewards(name: str, values: Array) -> None:
@@ -247,7 +247,7 @@ def _check_rewards(name: str, values: Array) -> None:
         raise BatchError(name, f"must lie in [-{MAX_REWARD:g}, {MAX_REWARD:g}] (NaN means: could not be judged)")
 
 
-def _check_logps(name: str, values: Array) -> None:
+def check_logps(name: str, values: Array) -> None:
     if not np.isfinite(values).all():
         raise BatchError(name, "must be finite")
     if values.max() > MAX_LOGP:

@@ -22,13 +22,13 @@ _TEXTS = (
 )  # fmt: skip
 # By function that refuses an input: the stage that the input has reached.
 STAGES = {
-    "_read_header": "header",
-    "_check_header_size": "header",
+    "read_header": "header",
+    "check_header_size": "header",
     "parse": "names, layout, dtypes",
     "_choose_format": "metadata",
-    "_required": "metadata",
-    "_number": "metadata",
-    "_check_tensor": "shapes",
+    "required": "metadata",
+    "number": "metadata",
+    "check_tensor": "shapes",
     "__post_init__": "lengths",
     "_check_steps": "values",
     "_check_values": "values",

@@ -1,0 +1,122 @@
+"""Safetensors bytes that anybody may have sent -> metadata and tensors, checked.
+
+The header is checked before anything else is read. Lengths in the header are checked against the body before memory is
+allocated.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from shared.batch import Array, BatchError
+
+MAX_HEADER_BYTES = 64 * 1024
+
+_DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a kind of file may hold.
+
+    noun: names it, for messages. dtypes: I64, F32 or BOOL by tensor. prefix: other tensors, F32 ones, begin with it.
+    header_bytes: the longest header by metadata's `format`; MAX_HEADER_BYTES for others.
+    """
+
+    noun: str
+    dtypes: Mapping[str, str]
+    metadata: Set[str]
+    prefix: str | None = None
+    header_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def dtype(self, tensor: str) -> str | None:
+        """None for a tensor that it does not have."""
+        free = self.prefix is not None and tensor.startswith(self.prefix)
+        return self.dtypes.get(tensor, "F32" if free else None)
+
+    def check_header_size(self, size: int, format: str | None) -> None:
+        """Raises BatchError."""
+        most = self.header_bytes.get(format or "", MAX_HEADER_BYTES)
+        if size > most:
+            raise BatchError("header", f"must be at most {most} bytes, got {size}")
+
+    def check_any_header_size(self, size: int) -> None:
+        """By the most generous format. Raises BatchError."""
+        self.check_header_size(size, max(self.header_bytes, key=self.header_bytes.__getitem__, default=None))
+
+
+def parse(body: bytes, layout: Layout) -> tuple[dict[str, str], dict[str, Array]]:
+    """Untrusted bytes -> metadata and tensors of one dimension, as the layout has them. Raises BatchError."""
+    metadata, names = read_header(body, layout)
+    for name in names:
+        if layout.dtype(name) is None:
+            raise BatchError(name[:80], f"is not a tensor of a {layout.noun}")
+    try:
+        parts = safetensors.deserialize(body)
+    except safetensors.SafetensorError as error:
+        raise BatchError("body", f"must be a safetensors file: {error}") from None
+    tensors: dict[str, Array] = {}
+    for name, part in parts:
+        expected = layout.dtype(name)
+        assert expected is not None
+        if part["dtype"] != expected:
+            raise BatchError(name, f"must have dtype {expected}, got {part['dtype']}")
+        if len(part["shape"]) != 1:
+            raise BatchError(name, f"must have one dimension, got shape {part['shape'][:8]}")
+        data = bytes(part["data"])
+        if expected == "BOOL" and data.strip(b"\0\1"):
+            raise BatchError(name, "must hold the bytes 0 and 1 only")
+        tensors[name] = np.frombuffer(data, dtype=_DTYPES[expected])
+    return metadata, tensors
+
+
+def read_header(body: bytes, layout: Layout) -> tuple[dict[str, str], list[str]]:
+    """Metadata and tensor names from the JSON header. Checks the header's claimed length first. Raises BatchError."""
+    size = int.from_bytes(body[:8], "little")
+    if len(body) < 8 or size > len(body) - 8:
+        raise BatchError("body", f"must be a safetensors file; its {len(body)} bytes do not hold the header they claim")
+    layout.check_any_header_size(size)  # before parsing
+    try:
+        header = json.loads(body[8 : 8 + size], object_pairs_hook=_unique_pairs)
+    except (ValueError, RecursionError) as error:
+        raise BatchError("header", f"must be a JSON object with unique keys: {error}") from None
+    if not isinstance(header, dict):
+        raise BatchError("header", "must be a JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise BatchError("__metadata__", "must map strings to strings")
+    for name in metadata:
+        if name not in layout.metadata:
+            raise BatchError(name[:80], f"is not a metadata key of a {layout.noun}")
+    layout.check_header_size(size, metadata.get("format"))
+    return metadata, list(header)
+
+
+def required(mapping: Mapping[str, Any], name: str) -> Any:
+    """Raises BatchError where it is missing."""
+    if name not in mapping:
+        raise BatchError(name, "is missing")
+    return mapping[name]
+
+
+def number(metadata: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> Any:
+    """Parses a decimal number. Refuses `1_0`, ` 1 ` and non-ASCII digits, which Python's own parsers accept."""
+    text = required(metadata, name)
+    pattern = r"-?[0-9]{1,19}" if kind is int else r"-?[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?"
+    if not re.fullmatch(pattern, text, re.ASCII):
+        raise BatchError(name, f"must be a decimal {'integer' if kind is int else 'number'}, got {text[:40]!r}")
+    return kind(text)
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError("a key occurs twice")
+    for key in mapping:
+        key.encode()  # raises ValueError for a lone surrogate: an error could not name such a key in UTF-8
+    return mapping
