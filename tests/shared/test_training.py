@@ -1,0 +1,91 @@
+"""What training made of a batch, as bytes: both ways, and refused where a field is wrong."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from shared.batch import Array, BatchError
+from shared.training import Training, decode, encode
+
+Tensors = dict[str, Array]
+Metadata = dict[str, str]
+
+
+def floats(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+def parts() -> tuple[Tensors, Metadata]:
+    tensors = {"advantages": floats(0.5, -1.5), "logps": floats(-0.25, 0.0)}
+    return tensors, {"format": "training/1", "step": "12"}
+
+
+def test_comes_back_bit_for_bit() -> None:
+    training = Training(12, floats(0.1, 0.0, -3e38), floats(-1e-30, -2.5, -1e4))
+    back = decode(encode(training))
+    assert back.step == 12
+    assert back.advantages.tobytes() == training.advantages.tobytes()
+    assert back.logps.tobytes() == training.logps.tobytes()
+
+
+def test_any_library_writes_one() -> None:
+    assert decode(safetensors.numpy.save(*parts())).logps.tolist() == [-0.25, 0.0]
+
+
+def test_it_is_of_a_batch_with_as_many_tokens() -> None:
+    training = decode(safetensors.numpy.save(*parts()))
+    training.check_fits(2)
+    with pytest.raises(BatchError, match=r"advantages must have shape \(3,\), got \(2,\)"):
+        training.check_fits(3)
+
+
+BREACHES: list[tuple[str, Callable[[Tensors, Metadata], object]]] = [
+    ("format", lambda _, words: words.pop("format")),
+    ("format", lambda _, words: words.update(format="rollout-batch/1")),
+    ("step", lambda _, words: words.pop("step")),
+    ("step", lambda _, words: words.update(step="1.0")),
+    ("step", lambda _, words: words.update(step="-1")),
+    ("step", lambda _, words: words.update(step="9223372036854775808")),
+    ("run", lambda _, words: words.update(run="x")),
+    ("rewards", lambda own, _: own.update(rewards=floats(1.0, 2.0))),
+    ("reward/a", lambda own, _: own.update({"reward/a": floats(1.0, 2.0)})),
+    ("logps", lambda own, _: own.pop("logps")),
+    ("advantages", lambda own, _: own.pop("advantages")),
+    ("logps", lambda own, _: own.update(logps=floats(-1.0))),
+    ("logps", lambda own, _: own.update(logps=np.zeros(2, np.int64))),
+    ("logps", lambda own, _: own.update(logps=np.zeros((1, 2), np.float32))),
+    ("logps", lambda own, _: own.update(logps=floats(0.5, -1.0))),
+    ("logps", lambda own, _: own.update(logps=floats(np.nan, -1.0))),
+    ("advantages", lambda own, _: own.update(advantages=floats(np.inf, -1.0))),
+    ("advantages", lambda own, _: own.update(advantages=floats(np.nan, -1.0))),
+    ("logps", lambda own, _: own.update(logps=floats(), advantages=floats())),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), BREACHES)
+def test_a_wrong_field_is_named(field: str, change: Callable[[Tensors, Metadata], object]) -> None:
+    tensors, metadata = parts()
+    change(tensors, metadata)
+    with pytest.raises(BatchError) as refused:
+        decode(safetensors.numpy.save(tensors, metadata))
+    assert refused.value.field == field
+
+
+def test_every_truncation_is_refused() -> None:
+    body = safetensors.numpy.save(*parts())
+    for length in range(len(body)):
+        with pytest.raises(BatchError):
+            decode(body[:length])
+
+
+def test_a_claimed_length_is_checked_against_the_body() -> None:
+    tensor = {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}
+    header = json.dumps({"logps": tensor, "__metadata__": parts()[1]}).encode()
+    with pytest.raises(BatchError) as refused:
+        decode(len(header).to_bytes(8, "little") + header)
+    assert refused.value.field == "body"
+    with pytest.raises(BatchError, match="header they claim"):
+        decode((2**62).to_bytes(8, "little") + header)
