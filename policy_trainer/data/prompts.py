@@ -50,9 +50,16 @@ class PromptEncoder:
                 self._plain_text(problem), add_special_tokens=not self._is_rendered(problem.prompt)
             )
         if self._limit is not None and len(ids) > self._limit:
-            limit = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
-            raise PromptTooLong(f"a prompt has {len(ids)} tokens and may have {self._limit}: {limit}")
+            raise PromptTooLong(self._too_long(problem, len(ids), self._limit))
         return ids
+
+    def _too_long(self, problem: Problem, length: int, limit: int) -> str:
+        bounds = "data.max_prompt_length, or the model's context minus sampling.max_completion_length"
+        said = f"a prompt has {length} tokens and may have {limit}: {bounds}"
+        if not self.in_chat(problem) or not (system := self._system_prompt(problem)):
+            return said
+        count = len(self._tokenizer.encode(system, add_special_tokens=False))
+        return f"{said}; {count} of them are the system prompt, which --data.system-prompt replaces, or '' leaves out"
 
     def prefill(self, problem: Problem) -> str:
         """The beginning of the answer, with which the prompt ends. It is part of the prompt and never sampled."""

@@ -149,14 +149,16 @@ class Evaluator:
         return [_Answered(float(own), one) for own, one in zip(right, judged, strict=True)]
 
     def _encode(self, problems: Sequence[Problem]) -> list[tuple[Problem, list[int]]]:
-        encoded = []
+        encoded, too_long = [], ""
         for problem in problems:
             try:
                 encoded.append((problem, self._encoder.encode(problem)))
-            except PromptTooLong:
+            except PromptTooLong as error:
                 if self._refuse_too_long:
                     raise
-                continue  # `evaluate` counts it
+                too_long = str(error)  # `evaluate` counts it
+        if too_long and not encoded:
+            raise UserError(f"data: none of the {len(problems)} held-out problems can be answered: {too_long}")
         return encoded
 
 

@@ -1,14 +1,14 @@
 """Reads the command line with pydantic-settings, which is built on argparse; a mistake is told in one line."""
 
 import sys
-from argparse import Action, ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from inspect import cleandoc
 from typing import Any
 
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsError
 
-from shared.settings.help_page import print_help
+from shared.settings.help_page import print_help, put_plainly
 from shared.settings.names import is_secret
 from shared.settings.suggestions import Hints, explain_unknown
 
@@ -24,9 +24,7 @@ def command_line(
     strings unchanged, commas included.
     """
     source = CliSettingsSource(cls, cli_prog_name=prog, cli_exit_on_error=False)
-    parser: ArgumentParser = source.root_parser
-    parser.description = cleandoc(cls.__doc__ or "")
-    _one_spelling_each(parser, cls)
+    parser = _parser(source, cls)
     if asked := _HELP & set(arguments):
         print_help(parser, () if "--help-all" in asked else essential)
         sys.exit(0)
@@ -39,6 +37,20 @@ def command_line(
     _refuse_secrets(given, cls)
     _keep_texts(given, cls)
     return source(parsed_args=given)
+
+
+def options(cls: type[BaseSettings]) -> list[Action]:
+    """What --help-all lists: each has its spellings, a metavar, and a help text with the default."""
+    parser = _parser(CliSettingsSource(cls), cls)
+    put_plainly(parser)
+    return [action for action in parser._actions if action.option_strings and action.help != SUPPRESS]
+
+
+def _parser(source: CliSettingsSource[Any], cls: type[BaseSettings]) -> ArgumentParser:
+    parser: ArgumentParser = source.root_parser
+    parser.description = cleandoc(cls.__doc__ or "")
+    _one_spelling_each(parser, cls)
+    return parser
 
 
 def _refuse_secrets(given: Namespace, cls: type[BaseSettings]) -> None:

@@ -38,12 +38,17 @@ class _Formatter(RawDescriptionHelpFormatter):
 
 def print_help(parser: ArgumentParser, essential: Sequence[str]) -> None:
     """essential: dotted names of the settings to print, in this order; empty prints all."""
-    for action in parser._actions:
-        _put_plainly(action)
+    put_plainly(parser)
     parser.formatter_class = _Formatter
     words = [str(action.metavar) for action in parser._actions if not action.option_strings]
     parser.usage = " ".join(["%(prog)s [OPTIONS]", *words])
     (_excerpt(parser, essential) if essential else parser).print_help()
+
+
+def put_plainly(parser: ArgumentParser) -> None:
+    """Types in plain words, and no default where there is none."""
+    for action in parser._actions:
+        _put_plainly(action)
 
 
 def _excerpt(parser: ArgumentParser, essential: Sequence[str]) -> ArgumentParser:

@@ -74,6 +74,12 @@ class TestEncoder:
         with pytest.raises(PromptTooLong):
             encoded(tokenizer, Problem(answer="2", prompt="x" * 9), limit=8)
 
+    def test_of_a_prompt_that_is_too_long_it_says_what_the_system_prompt_takes(
+        self, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        with pytest.raises(PromptTooLong, match=r"19 tokens and may have 8: .*; 9 of them are the system prompt, .*"):
+            encoded(tokenizer, ASKED, limit=8, system_prompt="Be brief.")
+
     def test_without_a_chat_template_messages_are_refused_and_prompts_taken(self) -> None:
         bare = Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]"))
         bare.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]

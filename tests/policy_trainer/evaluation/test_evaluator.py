@@ -150,7 +150,7 @@ def test_the_first_so_many(tokenizer: PreTrainedTokenizerFast, asked: int, probl
 
 @pytest.mark.parametrize(
     ("problems", "asked", "too_long", "unrewarded"),
-    [(PROBLEMS[2:3], 1, 0, 1), (PROBLEMS[3:4], 1, 1, 0), (PROBLEMS[2:4] + PROBLEMS[3:4], 3, 2, 1), ((), 0, 0, 0)],
+    [(PROBLEMS[2:3], 1, 0, 1), (PROBLEMS[2:4] + PROBLEMS[3:4], 3, 2, 1), ((), 0, 0, 0)],
 )
 def test_nothing_to_judge_is_an_error_with_its_causes(
     tokenizer: PreTrainedTokenizerFast,
@@ -162,6 +162,14 @@ def test_nothing_to_judge_is_an_error_with_its_causes(
     causes = rf"the {asked} held-out .*: {too_long} prompts .*data\.max_prompt.*, {unrewarded} gold .*data\.answer_rule"
     with pytest.raises(UserError, match=causes):
         evaluator(tokenizer, FakeTask(*problems)).evaluate(Parrot(tokenizer), GREEDY, 5)
+
+
+def test_prompts_that_are_all_too_long_are_an_error_with_the_reason(tokenizer: PreTrainedTokenizerFast) -> None:
+    causes = (
+        r"none of the 2 held-out problems can be answered: a prompt has \d+ tokens and may have \d+: data\.max_prompt"
+    )
+    with pytest.raises(UserError, match=causes):
+        evaluator(tokenizer, FakeTask(PROBLEMS[3], PROBLEMS[3])).evaluate(Parrot(tokenizer), GREEDY, 5)
 
 
 def test_the_result_does_not_depend_on_the_batch_size(tokenizer: PreTrainedTokenizerFast) -> None:
