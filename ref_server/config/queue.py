@@ -34,6 +34,9 @@ class QueueConfig(BaseModel):
     """Batches that may be leased and not yet acknowledged in all; a trainer checkpoints at half of its run's share."""
     max_in_flight_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the batches of one run that are leased and not yet acknowledged."""
+    keep_samples: int = Field(default=256, ge=0)
+    """Trained batches of a run that are kept to be looked at, of those that its trainer chose as samples; 0 keeps none.
+    Like dead and expired ones they go when room is needed, and after retention_days."""
     max_deliveries: int = Field(default=5, ge=1)
     """A batch is dead after this many failed deliveries, or interrupted scorings (its server ended)."""
     max_waiting_days: float = Field(default=7, gt=0)
@@ -61,6 +64,7 @@ class QueueConfig(BaseModel):
             max_batches_per_run=_of_one_run(self.max_batches, self.max_batches_per_run),
             max_bytes=self.max_mib * MIB,
             max_bytes_per_run=_of_one_run(self.max_mib * MIB, self.max_mib_per_run and self.max_mib_per_run * MIB),
+            keep_samples=self.keep_samples,
             max_stored_bytes=(self.max_stored_mib or 2 * self.max_mib) * MIB,
             max_in_flight=self.max_in_flight,
             max_in_flight_per_run=_of_one_run(self.max_in_flight, self.max_in_flight_per_run),

@@ -1,8 +1,8 @@
 """A whole queue in one file, which needs no program of ours to be read: lines of JSON, and bodies as they are.
 
-    {"format": "tandem-queue/1", "made_at": 1763823600.0}
-    {"batches": {"id": …, …}, "history": [[at, state, detail], …], "body_bytes": 1234}
-    1234 bytes, then a line break; nothing where body_bytes is null
+    {"format": "tandem-queue/2", "made_at": 1763823600.0}
+    {"batches": {"id": …, …}, "history": [[at, state, detail], …], "body_bytes": 1234, "training_bytes": null}
+    1234 bytes, then a line break; nothing where body_bytes is null. The same for training_bytes
     {"epochs": {…}}   and likewise runs, incarnations, reference
     {"end": {"records": 7, "sha256": "…"}}
 
@@ -20,7 +20,9 @@ from typing import IO, Any
 from ref_server.queue.transaction import Database, Value
 from shared.api import State
 
-FORMAT = "tandem-queue/1"
+FORMAT = "tandem-queue/2"
+# Those that are read. The first had no training_bytes.
+_FORMATS = ("tandem-queue/1", FORMAT)
 # By table: its columns, and those of them that a page goes on after.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "batches": (
@@ -38,6 +40,8 @@ _KEYS = {
     "batches": ("seq",), "epochs": ("run", "lineage", "epoch"), "runs": ("run",), "incarnations": ("number",),
     "reference": ("one",),
 }  # fmt: skip
+# Columns of the payloads, and what a record says of their lengths.
+_BODIES = {"body": "body_bytes", "training": "training_bytes"}
 _TRUTHS = {"scored", "returned", "in_doubt", "started", "finished"}  # SQLite has numbers for them
 _PAGE = 256
 
@@ -55,11 +59,13 @@ def write(db: Database, file: IO[bytes], at: float, progress: Callable[[], objec
         if row["state"] == State.SCORING:
             row["state"] = State.QUEUED
             history.append([at, State.QUEUED, "the queue was exported while it was being scored"])
-        body = next((body for (body,) in db.rows("SELECT body FROM payloads WHERE seq = ?", (seq,))), None)
-        out.line({"batches": row, "history": history, "body_bytes": None if body is None else len(body)})
-        if body is not None:
-            out.write(body)
-            out.write(b"\n")
+        payload = next(iter(db.rows(f"SELECT {', '.join(_BODIES)} FROM payloads WHERE seq = ?", (seq,))), (None, None))
+        sizes = (None if body is None else len(body) for body in payload)
+        out.line({"batches": row, "history": history, **dict(zip(_BODIES.values(), sizes, strict=True))})
+        for body in payload:
+            if body is not None:
+                out.write(body)
+                out.write(b"\n")
         progress()
     for table in list(COLUMNS)[1:]:
         for _, row in _rows(db, table):
@@ -78,18 +84,21 @@ def read(db: Database, file: IO[bytes], now: float, progress: Callable[[int], ob
         pass
     file.seek(0)
     records = 0
-    for record, body, size in _records(file):
-        _insert(db, record, body, now)
+    for record, payload, size in _records(file):
+        _insert(db, record, payload, now)
         progress(size)
         records += 1
     return records
 
 
-def _records(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], bytes | None, int]]:
-    """Each record with its body, and how many bytes were read. Raises BadArchive, at the end if the digest differs."""
+def _records(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], dict[str, bytes], int]]:
+    """Each record with its payload, and how many bytes were read. Raises BadArchive, at the end if the digest differs.
+
+    A payload: its columns that are not empty.
+    """
     source = _Digested(file)
     header = source.record()
-    if header.get("format") != FORMAT:
+    if header.get("format") not in _FORMATS:
         raise BadArchive(f"it begins with {str(header)[:80]}, not with the format {FORMAT}")
     while True:
         digest = source.digest
@@ -98,8 +107,9 @@ def _records(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], bytes | None, in
             if record["end"] != {"records": source.lines - 2, "sha256": digest} or file.read(1):
                 raise BadArchive("it is damaged: its digest differs, or something follows its end")
             return
-        size = record.get("body_bytes")
-        yield record, None if size is None else source.body(size), source.size
+        sizes = {column: record.get(name) for column, name in _BODIES.items()}
+        payload = {column: source.body(size) for column, size in sizes.items() if size is not None}
+        yield record, payload, source.size
 
 
 def is_empty(db: Database) -> bool:
@@ -132,7 +142,7 @@ def _plain(name: str, value: Any) -> Any:
     return bytes(value).hex() if name == "content_hash" else value
 
 
-def _insert(db: Database, record: dict[str, Any], body: bytes | None, now: float) -> None:
+def _insert(db: Database, record: dict[str, Any], payload: dict[str, bytes], now: float) -> None:
     table, row = next(iter(record.items()))
     if table not in COLUMNS or set(row) != set(COLUMNS[table]):
         raise BadArchive(f"a record is not one of {FORMAT}: {str(record)[:80]}")
@@ -146,8 +156,8 @@ def _insert(db: Database, record: dict[str, Any], body: bytes | None, now: float
     [(seq,)] = _insert_row(db, table, row, " RETURNING seq")
     for at, state, detail in record["history"]:
         _insert_row(db, "events", {"seq": seq, "at": at, "state": state, "detail": detail})
-    if body is not None:
-        _insert_row(db, "payloads", {"seq": seq, "body": body})
+    if payload:
+        _insert_row(db, "payloads", {"seq": seq, **payload})
 
 
 def _insert_row(db: Database, table: str, row: dict[str, Value], more: str = "") -> list[tuple[Any, ...]]:

@@ -100,6 +100,8 @@ def drop(tx: Transaction, id: str) -> None:
         raise WrongState(f"batch {id} is being scored: drop it when that is over")
     if state != State.DONE:
         discard(tx, seq, state)
+    elif tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq):
+        stored.drop_payload(tx, seq, state, "its payload was dropped")
 
 
 def discard(tx: Transaction, seq: int, state: State) -> None:

@@ -11,6 +11,8 @@ from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Eve
 # The columns are named like the record's fields.
 _FIELDS = tuple(BatchSummary.model_fields)
 _SUMMARIES = f"SELECT {', '.join(_FIELDS)}, seq FROM batches"
+# Those with a payload are few beside all that are done: CROSS makes SQLite go through the payloads.
+_KEPT = f"SELECT {', '.join(_FIELDS)}, batches.seq FROM payloads CROSS JOIN batches"
 # By order: which seqs come after a cursor's, and how they are sorted; where the first page begins.
 _DIRECTIONS = {ListOrder.OLDEST: (">", "ASC"), ListOrder.NEWEST: ("<", "DESC")}
 _BEGINNINGS = {ListOrder.OLDEST: 0, ListOrder.NEWEST: 2**63 - 1}
@@ -41,13 +43,22 @@ def payloads(tx: Transaction, ids: Sequence[str]) -> dict[str, bytes]:
 
 
 def page(
-    tx: Transaction, state: State | None, run: str | None, limit: int, cursor: str | None, order: ListOrder
+    tx: Transaction,
+    state: State | None,
+    run: str | None,
+    limit: int,
+    cursor: str | None,
+    order: ListOrder,
+    kept: bool = False,
 ) -> BatchPage:
     beyond, direction = _DIRECTIONS[order]
-    conditions = {f"seq {beyond} ?": parse_cursor(cursor, order), "state = ?": state, "run = ?": run}
+    source, place, joined = (
+        (_KEPT, "payloads.seq", "batches.seq = payloads.seq AND ") if kept else (_SUMMARIES, "seq", "")
+    )
+    conditions = {f"{joined}{place} {beyond} ?": parse_cursor(cursor, order), "state = ?": state, "run = ?": run}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     rows = tx.rows(
-        f"{_SUMMARIES} WHERE {' AND '.join(given)} ORDER BY seq {direction} LIMIT ?", *given.values(), limit + 1
+        f"{source} WHERE {' AND '.join(given)} ORDER BY {place} {direction} LIMIT ?", *given.values(), limit + 1
     )
     return BatchPage(
         batches=[BatchSummary(**dict(zip(_FIELDS, values, strict=True))) for *values, _ in rows[:limit]],

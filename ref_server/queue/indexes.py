@@ -4,6 +4,8 @@
 WAITING = "state IN ('queued', 'ready')"
 # Settled batches that still have their payload.
 KEPT = "settled_at IS NOT NULL AND payload_bytes > 0"
+# Kept samples: trained batches that still have their payload.
+SAMPLE = "state = 'done' AND payload_bytes > 0"
 
 INDEXES = f"""
 CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
@@ -18,6 +20,7 @@ CREATE INDEX by_expiry ON batches (expires) WHERE expires IS NOT NULL;
 CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 'leased';
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX kept_payloads ON batches (settled_at, seq) WHERE {KEPT};
+CREATE INDEX samples_of_run ON batches (run, content_hash DESC, seq DESC) WHERE {SAMPLE};
 CREATE INDEX events_of_batch ON events (seq, number);
 """
 # Those that a store of any version gets when it is opened: older programs can use it with them, too.

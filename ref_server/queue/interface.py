@@ -99,7 +99,19 @@ class Queue(Protocol):
         ...
 
     def ack(self, leases: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
-        """Settles batches as done, durably."""
+        """Settles batches as done, durably. Those that training told of keep their payloads, within keep_samples."""
+        ...
+
+    def put_training(self, id: str, training: bytes) -> None:
+        """Stores what training made of a leased batch, beside its payload; again replaces it.
+
+        A lease that ends without an ack takes it away.
+        Raises KeyError, WrongState if the batch is neither leased nor kept, QueueFull, StorageFull, StorageBroken.
+        """
+        ...
+
+    def training(self, id: str) -> bytes | None:
+        """What training made of a batch; None if it told nothing, or the payload is deleted."""
         ...
 
     def extend(self, leases: Sequence[Key], lease_seconds: float, started: bool = False) -> list[Outcome]:
@@ -127,7 +139,8 @@ class Queue(Protocol):
     def drop(self, id: str) -> None:
         """Deletes a batch's payload, durably, and ends its lease. Its id stays known as `expired` (reason `dropped`).
 
-        A done batch stays done. Raises KeyError, and WrongState while the batch is being scored.
+        A done batch stays done, without the payload of a kept sample. Raises KeyError, and WrongState while the batch
+        is being scored.
         """
         ...
 
@@ -168,9 +181,11 @@ class Queue(Protocol):
         limit: int,
         cursor: str | None,
         order: ListOrder = ListOrder.OLDEST,
+        kept: bool = False,
     ) -> BatchPage:
         """Batches by admission, without their histories. Raises ValueError for a malformed cursor.
 
+        kept: only those whose payload is there.
         cursor: the page goes on in this order, after the last batch of the page that gave it.
         """
         ...

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import lineages
+from ref_server.queue import lineages, samples
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import Key, Outcome, State
 
@@ -32,13 +32,23 @@ def grant_grace(tx: Transaction) -> None:
 
 
 def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Outcome]:
+    """Batches that training told of keep their payloads, as many as a run may keep."""
+    sampled: set[str] = set()
+
     def settle(held: _Held) -> None:
-        tx.execute("DELETE FROM payloads WHERE seq = ?", held.seq)
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
-        tx.move(held.seq, State.DONE, detail, payload_bytes=0, expires=None)
+        if samples.is_told_of(tx, held.seq):
+            tx.move(held.seq, State.DONE, detail, expires=None)
+            sampled.add(held.run)
+        else:
+            tx.execute("DELETE FROM payloads WHERE seq = ?", held.seq)
+            tx.move(held.seq, State.DONE, detail, payload_bytes=0, expires=None)
         tx.count(Count.ACKED)
 
-    return _apply_to_leases(tx, keys, settle)
+    outcomes = _apply_to_leases(tx, keys, settle)
+    for run in sorted(sampled):
+        samples.thin_out(tx, run)
+    return outcomes
 
 
 def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: bool) -> list[Outcome]:
@@ -56,6 +66,7 @@ def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: 
 
 def release(tx: Transaction, keys: Sequence[Key], error: str | None) -> list[Outcome]:
     def give_back(held: _Held) -> None:
+        samples.forget_training(tx, held.seq)
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
         tx.count(Count.RELEASED)
         detail = f"given back by {held.consumer}"
@@ -80,6 +91,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
     In that case the batch is in doubt: a checkpoint may contain its effect while the ack was lost. The trainer that
     leases it next can decide.
     """
+    samples.forget_training(tx, seq)
     held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
     if held.started:

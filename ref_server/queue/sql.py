@@ -22,6 +22,7 @@ from ref_server.queue import (
     purge,
     ready,
     references,
+    samples,
     stored,
 )
 from ref_server.queue.errors import NoUnusedRoom
@@ -74,10 +75,10 @@ class SqlQueue(ABC):
     def close(self) -> None: ...
 
     def put(self, upload: Upload) -> Uploaded:
-        return self._admit(upload, lambda tx: batches.put(tx, upload))
+        return self._store(len(upload.body), lambda tx: batches.put(tx, upload), durable=True)
 
     def put_displacing(self, upload: Upload) -> list[str]:
-        return self._admit(upload, lambda tx: latest.put_displacing(tx, upload))
+        return self._store(len(upload.body), lambda tx: latest.put_displacing(tx, upload), durable=True)
 
     def take(self, run: str) -> bytes | None:
         if not self._run(lambda tx: latest.any_ready(tx, run)):
@@ -107,6 +108,9 @@ class SqlQueue(ABC):
 
     def ack(self, leases: Sequence[Key], checkpoint: str | None = None) -> list[Outcome]:
         return self._run(lambda tx: leasing.ack(tx, leases, checkpoint), durable=True)
+
+    def put_training(self, id: str, training: bytes) -> None:
+        self._store(len(training), lambda tx: samples.put_training(tx, id, training), durable=False)
 
     def extend(self, leases: Sequence[Key], lease_seconds: float, started: bool = False) -> list[Outcome]:
         return self._run(lambda tx: leasing.extend(tx, leases, lease_seconds, started))
@@ -141,6 +145,9 @@ class SqlQueue(ABC):
     def payloads(self, ids: Sequence[str]) -> dict[str, bytes]:
         return self._run(lambda tx: catalog.payloads(tx, ids))
 
+    def training(self, id: str) -> bytes | None:
+        return self._run(lambda tx: samples.find_training(tx, id))
+
     def list(
         self,
         state: State | None,
@@ -148,8 +155,9 @@ class SqlQueue(ABC):
         limit: int,
         cursor: str | None,
         order: ListOrder = ListOrder.OLDEST,
+        kept: bool = False,
     ) -> BatchPage:
-        return self._run(lambda tx: catalog.page(tx, state, run, limit, cursor, order))
+        return self._run(lambda tx: catalog.page(tx, state, run, limit, cursor, order, kept))
 
     def stats(self) -> Stats:
         return self._run(catalog.stats)
@@ -168,15 +176,15 @@ class SqlQueue(ABC):
     def disk(self) -> DiskSpace | None:
         return None
 
-    def _admit(self, upload: Upload, operation: Callable[[Transaction], T]) -> T:
-        """Runs an operation that stores an upload. While others come between, it drops the payloads that have to go."""
+    def _store(self, size: int, operation: Callable[[Transaction], T], *, durable: bool) -> T:
+        """Runs an operation that stores so many bytes. While others come between, it drops payloads that have to go."""
         while True:
             try:
-                return self._run(operation, durable=True, stores=True)
+                return self._run(operation, durable=durable, stores=True)
             except stored.MoreToDrop:
-                self._run(lambda tx: stored.make_room(tx, len(upload.body)))
+                self._run(lambda tx: stored.make_room(tx, size))
             except NoUnusedRoom:
-                if not self._run(lambda tx: stored.drop_oldest(tx, len(upload.body))):
+                if not self._run(lambda tx: stored.drop_oldest(tx, size)):
                     raise
 
     def _begin(self, db: Database, now: float, at: float) -> Transaction:

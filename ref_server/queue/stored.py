@@ -5,9 +5,10 @@ from ref_server.queue.errors import NoRoom, QueueFull
 from ref_server.queue.indexes import KEPT
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
+from shared.api import State
 
 # What one transaction drops at most: others wait for it.
-_PAYLOADS_AT_ONCE = 64
+PAYLOADS_AT_ONCE = 64
 BYTES_AT_ONCE = 64 * 2**20
 
 
@@ -56,15 +57,20 @@ def drop_oldest(tx: Transaction, size: int) -> int:
     """Drops the payloads that were settled first, `size` bytes at least if there are so many. Returns how many."""
     oldest = f"""
         SELECT seq, state, payload_bytes FROM batches WHERE {KEPT}
-        ORDER BY settled_at, seq LIMIT {_PAYLOADS_AT_ONCE} {tx.db.skip_locked}
+        ORDER BY settled_at, seq LIMIT {PAYLOADS_AT_ONCE} {tx.db.skip_locked}
     """
     dropped = 0
     for seq, state, payload_bytes in tx.rows(oldest):
         if dropped >= size:
             break
-        tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
-        tx.execute("UPDATE batches SET payload_bytes = 0 WHERE seq = ?", seq)
-        tx.note([seq], state, "its payload was dropped to make room")
+        drop_payload(tx, seq, state, "its payload was dropped to make room")
         tx.count(Count.PAYLOAD_DROPPED)
         dropped += payload_bytes
     return dropped
+
+
+def drop_payload(tx: Transaction, seq: int, state: State, why: str) -> None:
+    """Deletes the payload of a settled batch, which stays in its state."""
+    tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
+    tx.execute("UPDATE batches SET payload_bytes = 0 WHERE seq = ?", seq)
+    tx.note([seq], state, why)

@@ -44,6 +44,8 @@ class LimitsView(Answer):
     max_in_flight_per_run: int
     max_stored_bytes: int = sys.maxsize
     """Older servers have no such limit."""
+    keep_samples: int = 0
+    """Trained batches of a run whose payloads are kept, to be looked at; older servers keep none."""
     max_deliveries: int
     max_scoring_attempts: int
 

@@ -7,7 +7,7 @@ from ref_server.queue.indexes import ADDED_INDEXES, INDEXES
 from ref_server.queue.postgres.upgrades import UPGRADES
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
@@ -47,10 +47,12 @@ CREATE TABLE batches (
 );
 
 CREATE TABLE payloads (
-    seq  BIGINT PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
-    body BYTEA NOT NULL
+    seq      BIGINT PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
+    body     BYTEA NOT NULL,
+    training BYTEA
 );
-ALTER TABLE payloads ALTER COLUMN body SET STORAGE EXTERNAL;  -- log-probs do not compress
+-- Log-probs do not compress.
+ALTER TABLE payloads ALTER COLUMN body SET STORAGE EXTERNAL, ALTER COLUMN training SET STORAGE EXTERNAL;
 
 CREATE TABLE events (
     number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -35,4 +35,10 @@ CREATE TABLE reference (
 _FROM_3 = """
 CREATE INDEX kept_payloads ON batches (settled_at, seq) WHERE settled_at IS NOT NULL AND payload_bytes > 0;
 """
-UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3}
+# What training made of a batch lies beside its payload; those of a run that are kept are found by their hashes.
+_FROM_4 = """
+ALTER TABLE payloads ADD COLUMN training BYTEA;
+ALTER TABLE payloads ALTER COLUMN training SET STORAGE EXTERNAL;
+CREATE INDEX samples_of_run ON batches (run, content_hash DESC, seq DESC) WHERE state = 'done' AND payload_bytes > 0;
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4}

@@ -8,7 +8,7 @@ from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import INDEXES
 from ref_server.queue.sqlite.upgrades import UPGRADES
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
 # admission and statistics cost the same at any depth. Only the triggers below write it.
@@ -47,8 +47,9 @@ CREATE TABLE batches (
 ) STRICT;
 
 CREATE TABLE payloads (
-    seq  INTEGER PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
-    body BLOB NOT NULL
+    seq      INTEGER PRIMARY KEY REFERENCES batches ON DELETE CASCADE,
+    body     BLOB NOT NULL,
+    training BLOB                                  -- what training made of the batch, once it told
 ) STRICT;
 
 CREATE TABLE events (

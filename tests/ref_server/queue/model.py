@@ -64,6 +64,7 @@ class Entry:
     admitted_at: float
     state: State
     body: bytes | None
+    training: bytes | None = None
     reason: str | None = None
     settled_at: float = 0.0
     scored: bool = False
@@ -88,7 +89,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        return len(self.body or b"")
+        return 0 if self.body is None else len(self.body) + len(self.training or b"")
 
 
 class ModelQueue:
@@ -319,11 +320,38 @@ class ModelQueue:
             raise TooManyInFlight("full")
 
     def ack(self, keys: Sequence[Key]) -> list[Outcome]:
+        sampled: set[str] = set()
+
         def settle(entry: Entry) -> None:
-            entry.settled_by, entry.body = entry.hold, None
+            entry.settled_by = entry.hold
+            if entry.training is None:
+                entry.body = None
+            else:
+                sampled.add(entry.upload.run)
             self._settle(entry, State.DONE, None)
 
-        return self._apply_to_leases(keys, settle)
+        outcomes = self._apply_to_leases(keys, settle)
+        for run in sampled:
+            kept = [e for e in self.entries if e.upload.run == run and e.state is State.DONE and e.body is not None]
+            kept.sort(key=lambda e: (e.upload.content_hash, self.entries.index(e)))
+            for entry in kept[self.limits.keep_samples :]:
+                entry.body = None
+        return outcomes
+
+    def put_training(self, id: str, training: bytes) -> None:
+        entry = self._find(id)
+        if entry.state not in (State.LEASED, State.DONE) or entry.body is None:
+            raise WrongState
+        self._make_room(len(training) - len(entry.training or b""))
+        if entry.body is None:
+            raise WrongState  # it would have to make room itself
+        if self._stored() + len(training) - len(entry.training or b"") > self.limits.max_stored_bytes:
+            raise QueueFull("full")
+        entry.training = training
+
+    def training(self, id: str) -> bytes | None:
+        entry = self._known(id)
+        return None if entry is None or entry.body is None else entry.training
 
     def extend(self, keys: Sequence[Key], seconds: float, started: bool) -> list[Outcome]:
         def prolong(entry: Entry) -> None:
@@ -334,6 +362,7 @@ class ModelQueue:
 
     def release(self, keys: Sequence[Key], error: str | None) -> list[Outcome]:
         def give_back(entry: Entry) -> None:
+            entry.training = None
             entry.released = entry.lease.token
             entry.in_doubt = False
             self._return(entry, counts=error is not None)
@@ -365,8 +394,8 @@ class ModelQueue:
         entry = self._find(id)
         if entry.state is State.SCORING:
             raise WrongState
+        entry.body = None
         if entry.state is not State.DONE:
-            entry.body = None
             self._settle(entry, State.EXPIRED, "dropped")
 
     def purge(self, state: State, run: str | None, until: float | None) -> list[str]:
@@ -423,8 +452,11 @@ class ModelQueue:
     def _make_room(self, size: int) -> None:
         kept = [entry for entry in self.entries if entry.state in SETTLED and entry.body is not None]
         kept.sort(key=lambda entry: entry.settled_at)
-        while kept and sum(entry.size for entry in self.entries) + size > self.limits.max_stored_bytes:
+        while kept and self._stored() + size > self.limits.max_stored_bytes:
             kept.pop(0).body = None
+
+    def _stored(self) -> int:
+        return sum(entry.size for entry in self.entries)
 
     def _has_room(self, run: str, size: int, without: Sequence[Entry] = ()) -> bool:
         waiting = [entry for entry in self.entries if entry.waits and entry not in without]
@@ -545,6 +577,7 @@ class ModelQueue:
             self._settle(entry, State.DEAD, "the server ended")
 
     def _lose(self, entry: Entry) -> None:
+        entry.training = None
         entry.in_doubt = entry.in_doubt or entry.lease.started
         self._return(entry, counts=entry.lease.started)
 

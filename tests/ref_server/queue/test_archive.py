@@ -89,7 +89,7 @@ def upload(id: str, *, to_score: bool = False) -> Upload:
 
 def fill(queue: Queue) -> dict[str, Key]:
     """A batch in each state. Returns the leases: of one that goes on, and of one that is done."""
-    for id in ("done", "leased", "dropped", "ready"):
+    for id in ("done", "leased", "sample", "dropped", "ready"):
         queue.put(upload(id))
     queue.drop("dropped")
     for id in ("claimed", "waiting"):
@@ -97,6 +97,9 @@ def fill(queue: Queue) -> dict[str, Key]:
     done = lease(queue, epoch=1, policy_version=3, incarnation="i")
     queue.ack([done], "checkpoint-7")
     held = lease(queue, incarnation="i", request_id="r")
+    sample = lease(queue, incarnation="i")
+    queue.put_training("sample", b"told\n\0")
+    queue.ack([sample])
     queue.extend([held], 60.0, started=True)
     assert [claim.id for claim in queue.claim(1)] == ["claimed"]
     queue.want_reference(WantedReference("run/step-2", 2, "base"))
@@ -109,7 +112,7 @@ def pictures(queue: Queue) -> list[dict[str, Any]]:
     for batch in queue.list(None, None, 100, None).batches:
         details = queue.get(batch.id)
         assert details is not None
-        found.append(details.model_dump() | {"body": queue.payload(batch.id)})
+        found.append(details.model_dump() | {"body": queue.payload(batch.id), "training": queue.training(batch.id)})
     return found
 
 
@@ -181,18 +184,36 @@ def test_nothing_of_a_damaged_file_is_imported(tmp_path: Path, file: bytes, plac
 def test_the_form_is_plain(file: bytes) -> None:
     """Read without our code, as the documentation tells it."""
     source, bodies = io.BytesIO(file), {}
-    assert json.loads(source.readline()) == {"format": "tandem-queue/1", "made_at": 1.0}
+    assert json.loads(source.readline()) == {"format": "tandem-queue/2", "made_at": 1.0}
     while True:
         before = source.tell()
         record = json.loads(source.readline())
         if "end" in record:
             break
-        if record.get("body_bytes") is not None:
-            bodies[record["batches"]["id"]] = source.read(record["body_bytes"])
-            assert source.read(1) == b"\n"
+        for name in ("body_bytes", "training_bytes"):
+            if record.get(name) is not None:
+                bodies[record["batches"]["id"], name] = source.read(record[name])
+                assert source.read(1) == b"\n"
     assert record["end"]["sha256"] == sha256(file[:before]).hexdigest()
-    assert bodies["ready"] == b"raw\nready\0"
-    assert "done" not in bodies
+    assert bodies["ready", "body_bytes"] == b"raw\nready\0"
+    assert bodies["sample", "training_bytes"] == b"told\n\0"
+    assert ("done", "body_bytes") not in bodies
+    assert ("ready", "training_bytes") not in bodies
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path, file: bytes) -> None:
+    """It knows nothing of what training told."""
+    lines = file[: file.rindex(b'{"end"')].replace(b"tandem-queue/2", b"tandem-queue/1")
+    lines = (
+        lines.replace(b',"training_bytes":null', b"").replace(b',"training_bytes":6', b"").replace(b"told\n\0\n", b"")
+    )
+    end = {"end": {"records": json.loads(file[file.rindex(b'{"end"') :])["end"]["records"]}}
+    end["end"]["sha256"] = sha256(lines).hexdigest()
+    backend = SqliteBackend(tmp_path)
+    imported(backend, lines + json.dumps(end, separators=(",", ":")).encode() + b"\n")
+    with opened(backend) as queue:
+        assert queue.payload("sample") == b"raw\nsample\0"
+        assert queue.training("sample") is None
 
 
 def test_every_column_is_archived_or_left_out_on_purpose(tmp_path: Path) -> None:

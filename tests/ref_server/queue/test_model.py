@@ -32,6 +32,7 @@ LIMITS = make_limits(
     max_bytes=160,
     max_bytes_per_run=70,
     max_stored_bytes=190,
+    keep_samples=2,
     max_in_flight=9,
     max_in_flight_per_run=4,
     max_deliveries=2,
@@ -187,6 +188,11 @@ class Machine(RuleBasedStateMachine):
         keys = self.some_keys(data)
         self.same(lambda: self.queue.ack(keys), lambda: self.model.ack(keys))
 
+    @rule(data=st.data(), size=st.integers(1, 12))
+    def put_training(self, data: st.DataObject, size: int) -> None:
+        id = self.an_id(data, State.LEASED, State.DONE)
+        self.same(lambda: self.queue.put_training(id, b"t" * size), lambda: self.model.put_training(id, b"t" * size))
+
     @rule(data=st.data(), seconds=st.sampled_from([5.0, 50.0]), started=st.booleans())
     def extend(self, data: st.DataObject, seconds: float, started: bool) -> None:
         keys = self.some_keys(data)
@@ -258,6 +264,10 @@ class Machine(RuleBasedStateMachine):
         self.model.begin()
         listed = self.queue.list(None, None, 1000, None).batches
         assert [_seen(info) for info in listed] == [_modelled(entry) for entry in self.model.entries]
+        kept = self.queue.list(None, None, 1000, None, kept=True).batches
+        assert [info.id for info in kept] == [entry.upload.id for entry in self.model.entries if entry.body is not None]
+        for info in kept:
+            assert self.queue.training(info.id) == self.model.training(info.id)
         stats = self.queue.stats()
         assert stats.runs == self.model.runs()
         assert stats.oldest_age == pytest.approx(self.model.oldest_age())
