@@ -14,6 +14,7 @@ from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
 from policy_trainer.sampling.sampler import Sampler
+from shared.batch import Array
 
 
 class PolicyLearner(Protocol):
@@ -33,6 +34,8 @@ class PolicyLearner(Protocol):
     def kl(self, batches: Sequence[Batch]) -> float: ...
 
     def noise_floor(self, batches: Sequence[Batch]) -> float: ...
+
+    def logps(self, batches: Sequence[Batch]) -> list[Array]: ...
 
     def probe(self, batches: Sequence[Batch]) -> Probe: ...
 

@@ -27,7 +27,7 @@ from policy_trainer.objective.entropy import choose_bonus, mean_entropy, with_hi
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.kl import k3
 from policy_trainer.objective.loss import LossTokens, token_loss
-from shared.batch import Array
+from shared.batch import Array, TokenGroup
 from shared.devices import widest_float
 from shared.logprobs import LogprobForward
 
@@ -112,20 +112,21 @@ class Learner:
         return [own for part in parts for own in self._logps(groups[part])]
 
     def _logps(self, groups: Sequence[Group]) -> list[Array]:
-        return self._values(groups, self._forward)
+        return self._values(*_inputs(groups), self._forward)
 
     def _entropies(self, groups: Sequence[Group]) -> list[Array]:
-        return self._values(groups, lambda *inputs: self._forward.with_entropy(*inputs)[1])
+        return self._values(*_inputs(groups), lambda *inputs: self._forward.with_entropy(*inputs)[1])
 
     @torch.no_grad()
-    def _values(self, groups: Sequence[Group], forward: Callable[..., Tensor]) -> list[Array]:
+    def _values(
+        self, tokens: Sequence[TokenGroup], temperatures: Sequence[float], forward: Callable[..., Tensor]
+    ) -> list[Array]:
         """(C,) of each group, where `forward` has a value for each token."""
-        tokens = [group.tokens for group in groups]
         ends = np.cumsum([len(group.completion_ids) for group in tokens])
         values = torch.zeros(int(ends[-1]), dtype=torch.promote_types(self.model.dtype, torch.float32))
         places = torch.arange(len(values)).tensor_split(torch.from_numpy(ends[:-1]))
         for part in self._ranks.parts(tokens, self._micro_batch_tokens):
-            own = forward([tokens[i] for i in part.places], [groups[i].temperature for i in part.places])
+            own = forward([tokens[i] for i in part.places], [temperatures[i] for i in part.places])
             if part.counts:
                 values[torch.cat([places[i] for i in part.places])] = own.cpu()
         # Each token has been computed by one rank, and is 0 on the others.
@@ -189,6 +190,12 @@ class Learner:
                 count += len(logps)
         return total / max(count, 1)
 
+    def logps(self, batches: Sequence[Batch]) -> list[Array]:
+        """float32 (C,) of each batch: the policy's log-probs now, at the batch's temperature."""
+        rollouts = [rollout_of(batch) for batch in batches]
+        tokens, temperatures = [own.group for own in rollouts], [own.temperature for own in rollouts]
+        return [own.astype(np.float32) for own in self._values(tokens, temperatures, self._forward)]
+
     @torch.no_grad()
     def probe(self, batches: Sequence[Batch]) -> Probe:
         """The current log-probs of a few tokens of these batches: of the one with the shortest prompt."""
@@ -222,6 +229,11 @@ class Learner:
                 total += _sum(k3(packed - alone))
                 count += len(packed)
         return total / max(count, 1)
+
+
+def _inputs(groups: Sequence[Group]) -> tuple[list[TokenGroup], list[float]]:
+    """The tokens and the temperature of each group."""
+    return [group.tokens for group in groups], [group.temperature for group in groups]
 
 
 def _sum(values: Tensor) -> float:

@@ -18,12 +18,15 @@ from shared.errors import UserError
 _DEFAULT_PORT = 8400
 
 
-def connect(config: RunConfig, url: str, on_wait: OnWait) -> RefServerClient:
-    """A client that waits for the server until on_wait raises. Raises UserError for an unusable token or CA."""
+def connect(config: RunConfig, url: str, on_wait: OnWait, patience: float | None = None) -> RefServerClient:
+    """A client that waits for the server until on_wait raises, or for `patience` seconds; 0 tries once.
+
+    Raises UserError for an unusable token or CA.
+    """
     try:
         hint = "" if config.server == INLINE else f"; {_remedy(config)}"
         token = token_of(config)
-        return RefServerClient(url, token=token, ca=config.tls_ca, patience=None, on_wait=on_wait, hint=hint)
+        return RefServerClient(url, token=token, ca=config.tls_ca, patience=patience, on_wait=on_wait, hint=hint)
     except ValueError as error:
         raise UserError(f"tls_ca: {error}") from None
 

@@ -33,7 +33,7 @@ from policy_trainer.ranks.sharding import trained_state, whole_state, whole_weig
 from policy_trainer.ranks.world import World
 from policy_trainer.sampling.sampler import SamplingParams
 from shared import wire
-from shared.batch import TokenGroup
+from shared.batch import Array, TokenGroup
 from shared.models import load_outline
 
 
@@ -67,6 +67,9 @@ class Lead:
 
     def noise_floor(self, batches: Sequence[Batch]) -> float:
         return _do(self._rank, "noise_floor", batches)
+
+    def logps(self, batches: Sequence[Batch]) -> list[Array]:
+        return _do(self._rank, "logps", batches)
 
     def probe(self, batches: Sequence[Batch]) -> Probe:
         return _do(self._rank, "probe", batches)
@@ -200,6 +203,7 @@ _DEEDS: Mapping[str, _Deed] = {
     "restore_bonus": lambda rank, header, batches: rank.learner.restore_bonus(**header),
     "kl": lambda rank, header, batches: rank.learner.kl(batches),
     "noise_floor": lambda rank, header, batches: rank.learner.noise_floor(batches),
+    "logps": lambda rank, header, batches: rank.learner.logps(batches),
     "probe": lambda rank, header, batches: rank.learner.probe(batches),
     "state": lambda rank, header, batches: _state(rank),
     "whole": lambda rank, header, batches: _whole(rank),

@@ -89,11 +89,18 @@ class Samples:
         self._decode = decode
         self._eos = eos
 
-    def of_step(self, step: int, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
-        """Writes the first groups of a step, if it is due. groups: of these batches, with their advantages."""
-        if self._config.every and (step == 1 or step % self._config.every == 0):
-            pairs = list(zip(batches, groups, strict=True))[: self._config.prompts]
-            self._write([self._group(step, batch, group) for batch, group in pairs])
+    def of_step(
+        self, step: int, batches: Sequence[RolloutBatch], groups: Sequence[Group]
+    ) -> Sequence[tuple[RolloutBatch, Group]]:
+        """Writes the first groups of a step, if it is due, and returns them with their batches.
+
+        groups: of these batches, with their advantages.
+        """
+        if not self._config.every or (step > 1 and step % self._config.every):
+            return []
+        pairs = list(zip(batches, groups, strict=True))[: self._config.prompts]
+        self._write([self._group(step, batch, group) for batch, group in pairs])
+        return pairs
 
     def of_evaluation(self, groups: Sequence[SampledGroup]) -> None:
         """Writes the first groups of an evaluation."""

@@ -13,6 +13,7 @@ from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.queue_client.first_kl import choose_first_kl
 from policy_trainer.queue_client.intake import Intake
+from policy_trainer.queue_client.kept_samples import KeepsSamples, choose_kept_samples
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
@@ -38,6 +39,7 @@ from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.places import choose_publisher
 from shared.api import ModelInfo, Order, QueueView
 from shared.client import ClientError, RefServerClient
+from shared.client.connection import wait_silently
 from shared.models import eos_token_ids
 
 
@@ -107,7 +109,10 @@ def build_trainer(
         note=display.note,
     )
     intake = Intake.of(policy.learner.model, config, policy.part_weights)
-    source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), display, stop, stack)
+    kept = choose_kept_samples(
+        config.samples, queue, lambda: _connect_once(config, server.url, stack), policy.learner, display.note
+    )
+    source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), kept, display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     evaluated = next((record for record in reversed(past) if record["kind"] == "evaluation"), {})
@@ -180,6 +185,7 @@ def _make_source(
     server: ReferenceServer,
     files: RunFiles,
     allowance: int,
+    kept: KeepsSamples,
     display: Display,
     stop: StopRequest,
     stack: ExitStack,
@@ -210,4 +216,11 @@ def _make_source(
 
     workers = choose_workers(config, server.url, files.directory, display.note)
     stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
-    return BatchSource(feed, ledger, QueueWatch(client, config.run), workers, weights)
+    return BatchSource(feed, ledger, QueueWatch(client, config.run), kept, workers, weights)
+
+
+def _connect_once(config: TrainConfig, url: str, stack: ExitStack) -> RefServerClient:
+    """A client that does not wait for the server."""
+    client = connect(config, url, wait_silently, patience=0)
+    stack.callback(client.close)
+    return client

@@ -7,6 +7,7 @@ from typing import Any
 
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.stopwatch import Stopwatch
+from policy_trainer.queue_client.kept_samples import KeepsSamples
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.queue_watch import QueueWatch
@@ -49,12 +50,13 @@ class RunFiles:
 class BatchSource:
     """The source of batches. ledger: leased batches, and trained ones that are not acked; the feed updates it.
 
-    weights: where the workers get theirs.
+    samples: tells the server of sampled groups. weights: where the workers get theirs.
     """
 
     feed: LeaseFeed
     ledger: Ledger
     watch: QueueWatch
+    samples: KeepsSamples
     workers: Workers
     weights: PublishedBeside
 

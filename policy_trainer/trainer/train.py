@@ -25,6 +25,7 @@ from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 from shared import wire
 from shared.atomic_files import whole_directory
+from shared.batch import RolloutBatch
 from shared.client import Leased
 
 # By default workers pause when the groups of this many steps wait for training.
@@ -97,7 +98,7 @@ class Trainer:
                     self._count(leased, stats)
                     seconds = {"waiting": taken - asked, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
-                    self._reporters.samples.of_step(state.step, [lease.rollout for lease in leased], groups)
+                    self._sample([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
                         self._publish()
@@ -270,6 +271,13 @@ class Trainer:
             record["kl_at_step_0"] = kl_at_step_0
         self._reporters.step(record, [lease.rollout for lease in leased])
         self._source.workers.delivered()
+
+    def _sample(self, batches: Sequence[RolloutBatch], groups: Sequence[Group]) -> None:
+        """Shows a few groups of the step, where one is due, and has the server keep them."""
+        sampled = self._reporters.samples.of_step(self._state.step, batches, groups)
+        if sampled:
+            with self._stopwatch("samples"):
+                self._source.samples.keep(self._state.step, sampled)
 
     def _stop_if_broken(self, leased: Sequence[Leased], stats: StepStats) -> None:
         """Stops the run after max_bad_steps steps in a row that are not finite, and saves the last batches."""

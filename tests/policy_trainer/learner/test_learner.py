@@ -450,6 +450,23 @@ class TestKl:
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class TestLogps:
+    """What is shown of a sampled group."""
+
+    def test_of_each_batch_at_its_temperature(self, model: PreTrainedModel, make_scored: Make) -> None:
+        one = make_scored([3], [[4, 5], [6]], [0.0, 1.0]).rollout
+        two = make_scored([7, 8], [[9]], [0.0], ref_logps=[-1], temperature=2.0)
+        before = weights(model)
+        first, second = learner(model).logps([one, two])
+        with torch.no_grad():
+            expected = torch.cat([row_logps(model, [3], [4, 5], 1), row_logps(model, [3], [6], 1)])
+            np.testing.assert_allclose(first, expected.numpy(), atol=1e-6)
+            np.testing.assert_allclose(second, row_logps(model, [7, 8], [9], 2).numpy(), atol=1e-6)
+        assert first.dtype == np.float32
+        assert torch.equal(weights(model), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
 class TestProbe:
     """What a sampler's log-probs are compared with."""
 

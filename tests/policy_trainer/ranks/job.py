@@ -36,6 +36,7 @@ def train(world: World, settings: dict[str, Any], config: TrainConfig, directory
         "stats": stats,
         "kl": loaded.learner.kl(batches),
         "probe": loaded.learner.probe(batches).logps,
+        "logps": [own.tolist() for own in loaded.learner.logps(batches)],
         "sampled": [group[0].ids.tolist() for group in sampled],
         "form": loaded.form,
         "bonus": [loaded.learner.bonus.coef, loaded.learner.bonus.entropy],

@@ -125,6 +125,8 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
         assert own == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
     assert found["kl"] == pytest.approx(learner.kl(steps[0]), rel=1e-4)
     assert found["probe"] == pytest.approx(learner.probe(steps[0]).logps, abs=1e-5)
+    for own, expected in zip(found["logps"], learner.logps(steps[0]), strict=True):
+        assert own == pytest.approx(expected, abs=1e-5)
     greedy = HFSampler(model, tokenizer).sample([[1, 2, 3], [4, 5], [6]], SamplingParams(1, 6, 0.0), 0)
     assert found["sampled"] == [group[0].ids.tolist() for group in greedy]
 

@@ -180,6 +180,7 @@ def make_trainer(
                 ledger,
                 cast(Any, Nothing()),
                 cast(Any, Nothing()),
+                cast(Any, Nothing()),
                 PublishedBeside(WeightsDirectory(directory.weights)),
             ),
             FixedReference(),
