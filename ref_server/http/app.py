@@ -12,7 +12,18 @@ from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
 from ref_server.http.route_table import RouteTable
-from ref_server.http.routes import batches, documents, health, leases, metrics, reference, runs, scoring, weights
+from ref_server.http.routes import (
+    batches,
+    contents,
+    documents,
+    health,
+    leases,
+    metrics,
+    reference,
+    runs,
+    scoring,
+    weights,
+)
 from ref_server.http.threads import BodyThreads
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
@@ -42,6 +53,7 @@ def create_app(service: Service) -> FastAPI:
     metrics.add(app, service, traffic)
     scoring.add(app, service, threads)
     batches.add(app, service, threads, shedders)
+    contents.add(app, service, threads)
     leases.add(app, service)
     runs.add(app, service)
     reference.add(app, service)

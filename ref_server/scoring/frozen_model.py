@@ -14,6 +14,7 @@ from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
+from ref_server.scoring.token_texts import token_texts
 from ref_server.weights.versions import version_of_snapshot
 from shared.allocator import return_freed_memory
 from shared.api import ModelInfo
@@ -101,6 +102,9 @@ class FrozenModel:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        return token_texts(self._tokenizer, ids)
 
     def replacement(self, snapshot: str | None, version: int) -> "FrozenModel":
         """Loads other weights beside these: for a while each device holds two models. A tokenizer is optional."""

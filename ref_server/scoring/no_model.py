@@ -37,6 +37,9 @@ class NoReference:
     def decode(self, ids: Sequence[int]) -> None:
         return None
 
+    def token_texts(self, ids: Sequence[int]) -> list[None]:
+        return [None] * len(ids)
+
     def replacement(self, snapshot: str | None, version: int) -> Reference:
         _refuse()
 

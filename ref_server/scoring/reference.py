@@ -149,6 +149,10 @@ class Reference(Protocol):
         """The text of tokens; None without a tokenizer."""
         ...
 
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str | None]:
+        """The text of each token alone; None without a tokenizer."""
+        ...
+
     @property
     def replicas(self) -> "Sequence[Replica]":
         """What scores with these weights: one or several, none without a model."""

@@ -65,6 +65,9 @@ class TaughtReference:
     def decode(self, ids: Sequence[int]) -> str | None:
         return self._reference.decode(ids)
 
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str | None]:
+        return self._reference.token_texts(ids)
+
     def replacement(self, snapshot: str | None, version: int) -> "TaughtReference":
         replacement = self._reference.replacement(snapshot, version)
         if replacement is self._reference:

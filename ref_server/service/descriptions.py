@@ -1,16 +1,12 @@
-"""Builds the API records that describe the queue, and one batch's tokens."""
+"""Builds the API records that describe the queue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from ref_server.metrics.activity import Count
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.records import Stats
-from ref_server.scoring.reference import Reference
-from shared.api import Depth, LimitsView, PromptView, QueueView, RowView, ScoringView, State, TokensView
-from shared.batch import RolloutBatch, ScoredBatch
+from shared.api import Depth, LimitsView, QueueView, ScoringView, State
 
 
 @dataclass(frozen=True)
@@ -56,44 +52,3 @@ def _scoring(totals: ScoringTotals) -> ScoringView:
 def _sum_depths(runs: Mapping[str, Mapping[State, Depth]], state: State) -> Depth:
     depths = [states[state] for states in runs.values() if state in states]
     return Depth(batches=sum(depth.batches for depth in depths), bytes=sum(depth.bytes for depth in depths))
-
-
-def describe_tokens(batch: RolloutBatch | ScoredBatch, reference: Reference) -> TokensView:
-    """The tokens of a batch with their texts and log-probs, and the rewards of each completion."""
-    rollout = batch.rollout if isinstance(batch, ScoredBatch) else batch
-    ref_logps = batch.ref_logps if isinstance(batch, ScoredBatch) else None
-    sampler_rows, reference_rows = _rows(rollout, rollout.sampler_logps), _rows(rollout, ref_logps)
-    prompt = rollout.group.prompt_ids.tolist()
-    return TokensView(
-        id=rollout.id,
-        prompt=PromptView(text=reference.decode(prompt), ids=prompt),
-        rows=[
-            RowView(
-                text=reference.decode(ids.tolist()),
-                ids=ids.tolist(),
-                tokens=token_texts(reference, ids.tolist()),
-                sampler_logps=sampler_rows[i],
-                ref_logps=reference_rows[i],
-                reward=_number(rollout.rewards[i]),
-                rewards={name: _number(part[i]) for name, part in rollout.reward_parts.items()},
-                finished=bool(rollout.finished[i]),
-            )
-            for i, ids in enumerate(rollout.group.completions())
-        ],
-    )
-
-
-def token_texts(reference: Reference, ids: Sequence[int]) -> list[str | None]:
-    return [reference.decode([token]) for token in ids]
-
-
-def _rows(rollout: RolloutBatch, values: np.ndarray | None) -> list[list[float] | None]:
-    """(C,) values per token -> one list per completion; a list of None where values is None."""
-    if values is None:
-        return [None] * rollout.group.size
-    return [part.tolist() for part in np.split(values, np.cumsum(rollout.group.completion_lengths)[:-1])]
-
-
-def _number(value: np.floating) -> float | None:
-    """NaN (no reward) becomes None, since JSON has no NaN."""
-    return None if np.isnan(value) else float(value)

@@ -11,13 +11,14 @@ from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Stats, Upload
 from ref_server.scoring.reference import NotReady, Reference
-from ref_server.service.descriptions import Runs, describe_queue, describe_tokens, token_texts
+from ref_server.service.contents import describe_rewards, describe_tokens
+from ref_server.service.descriptions import Runs, describe_queue
 from ref_server.service.housekeeping import keep_tidy
 from ref_server.service.polls import Polls
 from ref_server.service.served_reference import ServedReference
 from ref_server.service.weights import Weights
-from shared import wire
-from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, State, TokensView, Uploaded
+from shared import training, wire
+from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
 
@@ -156,22 +157,35 @@ class Service:
         """Texts -> tokens, each text alone and without special tokens. Raises BatchError when one is empty, NoModel."""
         return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
 
-    def token_texts(self, ids: Sequence[int]) -> list[str | None]:
-        return token_texts(self.reference, ids)
-
     def describe_queue(self, stats: Stats, runs: Runs) -> QueueView:
         """runs: those to tell of one by one."""
         return describe_queue(stats, runs, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
     def describe_tokens(self, batch: BatchSummary) -> TokensView | None:
-        """The tokens of a batch with texts and log-probs; None when its payload is gone.
+        """The tokens of a batch with texts and log-probs, and what training told of it; None when its payload is gone.
 
         Raises BatchError for a batch of the Simple-GRPO protocol.
         """
+        told = self.queue.training(batch.id)  # first: it goes with the payload
+        found = self._stored(batch)
+        return found and describe_tokens(found, training.decode(told) if told else None, self.reference)
+
+    def describe_rewards(self, batch: BatchSummary) -> RewardsView | None:
+        """As describe_tokens, without tokens."""
+        found = self._stored(batch)
+        return found and describe_rewards(found)
+
+    def keep_training(self, batch: BatchSummary, body: bytes) -> None:
+        """Stores what training made of a batch. Raises BatchError, and what `Queue.put_training` raises."""
+        told = training.decode(body)
+        told.check_fits(batch.completion_tokens)
+        self.queue.put_training(batch.id, training.encode(told))
+
+    def _stored(self, batch: BatchSummary) -> RolloutBatch | ScoredBatch | None:
         if batch.run == LEGACY_RUN:
             raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
         body = self.queue.payload(batch.id)
-        return None if body is None else describe_tokens(wire.decode(body), self.reference)
+        return None if body is None else wire.decode(body)
 
 
 def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:

@@ -1,6 +1,6 @@
-"""Batches: their admission, their states and histories, their tokens as text, and dropping many."""
+"""Batches: their admission, their states and histories, their tokens and rewards to be looked at, and dropping many."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -98,19 +98,53 @@ class PromptView(Answer):
 
 
 class RowView(Answer):
-    """One completion. Rewards are null where it could not be judged, log-probs where there are none."""
+    """One completion. Rewards are null where it could not be judged, the others where the batch has none."""
 
     text: str | None
     ids: list[int]
     tokens: list[str | None]
-    sampler_logps: list[float] | None
-    ref_logps: list[float] | None
+    """Each id's text alone; bytes that are no whole character as `\\xe2`. null where the server has no tokenizer."""
+    loss_mask: list[bool] | None = None
+    """False for tokens that are not trained on; null: all are."""
+    sampler_logps: list[float] | None = None
+    ref_logps: list[float] | None = None
+    teacher_logps: list[float] | None = None
+    logps: list[float] | None = None
+    """Of the policy after the step that trained on the batch; null before training, and where the trainer told none."""
+    advantages: list[float] | None = None
+    """Those it trained with, 0 where it did not; null as `logps`."""
     reward: float | None
     rewards: dict[str, float | None]
+    step_ends: list[int] | None = None
+    """Process supervision: the place of each step's last token; null without it."""
+    step_rewards: list[float | None] | None = None
     finished: bool
 
 
 class TokensView(Answer):
+    """A batch, token by token. Its log-probs are those of its temperature."""
+
     id: str
+    run: str = ""
+    task: str | None = None
+    sample: Any = None
+    """What the worker said of it, as JSON; null if it said nothing."""
+    temperature: float = 1.0
+    policy_version: int = 0
+    """Of the weights that sampled it."""
+    trained_step: int | None = None
+    """The training step that `logps` and `advantages` are of."""
     prompt: PromptView
     rows: list[RowView]
+
+
+class RewardsView(Answer):
+    """The rewards of a batch's completions, null where one could not be judged."""
+
+    id: str
+    rewards: list[float | None]
+    parts: dict[str, list[float | None]]
+    """Each reward that the totals were made of."""
+    lengths: list[int]
+    """Tokens."""
+    finished: list[bool]

@@ -23,6 +23,7 @@ from shared.api import (
     Purged,
     QueueView,
     ReferenceVersion,
+    RewardsView,
     State,
     TokensView,
     Uploaded,
@@ -36,6 +37,7 @@ from shared.client.connection import Connection, OnWait, unready_reason, wait_si
 from shared.client.errors import ClientError, RefServerError, WrongContent
 from shared.client.requests import Held, Leased, Outcomes, Request
 from shared.client.transfers import Download, async_pieces, describe_file
+from shared.training import Training
 
 T = TypeVar("T")
 
@@ -155,14 +157,26 @@ class AsyncRefServerClient(Connection):
         limit: int = requests.PAGE,
         cursor: str | None = None,
         order: ListOrder = ListOrder.OLDEST,
+        kept: bool = False,
     ) -> BatchPage:
-        return await self._send(requests.page(state, run, limit, cursor, order))
+        return await self._send(requests.page(state, run, limit, cursor, order, kept))
 
     async def batch(self, id: str) -> BatchDetails:
         return await self._send(requests.batch(id))
 
     async def tokens(self, id: str) -> TokensView:
         return await self._send(requests.tokens(id))
+
+    async def rewards(self, id: str) -> RewardsView:
+        """The rewards of each completion of a batch. For display."""
+        return await self._send(requests.rewards(id))
+
+    async def put_training(self, id: str, training: Training) -> Admitted:
+        """Tells what training made of a leased batch, which keeps its payload after its ack while the server has room.
+
+        Raises RefServerError 404, 409 if the batch is not leased, or its payload is gone.
+        """
+        return await self._send(requests.put_training(id, training))
 
     async def requeue(self, id: str) -> Admitted:
         return await self._send(requests.requeue(id))

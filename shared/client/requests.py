@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 from pydantic import BaseModel
 
-from shared import bundle, wire
+from shared import bundle, training, wire
 from shared.api import (
     AckBody,
     Admitted,
@@ -35,6 +35,7 @@ from shared.api import (
     ReferenceVersion,
     ReleaseBody,
     Results,
+    RewardsView,
     State,
     TokenIds,
     TokensView,
@@ -46,6 +47,7 @@ from shared.api import (
 from shared.batch import BatchError, RolloutBatch, ScoredBatch
 from shared.client.errors import UnusableBatch
 from shared.client.transfers import Download, content_digest
+from shared.training import Training
 
 Outcomes = dict[str, Outcome]
 
@@ -61,6 +63,8 @@ _SCORING_SECONDS = 600.0
 _HEALTH_SECONDS = 10.0
 # Whoever glances has other work: a server that hangs must not hold it up.
 _GLANCE_SECONDS = 1.0
+# A trainer that tells of its samples has other work, too.
+_TRAINING_SECONDS = 5.0
 _KEYS_AT_ONCE = 1000
 # A file that came so often with wrong bytes is damaged where it is kept.
 DOWNLOADS = 3
@@ -208,10 +212,11 @@ def finish_run(run: str, lineage: str) -> Request[Finished]:
 
 
 def page(
-    state: State | str | None, run: str | None, limit: int, cursor: str | None, order: ListOrder
+    state: State | str | None, run: str | None, limit: int, cursor: str | None, order: ListOrder, kept: bool
 ) -> Request[BatchPage]:
     other_order = None if order is ListOrder.OLDEST else order  # the default is not sent: older servers do not know it
-    asked = {"state": state, "run": run, "limit": limit, "cursor": cursor, "order": other_order}
+    only_kept = "true" if kept else None
+    asked = {"state": state, "run": run, "limit": limit, "cursor": cursor, "order": other_order, "kept": only_kept}
     return Request(
         "GET", "/v1/batches", _as(BatchPage), params={name: value for name, value in asked.items() if value is not None}
     )
@@ -223,6 +228,17 @@ def batch(id: str) -> Request[BatchDetails]:
 
 def tokens(id: str) -> Request[TokensView]:
     return Request("GET", f"{_batch_path(id)}/tokens", _as(TokensView))
+
+
+def rewards(id: str) -> Request[RewardsView]:
+    return Request("GET", f"{_batch_path(id)}/rewards", _as(RewardsView))
+
+
+def put_training(id: str, told: Training) -> Request[Admitted]:
+    return Request(
+        "PUT", f"{_batch_path(id)}/training", _as(Admitted), training.encode(told), wire.CONTENT_TYPE,
+        read_seconds=_TRAINING_SECONDS,
+    )  # fmt: skip
 
 
 def requeue(id: str) -> Request[Admitted]:

@@ -22,6 +22,7 @@ from shared.api import (
     Purged,
     QueueView,
     ReferenceVersion,
+    RewardsView,
     State,
     TokensView,
     Uploaded,
@@ -35,6 +36,7 @@ from shared.client.connection import Connection, OnWait, unready_reason, wait_si
 from shared.client.errors import ClientError, RefServerError, WrongContent
 from shared.client.requests import Held, Leased, Outcomes, Request
 from shared.client.transfers import Download, describe_file, pieces
+from shared.training import Training
 
 T = TypeVar("T")
 
@@ -191,12 +193,13 @@ class RefServerClient(Connection):
         limit: int = requests.PAGE,
         cursor: str | None = None,
         order: ListOrder = ListOrder.OLDEST,
+        kept: bool = False,
     ) -> BatchPage:
         """At most `limit` batches (1 to 1000), starting at `cursor`, the `next_cursor` of the previous page.
 
-        The order must be that of the previous page.
+        The order must be that of the previous page. kept: only those whose payload is there.
         """
-        return self._send(requests.page(state, run, limit, cursor, order))
+        return self._send(requests.page(state, run, limit, cursor, order, kept))
 
     def batch(self, id: str) -> BatchDetails:
         """State, history and shape of one batch."""
@@ -205,6 +208,17 @@ class RefServerClient(Connection):
     def tokens(self, id: str) -> TokensView:
         """The tokens of a batch with texts and log-probs, and each completion's rewards. For display."""
         return self._send(requests.tokens(id))
+
+    def rewards(self, id: str) -> RewardsView:
+        """The rewards of each completion of a batch. For display."""
+        return self._send(requests.rewards(id))
+
+    def put_training(self, id: str, training: Training) -> Admitted:
+        """Tells what training made of a leased batch, which keeps its payload after its ack while the server has room.
+
+        Raises RefServerError 404, 409 if the batch is not leased, or its payload is gone.
+        """
+        return self._send(requests.put_training(id, training))
 
     def requeue(self, id: str) -> Admitted:
         """Restores a dead or expired batch. Not retried when the server may have done it already."""

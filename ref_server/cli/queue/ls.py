@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from pydantic import Field
+from pydantic_settings import CliToggleFlag
 
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.tables import batch_table
@@ -24,6 +25,8 @@ class Ls(ClientOptions):
     """Only batches in this state."""
     run: str | None = None
     """Only batches of this run."""
+    kept: CliToggleFlag[bool] = False
+    """Only batches whose payload is still there: of trained ones, the samples that the server keeps."""
     limit: int = Field(default=50, ge=0)
     """The largest number of batches to list; 0 lists all."""
 
@@ -31,7 +34,7 @@ class Ls(ClientOptions):
 def run(arguments: list[str]) -> int:
     options = load_options(Ls, arguments, "queue ls")
     with options.connect() as client:
-        pages = list_pages(client, options.state, options.run, options.limit or None, ListOrder.NEWEST)
+        pages = list_pages(client, options.state, options.run, options.limit or None, ListOrder.NEWEST, options.kept)
         if options.as_json:
             _print_json(pages)
         else:
@@ -58,20 +61,28 @@ def _print_tables(pages: Iterable[BatchPage], options: Ls) -> None:
             show(batch_table(page.batches))
         cursor, found = page.next_cursor, found or bool(page.batches)
     if not found:
-        print_error("no such batch" if options.state or options.run else "no batches")
+        print_error("no such batch" if options.state or options.run or options.kept else "no batches")
     if cursor:
         print_error(f"these are the {options.limit} newest; there are more: --limit 0 lists all")
 
 
 def list_pages(
-    client: RefServerClient, state: str | None, run: str | None, limit: int | None, order: ListOrder
+    client: RefServerClient,
+    state: str | None,
+    run: str | None,
+    limit: int | None,
+    order: ListOrder,
+    kept: bool = False,
 ) -> Iterator[BatchPage]:
-    """The first `limit` batches in this order, or all. The last page has a cursor when there are more."""
+    """The first `limit` batches in this order, or all. kept: only those whose payload is there.
+
+    The last page has a cursor when there are more.
+    """
     listed = 0
     cursor: str | None = None
     while True:
         most = PAGE if limit is None else min(limit - listed, PAGE)
-        page = client.page(state, run, limit=most, cursor=cursor, order=order)
+        page = client.page(state, run, limit=most, cursor=cursor, order=order, kept=kept)
         yield page
         listed += len(page.batches)
         cursor = page.next_cursor

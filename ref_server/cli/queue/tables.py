@@ -100,12 +100,14 @@ def batch_sheet(batch: BatchDetails) -> Group:
 
 
 def token_sheet(tokens: TokensView) -> Group:
-    """The prompt and each completion with its rewards."""
-    parts: list[RenderableType] = [Text("\nprompt"), _text(tokens.prompt)]
+    """The prompt and each completion with its rewards, and its mean advantage where training told it."""
+    trained = "" if tokens.trained_step is None else f"\ntrained in step {tokens.trained_step}"
+    parts: list[RenderableType] = [Text(f"{trained}\nprompt"), _text(tokens.prompt)]
     for number, row in enumerate(tokens.rows):
         rewards = "".join(f", {_name(name)} {_reward(value)}" for name, value in row.rewards.items())
         ending = "finished" if row.finished else "cut off"
-        about = f"reward {_reward(row.reward)}{rewards}; {len(row.ids)} tokens, {ending}"
+        advantage = f", advantage {sum(row.advantages) / len(row.ids):+.2f}" if row.advantages else ""
+        about = f"reward {_reward(row.reward)}{rewards}{advantage}; {len(row.ids)} tokens, {ending}"
         parts += [Text(f"\ncompletion {number}: {about}"), _text(row)]
     return Group(*parts)
 

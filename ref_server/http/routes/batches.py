@@ -4,15 +4,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, TypeVar
 
-from anyio import from_thread
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
 from ref_server.http.gate.load_shedder import LoadShedders
-from ref_server.http.problem import Problem, no_room_to_answer
+from ref_server.http.problem import Problem
+from ref_server.http.routes.contents import Id, found
 from ref_server.http.routes.documents import errors
 from ref_server.http.shared_call import SharedCall
 from ref_server.http.threads import BodyThreads
@@ -30,7 +30,6 @@ from shared.api import (
     Purged,
     QueueView,
     State,
-    TokensView,
 )
 
 T = TypeVar("T")
@@ -38,10 +37,6 @@ T = TypeVar("T")
 # After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.
 _REST = 10.0
 _STATS_SECONDS = 30.0
-# A token takes about sixteen bytes of a payload, and with its text five times as much as JSON.
-_TOKENS_GROWTH = 5
-
-Id = Annotated[str, Path(description="The id that the batch was uploaded with.")]
 
 
 def add(app: FastAPI, service: Service, threads: BodyThreads, shedders: LoadShedders) -> None:
@@ -111,6 +106,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         order: Annotated[
             ListOrder, Query(description="Which batches come first; the same for every page of a list.")
         ] = ListOrder.OLDEST,
+        kept: Annotated[bool, Query(description="Only batches whose payload is there.")] = False,
     ) -> BatchPage:
         """Batches in order of admission, the oldest first unless `order=newest`.
 
@@ -118,7 +114,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         curl 'localhost:8400/v1/batches?state=ready&limit=5'
         ```
         """
-        return service.queue.list(state, asker.only(run), limit, cursor, order)
+        return service.queue.list(state, asker.only(run), limit, cursor, order, kept)
 
     @app.get("/v1/batches/{id}", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -130,22 +126,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         ```
         """
         confine(asker, service.queue, [id])
-        return _found(service.queue.get(id), id)
-
-    @app.get("/v1/batches/{id}/tokens", responses=errors(404, 503, 507))
-    @requires(Role.TRAIN, confines=True)
-    def tokens(id: Id, asker: Asker, request: Request) -> TokensView:
-        """For display: each token with its text and log-probs, each row with its rewards.
-
-        ```
-        curl localhost:8400/v1/batches/$ID/tokens
-        ```
-        """
-        confine(asker, service.queue, [id])
-        batch = _found(service.queue.get(id), id)
-        if not from_thread.run_sync(request.state.room, _TOKENS_GROWTH * batch.payload_bytes):
-            raise no_room_to_answer()
-        return _found(service.describe_tokens(batch), id)
+        return found(service.queue.get(id), id)
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
@@ -196,9 +177,3 @@ def _known(operation: Callable[[str], T], id: str) -> T:
         return operation(id)
     except KeyError:
         raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here", "id") from None
-
-
-def _found(value: T | None, id: str) -> T:
-    if value is None:
-        raise Problem(404, "not_found", f"no batch {id[:80]!r} is known here, or its payload is gone", "id")
-    return value

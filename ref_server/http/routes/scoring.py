@@ -69,7 +69,7 @@ def _answer(service: Service, group: TokenGroup, scores: Scores) -> Response:
     answer = Logprobs.model_validate(
         {
             "logprobs": [row.tolist() for row in rows],
-            "tokens": [service.token_texts(ids.tolist()) for ids in group.completions()],
+            "tokens": [service.reference.token_texts(ids.tolist()) for ids in group.completions()],
             "reference_version": scores.reference_version,
         }
     )

@@ -20,10 +20,11 @@ from ref_server.cli import queue, serve
 from ref_server.cli.queue import ls
 from ref_server.config import QueueConfig
 from ref_server.service.service import Service
-from shared import wire
+from shared import training, wire
 from shared.api import PurgeBody, Purged, State
 from shared.batch import RolloutBatch
 from shared.client import NotRefServer, RefServerClient
+from shared.training import Training
 
 Rollout = Callable[..., RolloutBatch]
 Command = Callable[..., tuple[int, str, str]]
@@ -206,6 +207,23 @@ def test_show(command: Command, http: httpx.Client, rollout: Rollout, run: str) 
     told, asked = json.loads(command("show", id, "--tokens", "--json")[1]), http.get(f"/v1/batches/{id}").json()
     assert told == asked | {"tokens": http.get(f"/v1/batches/{id}/tokens").json()}
     assert json.loads(command("show", id, "--json")[1]) == asked
+
+
+def test_a_kept_sample(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run, lengths=(2, 2), rewards=np.array([1, 0], np.float32))
+    id = ready(http, batch)
+    leased = http.post("/v1/batches/lease", json={"consumer": "c", "run": run}).headers
+    assert leased["Batch-Id"] == id
+    told = training.encode(Training(12, np.array([0.5, 0.5, -0.5, -0.5], np.float32), np.zeros(4, np.float32)))
+    http.put(f"/v1/batches/{id}/training", content=told, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
+    http.post("/v1/leases/ack", json={"leases": [{"id": id, "token": leased["Lease-Token"]}]}).raise_for_status()
+    ready(http, rollout(run=run))
+    out = command("show", id, "--tokens")[1]
+    assert "trained in step 12" in out and "completion 0: reward 1, advantage +0.50; 2 tokens" in out
+    listed = json.loads(command("ls", "--run", run, "--state", "done", "--kept", "--json")[1])["batches"]
+    assert [batch["id"] for batch in listed] == [id]
+    http.delete(f"/v1/batches/{id}").raise_for_status()
+    assert command("ls", "--run", run, "--state", "done", "--kept")[2].strip() == "no such batch"
 
 
 def test_a_payload_that_is_gone(command: Command, http: httpx.Client, rollout: Rollout, run: str) -> None:

@@ -32,6 +32,8 @@ ROLES = [
     ("GET", "/v1/batches", Role.TRAIN),
     ("GET", "/v1/batches/3f", Role.TRAIN),
     ("GET", "/v1/batches/3f/tokens", Role.TRAIN),
+    ("GET", "/v1/batches/3f/rewards", Role.TRAIN),
+    ("PUT", "/v1/batches/3f/training", Role.TRAIN),
     ("POST", "/v1/batches/lease", Role.TRAIN),
     ("POST", "/v1/leases/ack", Role.TRAIN),
     ("POST", "/v1/leases/extend", Role.TRAIN),

@@ -20,6 +20,7 @@ from shared.api import LeaseBody, Outcome, PurgeBody, Purged, State
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
+from shared.training import Training
 from tests.ref_server.conftest import make_service, model, one_thread, rollout, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "rollout", "serve", "tokenizer"]
@@ -187,6 +188,20 @@ def test_lists(client: Any, rollout: Rollout, run: str) -> None:
     assert {batch.run for batch in client.batches()} >= {run}
     view = client.tokens(ids[0])
     assert view.id == ids[0] and len(view.rows) == 3 and view.rows[0].sampler_logps is None
+
+
+def test_what_training_made_of_a_batch(client: Any, rollout: Rollout, run: str) -> None:
+    batch = rollout(run=run)
+    client.upload(batch)
+    leased = client.lease(terms(run))
+    assert client.rewards(batch.id).lengths == batch.group.completion_lengths.tolist()
+    tokens = np.zeros(len(batch.group.completion_ids), np.float32)
+    assert client.put_training(batch.id, Training(5, tokens, tokens)).state is State.LEASED
+    client.ack([leased])
+    assert client.tokens(batch.id).trained_step == 5
+    assert [kept.id for kept in client.page(run=run, kept=True).batches] == [batch.id]
+    client.drop(batch.id)
+    assert client.page(run=run, kept=True).batches == []
 
 
 def test_an_operator(client: Any, rollout: Rollout, run: str) -> None:
