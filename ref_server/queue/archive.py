@@ -3,7 +3,7 @@
     {"format": "tandem-queue/2", "made_at": 1763823600.0}
     {"batches": {"id": …, …}, "history": [[at, state, detail], …], "body_bytes": 1234, "training_bytes": null}
     1234 bytes, then a line break; nothing where body_bytes is null. The same for training_bytes
-    {"epochs": {…}}   and likewise runs, incarnations, reference
+    {"epochs": {…}}   and likewise runs, incarnations, reference, curves, metrics
     {"end": {"records": 7, "sha256": "…"}}
 
 The digest is of all bytes before the last line. The batches are in the order of their admission. What holds only while
@@ -35,10 +35,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": ("run", "lineage", "seconds", "finished"),
     "incarnations": ("consumer", "incarnation", "seen_at"),
     "reference": ("one", "snapshot", "version", "base"),
+    "curves": ("run", "lineage", "kind", "records", "bytes", "step", "first_at", "updated_at"),
+    "metrics": ("run", "lineage", "kind", "step", "name", "at", "record"),
 }  # fmt: skip
 _KEYS = {
     "batches": ("seq",), "epochs": ("run", "lineage", "epoch"), "runs": ("run",), "incarnations": ("number",),
-    "reference": ("one",),
+    "reference": ("one",), "curves": ("run", "lineage", "kind"), "metrics": ("run", "lineage", "kind", "step", "name"),
 }  # fmt: skip
 # Columns of the payloads, and what a record says of their lengths.
 _BODIES = {"body": "body_bytes", "training": "training_bytes"}

@@ -4,7 +4,7 @@ Each call does a slice of bounded size, so that no transaction holds up others.
 """
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import batches
+from ref_server.queue import batches, curves
 from ref_server.queue.indexes import WAITING
 from ref_server.queue.transaction import Transaction
 
@@ -23,7 +23,7 @@ def tidy(tx: Transaction, retention_seconds: float, max_waiting_seconds: float) 
         _forget_runs(tx),
         _expire_unused(tx, tx.at - max_waiting_seconds),
     )
-    return SLICE in done
+    return curves.forget(tx, forgotten) or SLICE in done
 
 
 def _forget_batches(tx: Transaction, settled_before: float) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ref_server.metrics.activity import Activity
 from ref_server.queue.records import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.run_metrics import RunMetrics
 from shared.api import (
     BatchDetails,
     BatchPage,
@@ -27,6 +28,8 @@ from shared.api import (
 class Queue(Protocol):
     activity: Activity
     """Counts of its events since this process opened it."""
+    metrics: RunMetrics
+    """What trainers report of their runs."""
 
     def put(self, upload: Upload) -> Uploaded:
         """Admits a batch durably. One whose lineage is finished or has lost the run expires and loses its payload.

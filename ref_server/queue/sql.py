@@ -27,6 +27,7 @@ from ref_server.queue import (
 )
 from ref_server.queue.errors import NoUnusedRoom
 from ref_server.queue.records import Claim, DiskSpace, Lease, Stats, Upload, Wanted, WantedReference
+from ref_server.queue.run_metrics import RunMetrics
 from ref_server.queue.transaction import Database, Transaction
 from shared.api import (
     BatchDetails,
@@ -60,6 +61,7 @@ class SqlQueue(ABC):
         self._max_waiting_seconds = max_waiting_seconds
         self._scorer = secrets.token_hex(8)
         self.activity = Activity()
+        self.metrics = RunMetrics(self._run)
 
     @abstractmethod
     def _run(self, operation: Callable[[Transaction], T], *, durable: bool = False, stores: bool = False) -> T:

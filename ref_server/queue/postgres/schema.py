@@ -7,7 +7,7 @@ from ref_server.queue.indexes import ADDED_INDEXES, INDEXES
 from ref_server.queue.postgres.upgrades import UPGRADES
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
@@ -91,6 +91,30 @@ CREATE TABLE reference (
     snapshot TEXT,
     version  BIGINT NOT NULL,
     base     TEXT NOT NULL
+);
+
+CREATE TABLE curves (
+    run        TEXT COLLATE "C" NOT NULL,
+    lineage    TEXT COLLATE "C" NOT NULL,
+    kind       TEXT COLLATE "C" NOT NULL,
+    records    BIGINT NOT NULL,
+    bytes      BIGINT NOT NULL,
+    step       BIGINT NOT NULL,
+    first_at   DOUBLE PRECISION NOT NULL,
+    updated_at DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (run, lineage, kind)
+);
+
+CREATE TABLE metrics (
+    run     TEXT COLLATE "C" NOT NULL,
+    lineage TEXT COLLATE "C" NOT NULL,
+    kind    TEXT COLLATE "C" NOT NULL,
+    step    BIGINT NOT NULL,
+    name    TEXT COLLATE "C" NOT NULL,
+    at      DOUBLE PRECISION NOT NULL,
+    record  TEXT NOT NULL,
+    PRIMARY KEY (run, lineage, kind, step, name),
+    FOREIGN KEY (run, lineage, kind) REFERENCES curves ON DELETE CASCADE
 );
 
 -- Each row is a change in the number and bytes of batches; the depth is the sum of the rows. Transactions only append,

@@ -41,4 +41,29 @@ ALTER TABLE payloads ADD COLUMN training BYTEA;
 ALTER TABLE payloads ALTER COLUMN training SET STORAGE EXTERNAL;
 CREATE INDEX samples_of_run ON batches (run, content_hash DESC, seq DESC) WHERE state = 'done' AND payload_bytes > 0;
 """
-UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4}
+# Trainers report the metrics of their runs.
+_FROM_5 = """
+CREATE TABLE curves (
+    run        TEXT COLLATE "C" NOT NULL,
+    lineage    TEXT COLLATE "C" NOT NULL,
+    kind       TEXT COLLATE "C" NOT NULL,
+    records    BIGINT NOT NULL,
+    bytes      BIGINT NOT NULL,
+    step       BIGINT NOT NULL,
+    first_at   DOUBLE PRECISION NOT NULL,
+    updated_at DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (run, lineage, kind)
+);
+CREATE TABLE metrics (
+    run     TEXT COLLATE "C" NOT NULL,
+    lineage TEXT COLLATE "C" NOT NULL,
+    kind    TEXT COLLATE "C" NOT NULL,
+    step    BIGINT NOT NULL,
+    name    TEXT COLLATE "C" NOT NULL,
+    at      DOUBLE PRECISION NOT NULL,
+    record  TEXT NOT NULL,
+    PRIMARY KEY (run, lineage, kind, step, name),
+    FOREIGN KEY (run, lineage, kind) REFERENCES curves ON DELETE CASCADE
+);
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5}

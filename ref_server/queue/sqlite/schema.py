@@ -8,7 +8,7 @@ from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import INDEXES
 from ref_server.queue.sqlite.upgrades import UPGRADES
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
 # admission and statistics cost the same at any depth. Only the triggers below write it.
@@ -93,6 +93,31 @@ CREATE TABLE reference (
     snapshot TEXT,                                 -- NULL: those of --model again
     version  INTEGER NOT NULL,
     base     TEXT NOT NULL                         -- fingerprint of the model that they replaced
+) STRICT;
+
+-- Metrics that trainers report. A curve is the records of one kind, counted: lists of runs read none of them.
+CREATE TABLE curves (
+    run        TEXT NOT NULL,
+    lineage    TEXT NOT NULL,
+    kind       TEXT NOT NULL,
+    records    INTEGER NOT NULL,
+    bytes      INTEGER NOT NULL,
+    step       INTEGER NOT NULL,                   -- the latest
+    first_at   REAL NOT NULL,                      -- Unix seconds
+    updated_at REAL NOT NULL,
+    PRIMARY KEY (run, lineage, kind)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE metrics (
+    run     TEXT NOT NULL,
+    lineage TEXT NOT NULL,
+    kind    TEXT NOT NULL,
+    step    INTEGER NOT NULL,
+    name    TEXT NOT NULL,                         -- tells the warnings of a step apart; else empty
+    at      REAL NOT NULL,                         -- Unix seconds
+    record  TEXT NOT NULL,                         -- JSON, in ASCII
+    PRIMARY KEY (run, lineage, kind, step, name),
+    FOREIGN KEY (run, lineage, kind) REFERENCES curves ON DELETE CASCADE
 ) STRICT;
 
 CREATE TABLE depths (

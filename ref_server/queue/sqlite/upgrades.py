@@ -104,4 +104,29 @@ _FROM_5 = """
 ALTER TABLE payloads ADD COLUMN training BLOB;
 CREATE INDEX samples_of_run ON batches (run, content_hash DESC, seq DESC) WHERE state = 'done' AND payload_bytes > 0;
 """
-UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5}
+# Trainers report the metrics of their runs.
+_FROM_6 = """
+CREATE TABLE curves (
+    run        TEXT NOT NULL,
+    lineage    TEXT NOT NULL,
+    kind       TEXT NOT NULL,
+    records    INTEGER NOT NULL,
+    bytes      INTEGER NOT NULL,
+    step       INTEGER NOT NULL,
+    first_at   REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    PRIMARY KEY (run, lineage, kind)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE metrics (
+    run     TEXT NOT NULL,
+    lineage TEXT NOT NULL,
+    kind    TEXT NOT NULL,
+    step    INTEGER NOT NULL,
+    name    TEXT NOT NULL,
+    at      REAL NOT NULL,
+    record  TEXT NOT NULL,
+    PRIMARY KEY (run, lineage, kind, step, name),
+    FOREIGN KEY (run, lineage, kind) REFERENCES curves ON DELETE CASCADE
+) STRICT;
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5, 6: _FROM_6}

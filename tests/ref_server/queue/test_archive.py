@@ -19,7 +19,7 @@ from ref_server.queue.postgres import whole as postgres
 from ref_server.queue.records import Upload, WantedReference
 from ref_server.queue.sqlite import whole as sqlite
 from ref_server.queue.transaction import Database
-from shared.api import Key, LeaseBody, Outcome, State
+from shared.api import Key, Kind, LeaseBody, MetricsRecord, Outcome, State
 from tests.ref_server.queue.backends import (
     BACKEND_NAMES,
     BACKENDS,
@@ -103,6 +103,7 @@ def fill(queue: Queue) -> dict[str, Key]:
     queue.extend([held], 60.0, started=True)
     assert [claim.id for claim in queue.claim(1)] == ["claimed"]
     queue.want_reference(WantedReference("run/step-2", 2, "base"))
+    queue.metrics.keep("run", "one", [MetricsRecord(kind=Kind.STEP, step=7, name="\u00e9")])
     return {"done": done, "leased": held}
 
 
@@ -135,6 +136,8 @@ def test_all_comes_back_in_either_store(old: Backend, new: Backend) -> None:
         assert (queued.batches, queued.bytes) == (2, claimed_again.bytes + waiting.bytes)
         assert queue.stats().runs["run"].items() >= depths["run"].items()
         assert queue.wanted_reference() == WantedReference("run/step-2", 2, "base")
+        assert [(curve.run, curve.step) for curve in queue.metrics.curves()] == [("run", 7)]
+        assert len(queue.metrics.of_step("run", "one", 7)) == 1
         assert queue.ack([keys["done"]]) == [Outcome.ALREADY]
         assert lease(queue, incarnation="i", request_id="r") == keys["leased"]
         assert queue.extend([keys["leased"]], 60.0) == [Outcome.OK]

@@ -1,0 +1,127 @@
+"""The curves of runs in SQL, and their bounds. A curve is the records of one kind of a run's lineage, counted."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+
+from ref_server.queue.transaction import Transaction
+
+# A curve with more records, or more bytes of them, is thinned out; the newest WHOLE stay.
+MOST_RECORDS = 4096
+MOST_BYTES = 64 * 2**20
+WHOLE = 256
+# Lineages and their bytes, in all and of one run: beyond them those go that were silent longest.
+MOST_LINEAGES, MOST_BYTES_IN_ALL = 200, 2**30
+MOST_LINEAGES_OF_RUN, MOST_BYTES_OF_RUN = 50, 2**28
+
+
+@dataclass(frozen=True)
+class Curve:
+    """step: the latest. Times in Unix seconds."""
+
+    run: str
+    lineage: str
+    kind: str
+    records: int
+    bytes: int
+    step: int
+    first_at: float
+    updated_at: float
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.run, self.lineage, self.kind
+
+
+COLUMNS = ", ".join(field.name for field in fields(Curve))
+OF_CURVE = "run = ? AND lineage = ? AND kind = ?"
+
+
+def find(tx: Transaction, run: str | None) -> list[Curve]:
+    condition, values = ("", ()) if run is None else ("WHERE run = ?", (run,))
+    found = [Curve(*row) for row in tx.rows(f"SELECT {COLUMNS} FROM curves {condition}", *values)]
+    return sorted(found, key=lambda curve: (-curve.updated_at, curve.key))
+
+
+def thin_out(tx: Transaction, curve: Curve) -> None:
+    """Keeps every second, fourth, eighth … of the older steps, so that what is left has the same distances."""
+    while curve.records > MOST_RECORDS or curve.bytes > MOST_BYTES:
+        room = curve.records * 3 // 4
+        steps = [step for (step,) in tx.rows(f"SELECT step FROM metrics WHERE {OF_CURVE} ORDER BY step", *curve.key)]
+        stride, before = stride_of(steps, room), steps[-min(WHOLE, room)]
+        between = f"DELETE FROM metrics WHERE {OF_CURVE} AND step < ? AND step / ? * ? <> step RETURNING length(record)"
+        left = without(tx, curve, tx.rows(between, *curve.key, before, stride, stride))
+        if left.records > room:  # many records of one step
+            first = f"SELECT step, name FROM metrics WHERE {OF_CURVE} ORDER BY step, name LIMIT ?"
+            gone = f"DELETE FROM metrics WHERE {OF_CURVE} AND (step, name) IN ({first}) RETURNING length(record)"
+            left = without(tx, left, tx.rows(gone, *curve.key, *curve.key, left.records - room))
+        curve = left
+
+
+def stride_of(steps: Sequence[int], room: int) -> int:
+    """The least power of two so that its multiples among the older steps, and the newest, are at most `room`.
+
+    steps: rising; the newest WHOLE of them stay. Where no power suffices, a large one.
+    """
+    newest = min(WHOLE, room)
+    old = steps[:-newest]
+    powers = (1 << exponent for exponent in range(1, 62))
+    return next((power for power in powers if newest + sum(step % power == 0 for step in old) <= room), 1 << 62)
+
+
+def without(tx: Transaction, curve: Curve, gone: Sequence[tuple[int]]) -> Curve:
+    """gone: the lengths of the records that were deleted."""
+    size = sum(length for (length,) in gone)
+    return write(tx, replace(curve, records=curve.records - len(gone), bytes=curve.bytes - size))
+
+
+def write(tx: Transaction, curve: Curve) -> Curve:
+    changed = f"UPDATE curves SET records = ?, bytes = ?, step = ?, updated_at = ? WHERE {OF_CURVE}"
+    tx.execute(changed, curve.records, curve.bytes, curve.step, curve.updated_at, *curve.key)
+    return curve
+
+
+@dataclass(frozen=True)
+class _Lineage:
+    run: str
+    lineage: str
+    bytes: int
+    updated_at: float
+
+
+def _lineages(curves: Iterable[Curve]) -> list[_Lineage]:
+    """The one that is silent longest comes first."""
+    of: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        of.setdefault(curve.key[:2], []).append(curve)
+    found = [
+        _Lineage(*key, bytes=sum(curve.bytes for curve in own), updated_at=max(curve.updated_at for curve in own))
+        for key, own in of.items()
+    ]
+    return sorted(found, key=attrgetter("updated_at"))
+
+
+def make_room(tx: Transaction, run: str) -> None:
+    _drop_silent(tx, _lineages(find(tx, run)), MOST_LINEAGES_OF_RUN, MOST_BYTES_OF_RUN)
+    _drop_silent(tx, _lineages(find(tx, None)), MOST_LINEAGES, MOST_BYTES_IN_ALL)
+
+
+def _drop_silent(tx: Transaction, lineages: Sequence[_Lineage], most: int, most_bytes: int) -> None:
+    left, size = len(lineages), sum(each.bytes for each in lineages)
+    for each in lineages:
+        if left <= most and size <= most_bytes:
+            return
+        _drop(tx, each)
+        left, size = left - 1, size - each.bytes
+
+
+def _drop(tx: Transaction, silent: _Lineage) -> None:
+    tx.execute("DELETE FROM curves WHERE run = ? AND lineage = ?", silent.run, silent.lineage)
+
+
+def forget(tx: Transaction, silent_since: float) -> bool:
+    """Forgets the lineage that is silent longest, if it is so since then. Returns whether it did."""
+    silent = [each for each in _lineages(find(tx, None)) if each.updated_at < silent_since]
+    for each in silent[:1]:
+        _drop(tx, each)
+    return bool(silent)
