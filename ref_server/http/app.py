@@ -11,20 +11,24 @@ from ref_server.http.gate.answers import Answers
 from ref_server.http.gate.guard import Guard
 from ref_server.http.gate.load_shedder import LoadShedders, ShedUploads
 from ref_server.http.gate.requests import Requests
+from ref_server.http.queue_stats import QueueStats
 from ref_server.http.route_table import RouteTable
 from ref_server.http.routes import (
     batches,
     contents,
     documents,
+    events,
     health,
     leases,
     metrics,
     reference,
+    run_metrics,
     runs,
     scoring,
     weights,
 )
 from ref_server.http.threads import BodyThreads
+from ref_server.http.watchers import Watchers
 from ref_server.metrics.traffic import Traffic
 from ref_server.service.service import Service
 
@@ -48,14 +52,19 @@ def create_app(service: Service) -> FastAPI:
         responses=documents.errors(*documents.COMMON),
     )  # fmt: skip
     traffic, shedders, threads = Traffic(), LoadShedders(), BodyThreads(threads=32, most=256)
+    stats = QueueStats(service.queue)
     add_error_handlers(app)
     health.add(app, service)
     metrics.add(app, service, traffic)
     scoring.add(app, service, threads)
-    batches.add(app, service, threads, shedders)
+    batches.add(app, service, stats, threads, shedders)
     contents.add(app, service, threads)
     leases.add(app, service)
     runs.add(app, service)
+    run_metrics.add(app, service)
+    watchers = Watchers(service, stats)
+    service.at_draining(watchers.end)
+    events.add(app, watchers)
     reference.add(app, service)
     weights.add(app, service)
     if not service.config.no_model:

@@ -28,11 +28,11 @@ class Traffic:
         )  # fmt: skip
         self._seconds = Histogram(
             "tandem_http_request_seconds",
-            "From a request's headers to its last answered byte; leases include the wait for a batch.",
+            "From a request's headers to its last answered byte, or a stream's first; leases include the wait.",
             ["route", "method"], buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
         self.active = Gauge(
-            "tandem_http_requests_active", "Requests that are being answered, waiting leases too.",
+            "tandem_http_requests_active", "Requests that are being answered, waiting leases and streams too.",
             registry=self.registry,
         )  # fmt: skip
 

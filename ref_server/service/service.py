@@ -1,7 +1,7 @@
 """The server's operations, without HTTP: check and admit uploads, replace the reference, describe batches and queue."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Service:
         self._watch: asyncio.Task[None] | None = None
         self._tidying: list[asyncio.Task[None]] = []
         self.draining = False
+        self._endings: list[Callable[[], None]] = []
         self.closed = False
         self.weights = Weights(config, queue, self.check_open)
         self._served = ServedReference(reference, queue, self.polls.look_now)
@@ -42,12 +43,18 @@ class Service:
         self._tidying = [asyncio.create_task(keep_tidy(tidy)) for tidy in (self.queue.tidy, self.weights.tidy)]
         self._served.start()
 
+    def at_draining(self, end: Callable[[], None]) -> None:
+        """Has `end` called when the server begins to drain: it ends what would stay open. It must not block."""
+        self._endings.append(end)
+
     def drain(self) -> None:
         """Refuses new work, ends the long polls, lets the scoring loop finish its batches. Returns at once."""
         self.draining = True
         self._served.stop()
         self.polls.wake_all()
         self.weights.wake()
+        for end in self._endings:
+            end()
 
     def close(self) -> None:
         """Waits until the batches being scored are saved, then closes the store."""

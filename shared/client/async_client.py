@@ -15,15 +15,19 @@ from shared.api import (
     BatchPage,
     BatchSummary,
     Finished,
+    Kind,
     LeaseBody,
     ListOrder,
     Logprobs,
+    MetricsKept,
     ModelInfo,
     PurgeBody,
     Purged,
     QueueView,
     ReferenceVersion,
     RewardsView,
+    RunMetrics,
+    RunSummary,
     State,
     TokensView,
     Uploaded,
@@ -127,6 +131,42 @@ class AsyncRefServerClient(Connection):
 
     async def finish_run(self, run: str, lineage: str = "") -> Finished:
         return await self._send(requests.finish_run(run, lineage))
+
+    async def report_metrics(
+        self,
+        run: str,
+        records: Sequence[Mapping[str, Any]],
+        *,
+        lineage: str = "",
+        after: int | None = None,
+        read_seconds: float = 60,
+    ) -> MetricsKept:
+        return await self._send(requests.report_metrics(run, records, lineage, after, read_seconds))
+
+    async def runs(self) -> AsyncIterator[RunSummary]:
+        cursor: str | None = None
+        while True:
+            page = await self._send(requests.runs(cursor))
+            for run in page.runs:
+                yield run
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def run_metrics(
+        self,
+        run: str,
+        names: Sequence[str] = (),
+        *,
+        kind: Kind = Kind.STEP,
+        lineage: str | None = None,
+        after: int = -1,
+        limit: int = 2000,
+    ) -> RunMetrics:
+        return await self._send(requests.run_metrics(run, kind, names, lineage, after, limit))
+
+    async def step_records(self, run: str, step: int, lineage: str | None = None) -> list[dict[str, Any]]:
+        return await self._send(requests.step_records(run, step, lineage))
 
     async def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
         return await self._send(requests.logprobs(prompt, completions, temperature))

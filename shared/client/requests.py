@@ -1,5 +1,6 @@
 """The requests of the API, each with the function that parses its response. Both clients send them."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from shared.api import (
     FinishBody,
     Finished,
     Key,
+    Kind,
     LeaseBody,
     LeasesBody,
     ListOrder,
     Logprobs,
     LogprobsRequest,
+    MetricsKept,
     ModelInfo,
     Outcome,
     PurgeBody,
@@ -36,7 +39,10 @@ from shared.api import (
     ReleaseBody,
     Results,
     RewardsView,
+    RunMetrics,
+    RunPage,
     State,
+    StepRecords,
     TokenIds,
     TokensView,
     Uploaded,
@@ -104,7 +110,7 @@ class Request(Generic[T]):
     read: Callable[[httpx.Response], T]
     content: bytes | None = None
     content_type: str | None = None
-    params: Mapping[str, str | int | float] = field(default_factory=dict)
+    params: Mapping[str, str | int | float | list[str]] = field(default_factory=dict)
     read_seconds: float = _READ_SECONDS
     repeatable: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -209,6 +215,43 @@ def release(leases: Sequence[Held], error: str | None) -> list[Request[Outcomes]
 
 def finish_run(run: str, lineage: str) -> Request[Finished]:
     return _post(f"/v1/runs/{quote(run, safe='')}/finish", FinishBody(lineage=lineage or None), _as(Finished))
+
+
+def report_metrics(
+    run: str, records: Sequence[Mapping[str, Any]], lineage: str, after: int | None, read_seconds: float
+) -> Request[MetricsKept]:
+    """The server checks the records; what JSON does not have raises ValueError here."""
+    given = {"lineage": lineage or None, "after": after, "records": records}
+    body = {name: value for name, value in given.items() if value is not None}
+    content = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    return Request("POST", _metrics_path(run), _as(MetricsKept), content, _JSON, read_seconds=read_seconds)
+
+
+def runs(cursor: str | None) -> Request[RunPage]:
+    params = {"limit": PAGE} if cursor is None else {"limit": PAGE, "cursor": cursor}
+    return Request("GET", "/v1/runs", _as(RunPage), params=params)
+
+
+def run_metrics(
+    run: str, kind: Kind, names: Sequence[str], lineage: str | None, after: int, limit: int
+) -> Request[RunMetrics]:
+    params = {"kind": kind, "names": [*names], "after": after, "limit": limit, **_asked_lineage(lineage)}
+    return Request("GET", _metrics_path(run), _as(RunMetrics), params=params)
+
+
+def step_records(run: str, step: int, lineage: str | None) -> Request[list[dict[str, Any]]]:
+    def read(response: httpx.Response) -> list[dict[str, Any]]:
+        return StepRecords.model_validate_json(response.content).records
+
+    return Request("GET", f"{_metrics_path(run)}/{step}", read, params=_asked_lineage(lineage))
+
+
+def _metrics_path(run: str) -> str:
+    return f"/v1/runs/{quote(run, safe='')}/metrics"
+
+
+def _asked_lineage(lineage: str | None) -> dict[str, str]:
+    return {} if lineage is None else {"lineage": lineage}
 
 
 def page(

@@ -14,15 +14,19 @@ from shared.api import (
     BatchPage,
     BatchSummary,
     Finished,
+    Kind,
     LeaseBody,
     ListOrder,
     Logprobs,
+    MetricsKept,
     ModelInfo,
     PurgeBody,
     Purged,
     QueueView,
     ReferenceVersion,
     RewardsView,
+    RunMetrics,
+    RunSummary,
     State,
     TokensView,
     Uploaded,
@@ -160,6 +164,56 @@ class RefServerClient(Connection):
     def finish_run(self, run: str, lineage: str = "") -> Finished:
         """Tells the server that a run is over: what waits of it expires, and what is still uploaded."""
         return self._send(requests.finish_run(run, lineage))
+
+    def report_metrics(
+        self,
+        run: str,
+        records: Sequence[Mapping[str, Any]],
+        *,
+        lineage: str = "",
+        after: int | None = None,
+        read_seconds: float = 60,
+    ) -> MetricsKept:
+        """Reports records of a run's metrics, 1 to 256: one for each step, evaluation and warning, as in metrics.jsonl.
+
+        after: first forgets what this lineage reported of later steps. read_seconds: how long the server may take.
+        Raises ValueError for a value that JSON does not have, such as NaN.
+
+        ```
+        client.report_metrics("by-hand", [{"kind": "step", "step": 1, "reward": 0.5}])
+        ```
+        """
+        return self._send(requests.report_metrics(run, records, lineage, after, read_seconds))
+
+    def runs(self) -> Iterator[RunSummary]:
+        """The lineages of runs that have reported metrics, the latest updated first. Requests them page by page."""
+        cursor: str | None = None
+        while True:
+            page = self._send(requests.runs(cursor))
+            yield from page.runs
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def run_metrics(
+        self,
+        run: str,
+        names: Sequence[str] = (),
+        *,
+        kind: Kind = Kind.STEP,
+        lineage: str | None = None,
+        after: int = -1,
+        limit: int = 2000,
+    ) -> RunMetrics:
+        """The numbers of a run as columns: of its steps, of at most `limit` after `after`; all where none is named.
+
+        lineage: which training of that name; by default the one that reported last. Raises RefServerError 404.
+        """
+        return self._send(requests.run_metrics(run, kind, names, lineage, after, limit))
+
+    def step_records(self, run: str, step: int, lineage: str | None = None) -> list[dict[str, Any]]:
+        """The whole records of one step, of all kinds. Raises RefServerError 404."""
+        return self._send(requests.step_records(run, step, lineage))
 
     def logprobs(self, prompt: str, completions: Sequence[str], *, temperature: float = 1.0) -> Logprobs:
         """Scores texts now. Each is tokenised alone, without special tokens. The server stores nothing."""

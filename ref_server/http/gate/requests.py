@@ -51,7 +51,9 @@ class Requests:
             self._record(scope, seen)
 
     def _record(self, scope: Scope, seen: "_Observed") -> None:
-        seconds = time.perf_counter() - seen.began
+        streamed = scope["state"].get("stream", False)  # it is open for hours: only how soon it began is a latency
+        open_seconds = time.perf_counter() - seen.began
+        seconds = seen.answered - seen.began if streamed else open_seconds
         route, code = _template(scope.get("route") or _find_route(seen.scope)), scope["state"].get("error_code")
         self._traffic.add(route, scope["method"], seen.status, code, seconds)
         client = scope.get("client")
@@ -59,6 +61,8 @@ class Requests:
         role, audited = state.get("role"), state.get("audited", False)
         about = (scope.get("path_params", {}) if audited else {}) | state.get("about", {})
         details = {"code": code, "role": role, "name": role and state["holder"], "peer": client and client[0], **about}
+        if streamed:
+            details["open_seconds"] = round(open_seconds, 1)
         loud = audited or _is_unusual(seen.status)
         failed = seen.status >= 500 and code != "not_ready"  # a server that drains says so to each who asks
         write = log.error if failed else log.info if loud else log.debug
@@ -81,7 +85,7 @@ class _Observed:
         self._receive = receive
         self._send = send
         self._header = (b"x-request-id", request_id.encode())
-        self.began = time.perf_counter()
+        self.began = self.answered = time.perf_counter()
         self.status = CLIENT_CLOSED
         self.bytes_in = 0
 
@@ -92,7 +96,7 @@ class _Observed:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.answered = message["status"], time.perf_counter()
             message["headers"] = [*message["headers"], self._header]
         await self._send(message)
 

@@ -12,11 +12,11 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker, confine, note
 from ref_server.http.gate.load_shedder import LoadShedders
 from ref_server.http.problem import Problem
+from ref_server.http.queue_stats import QueueStats
 from ref_server.http.routes.contents import Id, found
 from ref_server.http.routes.documents import errors
-from ref_server.http.shared_call import SharedCall
 from ref_server.http.threads import BodyThreads
-from ref_server.queue.errors import NoRoom, StorageBroken
+from ref_server.queue.errors import NoRoom
 from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
 from shared import wire
@@ -34,14 +34,10 @@ from shared.api import (
 
 T = TypeVar("T")
 
-# After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.
-_REST = 10.0
-_STATS_SECONDS = 30.0
 
-
-def add(app: FastAPI, service: Service, threads: BodyThreads, shedders: LoadShedders) -> None:
+def add(app: FastAPI, service: Service, stats: QueueStats, threads: BodyThreads, shedders: LoadShedders) -> None:
     _add_upload(app, service, threads, shedders)
-    _add_views(app, service)
+    _add_views(app, service, stats)
     _add_operations(app, service)
 
 
@@ -72,9 +68,7 @@ def _add_upload(app: FastAPI, service: Service, threads: BodyThreads, shedders: 
         )
 
 
-def _add_views(app: FastAPI, service: Service) -> None:
-    stats = SharedCall(service.queue.stats, rest=_REST)
-
+def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
     @app.get("/v1/queue", responses=errors(503, 507))
     @requires(Role.UPLOAD, confines=True)
     async def queue(
@@ -90,10 +84,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         ```
         """
         runs = Runs(limit, cursor, asker.only(run), confined=asker.run is not None)
-        try:
-            return service.describe_queue(await stats.result(_STATS_SECONDS), runs)
-        except TimeoutError:
-            raise StorageBroken(f"the store has not answered for {_STATS_SECONDS:g} s") from None
+        return service.describe_queue(await stats.now(), runs)
 
     @app.get("/v1/batches", responses=errors(503, 507))
     @requires(Role.TRAIN, confines=True)

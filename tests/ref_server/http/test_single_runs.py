@@ -76,6 +76,11 @@ def foreign_requests(key: dict[str, str], body: bytes) -> dict[tuple[str, str], 
         ("POST", "/v1/leases/extend"): {"json": {"leases": [key], "lease_seconds": 60}},
         ("POST", "/v1/leases/release"): {"json": {"leases": [key]}},
         ("POST", "/v1/runs/{run}/finish"): {"json": {}},
+        ("POST", "/v1/runs/{run}/metrics"): {"json": {"records": [{"kind": "step", "step": 1}]}},
+        ("GET", "/v1/events"): None,  # it tells of the token's own run alone
+        ("GET", "/v1/runs"): None,  # it lists the token's own run alone
+        ("GET", "/v1/runs/{run}/metrics"): {},
+        ("GET", "/v1/runs/{run}/metrics/{step}"): {},
         ("PUT", f"{WEIGHTS}/{{file}}"): {"content": b"a", "headers": {"Content-Type": "a/b"} | MINE},
         ("POST", f"{WEIGHTS}/commit"): {"json": {"files": {"file": {"bytes": 1, "sha256": 64 * "0"}}}},
         ("GET", "/v1/weights/{run}"): {},
@@ -95,7 +100,7 @@ def test_every_route_is_closed_to_tokens_of_one_run_or_is_listed_here(
     for method, path, requirement in routes(service):
         assert ((method, path) in requests) is requirement.confines, path
         if (request := requests.get((method, path), {})) is not None:
-            url = path.format(id=batch.id, run="yours", lineage="first", epoch=0, version=1, file="file")
+            url = path.format(id=batch.id, run="yours", lineage="first", epoch=0, version=1, file="file", step=1)
             answer = http.request(method, url, **{"headers": MINE, **request})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
             if requirement.role < Role.ADMIN:
@@ -123,6 +128,15 @@ def test_a_run_s_own_token_serves_its_whole_life(http: httpx.Client, rollout: Ro
         answer = http.post(f"/v1/leases/{action}", json={"leases": [key], **more}, headers=MINE)
         assert answer.json()["results"][0]["outcome"] == "ok"
     assert http.post("/v1/runs/mine/finish", json={}, headers=MINE).json() == {"expired": 1}
+
+
+def test_a_token_of_one_run_reports_and_sees_its_metrics_alone(http: httpx.Client) -> None:
+    for run, who in (("mine", MINE), ("yours", TWIN)):
+        body = {"records": [{"kind": "step", "step": 1, "reward": 0.5}]}
+        assert http.post(f"/v1/runs/{run}/metrics", json=body, headers=who).json() == {"kept": 1}
+    assert {each["run"] for each in http.get("/v1/runs", headers=MINE).json()["runs"]} == {"mine"}
+    assert {each["run"] for each in http.get("/v1/runs", headers=ADMIN).json()["runs"]} == {"mine", "yours"}
+    assert http.get("/v1/runs/mine/metrics", headers=MINE).json()["values"] == {"reward": [0.5]}
 
 
 def test_a_token_of_one_run_cannot_end_another_s_leases_by_a_consumer_s_name(

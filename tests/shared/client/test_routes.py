@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.service.service import Service
 from shared import wire
-from shared.api import LeaseBody, Outcome, PurgeBody, Purged, State
+from shared.api import Kind, LeaseBody, Outcome, PurgeBody, Purged, State
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import AsyncRefServerClient, Leased, RefServerClient, RefServerError
 from shared.client.credentials import remedy
@@ -144,6 +145,22 @@ def test_a_run_that_is_finished(client: Any, rollout: Rollout, run: str) -> None
     client.release([leased])
     assert client.finish_run(run, "one").expired == 1
     assert (client.batch(batch.id).lineage, client.batch(batch.id).reason) == ("one", "finished")
+
+
+def test_metrics_of_a_run(client: Any, run: str) -> None:
+    run = f"{run} / \u00e9"[:4] + run  # any name
+    records = [{"kind": "step", "step": step, "reward": step / 2, "batch_ids": ["a"]} for step in range(3)]
+    assert client.report_metrics(run, records, lineage="one").kept == 3
+    told = client.run_metrics(run, ["reward"], after=0, limit=1)
+    assert (told.lineage, told.steps, told.values, told.next_after) == ("one", [1], {"reward": [0.5]}, 1)
+    assert client.run_metrics(run, kind=Kind.HEALTH, lineage="one").steps == []
+    assert client.step_records(run, 2, "one") == client.step_records(run, 2) == [records[2]]
+    assert client.report_metrics(run, records[:1], lineage="one", after=-1).kept == 1
+    assert next(each for each in client.runs() if each.run == run).records == 1
+    with pytest.raises(RefServerError, match="no metrics"):
+        client.run_metrics(run, lineage="")
+    with pytest.raises(ValueError, match="JSON"):
+        client.report_metrics(run, [{"kind": "step", "step": 1, "kl": math.nan}])
 
 
 def test_a_lease_that_is_asked_for_twice(client: Any, rollout: Rollout, run: str) -> None:

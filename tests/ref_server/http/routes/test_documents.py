@@ -144,6 +144,13 @@ def test_commands_of_weights(run_examples: Commands, tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_commands_of_metrics(run_examples: Commands) -> None:
+    assert json.loads(run_examples("post", "/v1/runs/{run}/metrics")) == {"kept": 1}
+    assert json.loads(run_examples("get", "/v1/runs"))["runs"][0]["run"] == "curl"
+    assert json.loads(run_examples("get", "/v1/runs/{run}/metrics"))["values"] == {"reward": [0.4], "kl": [0.01]}
+    assert json.loads(run_examples("get", "/v1/runs/{run}/metrics/{step}"))["records"][0]["step"] == 12
+
+
 def test_commands_of_an_operator(http: httpx.Client, run_examples: Commands, rollout: Rollout) -> None:
     batch = rollout(run="stale")
     headers = {"Content-Type": wire.CONTENT_TYPE}

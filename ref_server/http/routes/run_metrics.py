@@ -1,0 +1,160 @@
+"""Routes for the metrics of runs: trainers report them, everyone else looks."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated
+
+from anyio import from_thread
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from ref_server.access.keys import Role
+from ref_server.access.requirements import JSON, requires
+from ref_server.http.asker import Asker
+from ref_server.http.problem import Problem, no_room_to_answer
+from ref_server.http.routes.documents import errors
+from ref_server.service.run_metrics import columns, is_cursor, page_of_runs, summarise
+from ref_server.service.service import Service
+from shared.api import (
+    LEGACY_RUN,
+    Kind,
+    MetricsBody,
+    MetricsKept,
+    RunMetrics,
+    RunPage,
+    RunSummary,
+    StepRecords,
+)
+from shared.batch import LINEAGE, BatchError
+
+# The most steps of one answer.
+MOST_STEPS = 5000
+
+Run = Annotated[str, Path(min_length=1, max_length=200)]
+LineageName = Annotated[
+    str | None,
+    Query(pattern=f"^({LINEAGE})?$", description="Without one, that which reported last; empty: that without a name."),
+]
+
+
+def add(app: FastAPI, service: Service) -> None:
+    _add_reports(app, service)
+    _add_views(app, service)
+
+
+def _add_reports(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/runs/{run}/metrics", responses=errors(503, 507))
+    @requires(Role.TRAIN, JSON, confines=True)
+    async def report(run: Run, body: MetricsBody, asker: Asker) -> MetricsKept:
+        """Keeps records of a run's metrics: one for each step, evaluation and warning, as in metrics.jsonl.
+
+        The same record may be sent again. At most 4,096 of a kind are kept: of a longer run the newest 256, and every
+        second, fourth, … of the older steps. They outlive the run by `--queue.retention-days`.
+
+        ```
+        curl localhost:8400/v1/runs/curl/metrics -H 'Content-Type: application/json' \\
+            -d '{"records": [{"kind": "step", "step": 12, "reward": 0.4, "kl": 0.01}]}'
+        ```
+        """
+        asker.only(run)
+        service.check_open()
+        _check_name(run)
+        keep = partial(service.queue.metrics.keep, run, body.lineage or "", body.records, body.after)
+        await run_in_threadpool(keep)
+        return MetricsKept(kept=len(body.records))
+
+
+def _add_views(app: FastAPI, service: Service) -> None:
+    metrics = service.queue.metrics
+
+    @app.get("/v1/runs", responses=errors(503, 507))
+    @requires(Role.TRAIN, confines=True)
+    def runs(
+        asker: Asker,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        cursor: Annotated[str | None, Query(max_length=500, description="`next_cursor` of the previous page.")] = None,
+    ) -> RunPage:
+        """The runs that have reported metrics, each of their lineages, the latest updated first.
+
+        ```
+        curl localhost:8400/v1/runs
+        ```
+        """
+        if cursor is not None and not is_cursor(cursor):
+            raise Problem(422, "invalid_request", "cursor: must be a next_cursor that this server gave", "cursor")
+        return page_of_runs(summarise(metrics.curves(asker.only(None))), limit, cursor)
+
+    @app.get("/v1/runs/{run}/metrics", responses=errors(404, 503, 507))
+    @requires(Role.TRAIN, confines=True)
+    def curves(
+        run: Run,
+        asker: Asker,
+        request: Request,
+        lineage: LineageName = None,
+        kind: Kind = Kind.STEP,
+        names: Annotated[list[str], Query(description="Only these numbers; all where none is named.")] = [],  # noqa: B006
+        after: Annotated[int, Query(ge=-1, lt=2**63, description="Only later steps.")] = -1,
+        limit: Annotated[int, Query(ge=1, le=MOST_STEPS, description="The most steps.")] = 2000,
+    ) -> RunMetrics:
+        """The numbers that a run has reported, as columns, by step.
+
+        ```
+        curl 'localhost:8400/v1/runs/curl/metrics?names=reward&names=kl&after=-1'
+        ```
+        """
+        known = metrics.curves(asker.only(run))
+        found = _lineage(summarise(known), lineage)
+        points = metrics.page(run, found.lineage, kind, after, limit)
+        _check_room(request, (point.record for point in points))
+        latest = max((curve.step for curve in known if curve.key == (run, found.lineage, kind)), default=-1)
+        return RunMetrics(
+            run=run,
+            lineage=found.lineage,
+            kind=kind,
+            steps=[point.step for point in points],
+            at=[point.at for point in points],
+            values=columns(points, names),
+            next_after=points[-1].step if points and points[-1].step < latest else None,
+        )
+
+    @app.get("/v1/runs/{run}/metrics/{step}", response_model=StepRecords, responses=errors(404, 503, 507))
+    @requires(Role.TRAIN, confines=True)
+    def step(
+        run: Run,
+        step: Annotated[int, Path(ge=0, lt=2**63)],
+        asker: Asker,
+        request: Request,
+        lineage: LineageName = None,
+    ) -> Response:
+        """The whole records of one step, of all kinds, with the ids of its batches.
+
+        ```
+        curl localhost:8400/v1/runs/curl/metrics/12
+        ```
+        """
+        found = _lineage(summarise(metrics.curves(asker.only(run))), lineage)
+        records = metrics.of_step(run, found.lineage, step)
+        _check_room(request, records)
+        if not records:
+            raise Problem(404, "not_found", f"no record of step {step} is kept: it may have been thinned out", "step")
+        return Response(f'{{"records":[{",".join(records)}]}}', media_type=JSON)
+
+
+def _check_name(run: str) -> None:
+    if run == LEGACY_RUN or not run.isprintable():
+        raise BatchError("run", f"must be printable and not {LEGACY_RUN!r}, got {run[:40]!r}")
+
+
+def _lineage(found: list[RunSummary], lineage: str | None) -> RunSummary:
+    """The asked one of a run's lineages, or the latest."""
+    chosen = next((each for each in found if lineage in (None, each.lineage)), None)
+    if chosen is None:
+        what = "run" if lineage is None or not found else "lineage"
+        raise Problem(404, "not_found", f"no metrics of this {what} are kept here", what)
+    return chosen
+
+
+def _check_room(request: Request, records: Iterable[str]) -> None:
+    if not from_thread.run_sync(request.state.room, sum(map(len, records))):
+        raise no_room_to_answer()

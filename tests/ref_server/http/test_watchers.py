@@ -1,0 +1,189 @@
+"""The stream of events: how things stand, then what changes; bounded, and gone when the client or the server goes."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from ref_server.http import watchers
+from ref_server.service.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+from tests.ref_server.sockets import connected, head
+from tests.waiting import until
+
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+Event = tuple[str, dict[str, Any]]
+TOKENS = """
+admin admin-0123456789abcdef
+train mine-0123456789abcdef name=mine run=mine
+upload upload-0123456789abcdef name=upload
+"""
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-0123456789abcdef"}
+
+
+@contextmanager
+def watching(http: httpx.Client, **headers: str) -> Iterator[Iterator[Event]]:
+    """The events of one stream."""
+    with http.stream("GET", "/v1/events", headers=headers) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        yield read(answer)
+
+
+def read(answer: httpx.Response) -> Iterator[Event]:
+    name = ""
+    for line in answer.iter_lines():
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
+def first(events: Iterator[Event], name: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    return next(data for kind, data in events if kind == name and wanted(data))
+
+
+def report(http: httpx.Client, run: str, step: int, **headers: str) -> None:
+    body = {"records": [{"kind": "step", "step": step}], "lineage": "one"}
+    http.post(f"/v1/runs/{run}/metrics", json=body, headers=headers).raise_for_status()
+
+
+def test_how_things_stand_and_what_changes(http: httpx.Client, rollout: Callable[..., RolloutBatch]) -> None:
+    run = uuid4().hex
+    report(http, run, 1)
+    with watching(http) as events:
+        assert next(events)[0] == "queue"
+        told = first(events, "metrics", lambda data: data["run"] == run)
+        assert told == {"run": run, "lineage": "one", "kind": "step", "step": 1}
+        report(http, run, 2)
+        assert first(events, "metrics", lambda data: data["run"] == run)["step"] == 2
+        body = wire.encode(rollout(run=run))
+        http.post("/v1/batches", content=body, headers={"Content-Type": wire.CONTENT_TYPE}).raise_for_status()
+        view = first(events, "queue", lambda data: run in data["runs"])
+        assert set(view) == set(http.get("/v1/queue").json())
+        with watching(http) as others:  # who comes later is told as well
+            assert first(others, "metrics", lambda data: data["run"] == run)["step"] == 2
+
+
+def test_a_token_of_one_run_is_told_of_that_run_alone(
+    make_service: Callable[..., Service], serve: Serve, tmp_path: Any
+) -> None:
+    (tmp_path / "tokens").write_text(TOKENS)
+    with serve(make_service(token_file=tmp_path / "tokens")) as http:
+        for run in ("yours", "mine"):
+            report(http, run, 1, **bearer("admin"))
+        with watching(http, **bearer("mine")) as mine, watching(http, **bearer("admin")) as all_runs:
+            assert first(all_runs, "metrics", lambda data: data["run"] == "mine")["step"] == 1
+            report(http, "yours", 2, **bearer("admin"))
+            assert first(all_runs, "metrics", lambda data: data["run"] == "yours" and data["step"] == 2)
+            report(http, "mine", 2, **bearer("mine"))
+            told = []
+            while ("metrics", 2) not in told:
+                kind, data = next(mine)
+                assert data.get("run", "mine") == "mine"
+                assert set(data.get("runs", {})) <= {"mine"}
+                told.append((kind, data.get("step")))
+        assert http.get("/v1/events").status_code == 401
+        assert http.get("/v1/events", headers=bearer("upload")).status_code == 403
+
+
+def test_watchers_are_bounded_and_give_their_places_back(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchers, "MOST", 4)
+    with serve(make_service()) as http:
+        with ExitStack() as stack:
+            for _ in range(2):
+                next(stack.enter_context(watching(http)))
+            refused = http.get("/v1/events")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+            assert refused.headers["Retry-After"] == "1"
+
+        def admitted() -> bool:
+            with http.stream("GET", "/v1/events") as answer:
+                return answer.status_code == 200
+
+        until(admitted)
+
+
+def test_the_store_is_read_once_for_all_who_watch_and_not_for_nobody(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchers, "EVERY_SECONDS", 3600.0)
+    service = make_service()
+    asked: list[None] = []
+    curves = service.queue.metrics.curves
+
+    def counted(run: str | None = None) -> Any:
+        asked.append(None)
+        return curves(run)
+
+    monkeypatch.setattr(service.queue.metrics, "curves", counted)
+    with serve(service) as http:
+        http.get("/livez")
+        assert not asked
+        with watching(http) as one:
+            next(one)
+            with watching(http) as other:
+                next(other)
+                assert len(asked) == 1
+
+
+def test_a_comment_comes_in_a_silence(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchers, "COMMENT_SECONDS", 0.05)
+    with serve(make_service()) as http, http.stream("GET", "/v1/events") as answer:
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith("event")) == "event: queue"
+        assert next(line for line in lines if line.startswith(":")) == ":"
+
+
+def test_the_end_of_the_server_ends_all_streams(make_service: Callable[..., Service], serve: Serve) -> None:
+    service = make_service()
+    with serve(service) as http, watching(http) as events:
+        next(events)
+        service.drain()
+        assert all(name == "queue" for name, _ in events)  # the iterator ends
+        refused = http.get("/v1/events")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+
+
+def test_one_that_does_not_read_holds_little_and_is_cut_off_at_the_end(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchers, "EVERY_SECONDS", 0.01)
+    service = make_service()
+    with serve(service) as http, connected(http) as deaf, watching(http) as events:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        deaf.sendall(head("GET", "/v1/events"))
+        next(events)
+        for step in range(50):  # the others go on
+            report(http, "run", step)
+        assert first(events, "metrics", lambda data: data["step"] == 49)
+        service.drain()
+        assert all(name in ("queue", "metrics") for name, _ in events)
+        answered = b""
+        while piece := deaf.recv(65536):  # up to where the server ends it
+            answered += piece
+        assert answered.startswith(b"HTTP/1.1 200")
+
+
+def test_a_stream_is_no_slow_request(http: httpx.Client) -> None:
+    with capture_logs() as logged:
+        with watching(http) as events:
+            next(events)
+        told = until(lambda: [event for event in logged if event.get("route") == "/v1/events"])
+    assert "open_seconds" in told[0]
+    assert told[0]["status"] == 200
