@@ -27,7 +27,8 @@ from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples
 from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
-from policy_trainer.reporting.tracking import Trackers, start_trackers
+from policy_trainer.reporting.server_metrics import ServerMetrics
+from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.sampling.choice import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
@@ -87,7 +88,7 @@ def build_trainer(
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()
     past = read_metrics(files.directory.metrics)
-    reporters = _make_reporters(config, files, policy, past, display, console, stopwatch)
+    reporters = _make_reporters(config, server.url, files, policy, past, display, console, stopwatch)
     stack.callback(reporters.metrics.close)
     display.start()  # after the trackers, one of which may ask for a login
     client = connect(config, server.url, outage)
@@ -148,6 +149,7 @@ def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) 
 
 def _make_reporters(
     config: TrainConfig,
+    url: str,
     files: RunFiles,
     policy: Policy,
     past: Sequence[Mapping[str, Any]],
@@ -155,7 +157,7 @@ def _make_reporters(
     console: Console,
     stopwatch: Stopwatch,
 ) -> Reporters:
-    """past: records of metrics.jsonl that an earlier process wrote."""
+    """url: of the server. past: records of metrics.jsonl that an earlier process wrote."""
     trackers = start_trackers(config, files.state.step, display.note)
     writers: list[SampleWriter] = [SamplesFile(files.directory.samples), *trackers]
     if config.show_samples:
@@ -163,7 +165,9 @@ def _make_reporters(
     tokenizer, eos = policy.tokenizer, set(eos_token_ids(policy.learner.model, policy.tokenizer))
     first = last_of_first(config.groups_per_step, config.max_steps)
     return Reporters(
-        metrics=Trackers([MetricsFile(files.directory.metrics), *trackers]),
+        metrics=Trackers(
+            [MetricsFile(files.directory.metrics), *_to_server(config, url, files, past, display), *trackers]
+        ),
         samples=Samples(config.samples, writers, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), eos),
         health=Health(config.loss, past),
         first_steps=FirstSteps(
@@ -176,6 +180,17 @@ def _make_reporters(
         display=display,
         stopwatch=stopwatch,
     )
+
+
+def _to_server(
+    config: TrainConfig, url: str, files: RunFiles, past: Sequence[Mapping[str, Any]], display: Display
+) -> list[Recorder]:
+    """A dry run leaves nothing behind, on the server neither."""
+    if config.dry_run:
+        return []
+    client = connect(config, url, wait_silently, patience=0)
+    after = files.state.step or -1
+    return [ServerMetrics(client, config.run, files.lineage, after=after, past=past, note=display.note)]
 
 
 def _make_source(

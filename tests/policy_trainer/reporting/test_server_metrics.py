@@ -1,0 +1,154 @@
+"""What the server is told of a run: all of it, in order, without holding up the run; little where it cannot be told."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from policy_trainer.reporting import server_metrics
+from policy_trainer.reporting.server_metrics import ServerMetrics
+from shared.api import MAX_RECORD_BYTES
+from shared.client import RefServerClient
+from tests.site import Site, open_site
+from tests.waiting import until
+
+__all__ = ["open_site"]
+
+KEPT = b'{"kept": 1}'
+Opener = Callable[..., Site]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_metrics, "_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(server_metrics, "_RETRY_SECONDS", 0.002)
+
+
+def step(number: int, **fields: Any) -> dict[str, Any]:
+    return {"kind": "step", "step": number, **fields}
+
+
+def told(site: Site) -> list[dict[str, Any]]:
+    """All records that came, in order."""
+    return [record for request in site.requests for record in json.loads(request.body)["records"]]
+
+
+class Told:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @contextmanager
+    def sending(self, url: str, *, after: int = -1, past: tuple[dict[str, Any], ...] = ()) -> Iterator[ServerMetrics]:
+        client = RefServerClient(url, patience=0)
+        with closing(ServerMetrics(client, "my run", "one", after=after, past=past, note=self.notes.append)) as metrics:
+            yield metrics
+
+
+@pytest.fixture
+def watch() -> Told:
+    return Told()
+
+
+def test_all_records_arrive_in_order_by_the_end(open_site: Opener, watch: Told) -> None:
+    site = open_site(lambda _: site.answer(200, KEPT))
+    with watch.sending(site.url, after=4, past=(step(3), step(4))) as metrics:
+        for number in range(5, 600):
+            metrics.write(step(number, kl=float("nan"), parts={"a": float("inf")}))
+    assert [record["step"] for record in told(site)] == list(range(3, 600))
+    assert told(site)[-1] == step(599, kl=None, parts={"a": None})
+    bodies = [json.loads(request.body) for request in site.requests]
+    assert {(request.method, request.path) for request in site.requests} == {("POST", "/v1/runs/my%20run/metrics")}
+    assert {body["lineage"] for body in bodies} == {"one"}
+    assert [body.get("after") for body in bodies] == [4] + [None] * (len(bodies) - 1)
+    assert max(len(body["records"]) for body in bodies) <= 256
+    assert not watch.notes
+
+
+def test_a_server_that_is_away_for_a_while_gets_it_later(open_site: Opener, watch: Told) -> None:
+    answers = iter([None, open_answer(503), open_answer(429), open_answer(500), open_answer(507)])
+    site = open_site(lambda _: next(answers, site.answer(200, KEPT)))
+    with watch.sending(site.url, after=7) as metrics:
+        metrics.write(step(8))
+        until(lambda: len(site.requests) == 6)
+        metrics.write(step(9))
+    bodies = [json.loads(request.body) for request in site.requests]
+    assert [body.get("after") for body in bodies[:6]] == [7] * 6
+    assert [record["step"] for record in bodies[-1]["records"]] == [9]
+    assert not watch.notes
+
+
+def open_answer(status: int) -> Any:
+    return Site.answer(status, json.dumps({"error": {"code": "busy", "message": "later"}}).encode())
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_an_older_server_is_left_alone(open_site: Opener, watch: Told, status: int) -> None:
+    site = open_site(lambda _: open_answer(status))
+    with watch.sending(site.url) as metrics:
+        metrics.write(step(1))
+        until(lambda: watch.notes)
+        for number in range(2, 20):
+            metrics.write(step(number))
+    assert len(site.requests) == len(watch.notes) == 1
+    assert "keeps no metrics" in watch.notes[0]
+
+
+def test_a_record_that_is_refused_holds_up_no_other(open_site: Opener, watch: Told) -> None:
+    def respond(request: Any) -> Any:
+        bad = any(record["step"] % 2 for record in json.loads(request.body)["records"])
+        return open_answer(422) if bad else site.answer(200, KEPT)
+
+    site = open_site(respond)
+    with watch.sending(site.url) as metrics:
+        for number in range(1, 5):
+            metrics.write(step(number))
+            until(lambda number=number: told(site)[-1:] == [step(number)])
+    assert [record["step"] for record in told(site)] == [1, 2, 3, 4]
+    assert len(watch.notes) == 1
+
+
+def test_a_server_that_hangs_holds_up_neither_a_step_nor_the_end(
+    open_site: Opener, watch: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_metrics, "_CLOSING_SECONDS", 0.05)
+    answered = threading.Event()
+    site = open_site(lambda _: (answered.wait(), site.answer(200, KEPT))[1])
+    with watch.sending(site.url) as metrics:
+        for number in range(10):
+            metrics.write(step(number))
+        until(lambda: site.requests)
+    assert not answered.is_set()  # it has ended all the same
+    answered.set()
+
+
+def test_the_oldest_are_dropped_while_nobody_takes_them(
+    open_site: Opener, watch: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_metrics, "_MOST", 3)
+    there = threading.Event()
+    site = open_site(lambda _: site.answer(200, KEPT) if there.is_set() else None)
+    with watch.sending(site.url) as metrics:
+        for number in range(8):
+            metrics.write(step(number))
+        before = len(site.requests)
+        there.set()
+        until(lambda: told(site)[-1:] == [step(7)] and len(site.requests) > before)
+    assert json.loads(site.requests[-1].body)["records"] == [step(5), step(6), step(7)]
+    assert len(watch.notes) == 1 and "oldest" in watch.notes[0]
+
+
+def test_a_step_of_very_many_batches_is_told_without_their_names(open_site: Opener, watch: Told) -> None:
+    site = open_site(lambda _: site.answer(200, KEPT))
+    with watch.sending(site.url) as metrics:
+        metrics.write(step(1, reward=0.5, batch_ids=["x" * 36] * (MAX_RECORD_BYTES // 36)))
+    assert told(site) == [step(1, reward=0.5)]
+
+
+def test_a_run_that_records_nothing_says_nothing(open_site: Opener, watch: Told) -> None:
+    site = open_site(lambda _: site.answer(200, KEPT))
+    with watch.sending(site.url, past=(step(1),)):
+        pass
+    assert not site.requests
