@@ -106,7 +106,7 @@ class Watchers:
         watcher = Watcher(run, abort)
         self._watchers.add(watcher)
         self._tell({watcher}, self._known)
-        if self._producer is None:
+        if self._producer is None or self._producer.done():
             self._loop = asyncio.get_running_loop()
             self._producer = asyncio.create_task(self._produce())
         try:
@@ -146,9 +146,9 @@ class Watchers:
                 except (StorageBroken, StorageFull) as error:
                     log.debug("watchers are told nothing", error=str(error))
                 await asyncio.sleep(EVERY_SECONDS)
-        finally:  # a bug: clients connect again
-            for watcher in self._watchers:
-                watcher.end()
+        except Exception:  # a bug: the clients connect again, and this is logged
+            self._end()
+            raise
 
     async def _look(self) -> dict[Hashable, _News]:
         stats = await self._stats.now()

@@ -302,3 +302,13 @@ def test_an_attempt_without_the_right_is_audited_too(owned: httpx.Client, events
     refused = owned.delete("/v1/batches/1", headers={"Authorization": f"Bearer {SECRET}-2"})
     assert {"code": "forbidden", "name": "gpu-2", "role": "train"}.items() <= audited(events, refused).items()
     assert audited(events, owned.delete("/v1/batches/1"))["status"] == 401
+
+
+def test_a_stream_is_no_slow_request(http: httpx.Client, events: Events) -> None:
+    with http.stream("GET", "/v1/events") as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        http.get("/livez")
+    (event,) = of_request(events, answer)
+    assert (event["status"], event["route"]) == (200, "/v1/events")
+    assert event["ms"] / 1000 <= event["open_seconds"] + 0.1  # rounded
