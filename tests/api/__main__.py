@@ -32,7 +32,7 @@ _KNOWN = 20
 # Checks that do not apply: the id of a deleted batch stays known by design, and some fields are only valid together,
 # which a JSON schema does not say.
 _EXCLUDED = "use_after_free,positive_data_acceptance"
-_OPERATIONS = 24
+_OPERATIONS = 28
 _SETTINGS = Path(__file__).with_name("schemathesis.toml")
 
 
