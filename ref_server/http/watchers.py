@@ -19,7 +19,7 @@ from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.scoring.reference import Busy
 from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
-from shared.api import MetricsEvent, QueueView
+from shared.api import Kind, MetricsEvent, QueueView
 
 log = structlog.get_logger()
 
@@ -181,7 +181,7 @@ def _settled(view: QueueView) -> QueueView:
 
 
 def _news_of(curve: Curve) -> _News:
-    told = MetricsEvent(run=curve.run, lineage=curve.lineage, kind=curve.kind, step=curve.step)
+    told = MetricsEvent(run=curve.run, lineage=curve.lineage, kind=Kind(curve.kind), step=curve.step)
     return _News(curve.run, True, (curve.updated_at, curve.step), _event("metrics", told.model_dump_json()))
 
 

@@ -19,7 +19,7 @@ from ref_server.queue.postgres import whole as postgres
 from ref_server.queue.records import Upload, WantedReference
 from ref_server.queue.sqlite import whole as sqlite
 from ref_server.queue.transaction import Database
-from shared.api import Key, Kind, LeaseBody, MetricsRecord, Outcome, State
+from shared.api import Key, LeaseBody, MetricsRecord, Outcome, State
 from tests.ref_server.queue.backends import (
     BACKEND_NAMES,
     BACKENDS,
@@ -103,7 +103,7 @@ def fill(queue: Queue) -> dict[str, Key]:
     queue.extend([held], 60.0, started=True)
     assert [claim.id for claim in queue.claim(1)] == ["claimed"]
     queue.want_reference(WantedReference("run/step-2", 2, "base"))
-    queue.metrics.keep("run", "one", [MetricsRecord(kind=Kind.STEP, step=7, name="\u00e9")])
+    queue.metrics.keep("run", "one", [MetricsRecord.model_validate({"kind": "step", "step": 7, "name": "\u00e9"})])
     return {"done": done, "leased": held}
 
 
