@@ -32,7 +32,7 @@ FILL = f"""
 INSERT INTO batches ({_COLUMNS}) VALUES
     ('a', 'x', 'run', 1, 3, 4, 6, 2, 1, 0, 'ready', TRUE), ('b', 'x', 'run', 1, 9, 4, 6, 2, 1, 0, 'ready', TRUE),
     ('c', 'x', 'run', 1, 9, 4, 6, 2, 0, 0, 'done', TRUE);
-INSERT INTO payloads VALUES (1, 'x'), (2, 'x');
+INSERT INTO payloads (seq, body) VALUES (1, 'x'), (2, 'x');
 INSERT INTO events (seq, at, state, detail) VALUES (1, 0, 'ready', ''), (2, 0, 'ready', ''), (3, 0, 'done', 'first');
 INSERT INTO epochs (run, epoch, fork_version) VALUES ('run', 2, 5);
 """
