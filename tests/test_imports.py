@@ -25,7 +25,8 @@ ROOMS = {
         "training", "api", "bundle", "devices", "allocator", "models", "logprobs", "client",
     ),
     "ref_server": (
-        "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "http", "cli", "__main__",
+        "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",
+        "http", "cli", "__main__",
     ),
     "policy_trainer": (
         "config", "lifecycle", "data", "adapters", "rewards", "tasks", "sampling", "objective", "learner", "run_files",

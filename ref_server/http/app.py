@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from ref_server.dashboard import app as dashboard
 from ref_server.http.errors import add_error_handlers
 from ref_server.http.gate.answers import Answers
 from ref_server.http.gate.guard import Guard
@@ -69,6 +70,7 @@ def create_app(service: Service) -> FastAPI:
     weights.add(app, service)
     if not service.config.no_model:
         _add_legacy(app, service)
+    dashboard.add(app)
     documents.add(app)
     app.add_middleware(ShedUploads, shedders=shedders)
     app.add_middleware(Guard, config=service.config, routes=RouteTable(app.routes))

@@ -4,11 +4,7 @@ import re
 from collections.abc import Iterable, Set
 from typing import Any
 
-from ref_server.access.keys import Role
 from ref_server.access.requirements import UNDECLARED, Requirement, requirement_of
-
-# The dashboard's page is open: it asks for a token itself.
-_DASHBOARD = ({"GET"}, re.compile("/"), Requirement(Role.OPEN))
 
 _NOWHERE = re.compile("")
 
@@ -18,8 +14,7 @@ class RouteTable:
 
     def __init__(self, routes: Iterable[Any]) -> None:
         self._routes: list[tuple[Set[str], re.Pattern[str], Requirement]] = [
-            _DASHBOARD,
-            *((route.methods, route.path_regex, requirement_of(route)) for route in routes),
+            (route.methods, route.path_regex, requirement_of(route)) for route in routes
         ]
 
     def find(self, method: str, path: str) -> tuple[str, Requirement]:

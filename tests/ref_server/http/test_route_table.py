@@ -21,6 +21,7 @@ TOKENS = {role: f"{role.name.lower()}-0123456789abcdef" for role in (Role.UPLOAD
 FILE = "".join(f"{role.name.lower()} {token}\n" for role, token in TOKENS.items())
 ROLES = [
     ("GET", "/", Role.OPEN),
+    ("GET", "/dashboard/main.js", Role.OPEN),
     ("GET", "/livez", Role.OPEN),
     ("GET", "/readyz", Role.OPEN),
     ("GET", "/metrics", Role.UPLOAD),

@@ -1,0 +1,57 @@
+// Requests to the server's API.
+
+import { search } from "./place.js";
+import { askForToken, headersOf, token } from "./token.js";
+
+/** An answer that is an error. status: 0 when the server cannot be reached. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** GET: get("v1/batches", { state: "dead", limit: 100 }) -> the parsed JSON. Throws ApiError, or an abort. */
+export async function get(path, query = {}, signal = undefined) {
+  return (await ask(path, query, { signal })).json();
+}
+
+export async function post(path) {
+  return (await ask(path, {}, { method: "POST" })).json();
+}
+
+/** An answer whose body is read as it comes. */
+export function stream(path, signal) {
+  return ask(path, {}, { signal, cache: "no-store" });
+}
+
+/** The segments of a path, escaped: path("v1", "batches", id). */
+export const path = (...segments) => segments.map(encodeURIComponent).join("/");
+
+async function ask(path, query, options) {
+  const used = token();
+  const answer = await send(path, query, { ...options, headers: headersOf(used) });
+  if (answer.ok) return answer;
+  const message = await messageOf(answer);
+  if (answer.status !== 401) throw new ApiError(answer.status, message);
+  const why = used ? "The server no longer knows the one of this tab." : "It was started with --token-file or --token.";
+  if (token() !== used || (await askForToken(why))) return ask(path, query, options);
+  throw new ApiError(401, "A token is needed.");
+}
+
+async function send(path, query, options) {
+  try {
+    return await fetch(path + search(query), { ...options, credentials: "omit", redirect: "error" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server cannot be reached.");
+  }
+}
+
+async function messageOf(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `The server answered ${answer.status}.`;
+  }
+}

@@ -1,0 +1,81 @@
+// The group viewer: one prompt, its completions, and what is known of each token.
+
+import { ApiError, get, path } from "./api.js";
+import { add, el, fill } from "./dom.js";
+import { count, moment, number, age, bytes } from "./format.js";
+import { key } from "./keys.js";
+import { placeOf } from "./list.js";
+import { link } from "./place.js";
+import { showGroup } from "./group.js";
+
+export async function showBatch(root, parts, query, signal) {
+  const id = parts[1] ?? "";
+  const list = placeOf(id);
+  add(root, el("h1", {}, "Group ", el("span", { class: "id" }, id)), neighbours(list, query, signal));
+  const batch = await get(path("v1", "batches", id), {}, signal);
+  const place = el("div", {}, el("p", { class: "quiet" }, "reading tokens …"));
+  add(root, place);
+  const tokens = await readTokens(batch, signal);
+  const beside = el("aside", {}, factsOf(batch, tokens), historyOf(batch), sampleOf(tokens));
+  fill(place, el("div", { class: "group-view" }, tokens.rows ? showGroup(tokens, query, signal) : gone(tokens.reason), beside));
+}
+
+/** The tokens of a batch, or { reason } why there are none. */
+async function readTokens(batch, signal) {
+  try {
+    return await get(path("v1", "batches", batch.id, "tokens"), {}, signal);
+  } catch (error) {
+    if (error instanceof ApiError && [404, 422].includes(error.status)) return { reason: error.message };
+    throw error;
+  }
+}
+
+function gone(reason) {
+  return el("div", { class: "box" }, el("p", {}, `Its tokens cannot be shown: ${reason}.`),
+    el("p", {}, "The server keeps a sample of the trained groups (ref-server serve --queue.keep-samples); the run's directory has texts of some (policy-trainer samples RUN_DIR)."));
+}
+
+/** Links to the neighbours in the list that one came from, and the keys for them. */
+function neighbours(list, query, signal) {
+  if (!list) return null;
+  const to = (at) => (at in list.ids ? link(["batch", list.ids[at]], { color: query.get("color"), sort: query.get("sort") }) : null);
+  const go = (at) => () => to(at) && (location.hash = to(at));
+  key("j", "next group", go(list.at + 1), signal);
+  key("k", "previous group", go(list.at - 1), signal);
+  key("u", "back to the list", () => (location.hash = list.back), signal);
+  const way = (at, text) => (to(at) ? el("a", { href: to(at) }, text) : el("span", { class: "quiet" }, text));
+  return el("p", { class: "fields" }, way(list.at - 1, "← previous (k)"), el("span", {}, `${list.at + 1} of ${number(list.ids.length)} in `,
+    el("a", { href: list.back }, list.name)), way(list.at + 1, "next (j) →"));
+}
+
+function factsOf(batch, tokens) {
+  const step = tokens.trained_step ?? null;
+  const facts = {
+    run: el("a", { href: link(["run", batch.run], { lineage: batch.lineage }), class: "name" }, batch.run),
+    task: tokens.task,
+    state: el("span", { class: `tag ${batch.state}` }, batch.state),
+    reason: batch.reason,
+    "sampled by": `version ${batch.epoch}.${batch.policy_version}`,
+    "trained in": step === null ? null : el("a", { href: link(["run", batch.run, "step", step], { lineage: batch.lineage }) }, `step ${number(step)}`),
+    temperature: tokens.temperature === undefined ? null : number(tokens.temperature),
+    shape: `${count(batch.completions, "completion")}, ${count(batch.completion_tokens, "token")}; prompt ${number(batch.prompt_tokens)}`,
+    payload: batch.payload_bytes ? bytes(batch.payload_bytes) : "gone",
+    tries: batch.deliveries + batch.scoring_attempts ? `${batch.deliveries} deliveries, ${batch.scoring_attempts} failed scorings` : null,
+    consumer: batch.consumer,
+  };
+  const known = Object.entries(facts).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return el("section", {}, el("h2", {}, "Batch"), el("dl", { class: "sheet" }, known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
+}
+
+function historyOf(batch) {
+  const event = ({ at, state, detail }) => el("li", {}, el("span", { class: `tag ${state}` }, state),
+    el("span", { class: "quiet", title: moment(at) }, ` after ${age(at - batch.admitted_at)} `), detail);
+  return el("section", {}, el("h2", {}, "History"), el("p", { class: "quiet" }, `Uploaded ${moment(batch.admitted_at)}`),
+    el("ol", { class: "history" }, batch.history.map(event)));
+}
+
+function sampleOf({ sample }) {
+  if (sample === null || sample === undefined) return null;
+  const text = JSON.stringify(sample, null, 2).split("\n");
+  return el("section", {}, el("h2", {}, "Sample"), el("pre", {}, text.flatMap((line) => [line, document.createTextNode("\n")])));
+}

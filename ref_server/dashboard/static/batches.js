@@ -1,0 +1,152 @@
+// The table of batches: filter, sort, search, requeue. Only the rows that can be seen are drawn.
+
+import { get, path, post } from "./api.js";
+import { add, el, fill, tell } from "./dom.js";
+import { ago, bytes, count, number } from "./format.js";
+import { key } from "./keys.js";
+import { remember } from "./list.js";
+import { on } from "./live.js";
+import { link, note } from "./place.js";
+import { agreed } from "./question.js";
+import { virtualTable } from "./virtual_table.js";
+
+const STATES = ["queued", "scoring", "ready", "leased", "done", "expired", "dead"];
+const PAGE = 1000;
+const MOST = 10000;
+// A short list is read again as the queue changes; a long one when that is asked for.
+const SHORT = 200;
+const SECONDS_BETWEEN_READS = 3;
+
+const COLUMNS = [
+  { name: "batch", of: (batch) => batch.id, cell: (batch, open) => el("a", { class: "id", href: link(["batch", batch.id]), click: open, title: batch.id }, shortId(batch.id)) },
+  { name: "run", of: (batch) => batch.run, cell: (batch) => el("a", { class: "name", href: link(["run", batch.run], { lineage: batch.lineage }) }, batch.run) },
+  { name: "state", of: (batch) => STATES.indexOf(batch.state), cell: (batch) => el("span", { class: `tag ${batch.state}` }, batch.state) },
+  { name: "reason", of: (batch) => batch.reason ?? "", cell: (batch) => el("span", { title: batch.reason }, batch.reason ?? "") },
+  { name: "age", number: true, of: (batch) => -batch.admitted_at, cell: (batch) => ago(batch.admitted_at) },
+  { name: "version", number: true, of: (batch) => batch.epoch * 1e9 + batch.policy_version, cell: (batch) => `${batch.epoch}.${batch.policy_version}` },
+  { name: "group", number: true, of: (batch) => batch.completions, cell: (batch) => number(batch.completions) },
+  { name: "tokens", number: true, of: tokensOf, cell: (batch) => number(tokensOf(batch)) },
+  { name: "kept", number: true, of: (batch) => batch.payload_bytes, cell: (batch) => (batch.payload_bytes ? bytes(batch.payload_bytes) : "gone") },
+  { name: "tries", number: true, of: (batch) => batch.deliveries + batch.scoring_attempts, cell: (batch) => number(batch.deliveries + batch.scoring_attempts) },
+];
+
+// An id begins with the time, which many batches have nearly in common.
+function shortId(id) {
+  return id.length > 12 ? `…${id.slice(-12)}` : id;
+}
+
+function tokensOf(batch) {
+  return batch.prompt_tokens + batch.completion_tokens;
+}
+
+export async function showBatches(root, parts, query, signal) {
+  const chosen = Object.fromEntries(["state", "run", "kept", "order", "q", "sort"].map((name) => [name, query.get(name) ?? ""]));
+  let batches = [];
+  let more = false;
+  const said = el("p", { class: "quiet", role: "status" });
+  const place = el("div", {});
+  const open = () => remember({ ids: visibleRows().map(({ id }) => id), back: location.hash, name: "the batches" });
+  const cellsOf = (batch) => [...COLUMNS.map(({ cell }) => cell(batch, open)), requeueButton(batch, said, load)];
+  const table = virtualTable([...COLUMNS, { name: "" }], cellsOf, (name) => change({ sort: chosen.sort === name ? `-${name}` : name }));
+
+  const visibleRows = () => sorted(batches.filter((batch) => matches(batch, chosen.q)), chosen.sort);
+  const show = () => {
+    const rows = visibleRows();
+    table.set(rows, chosen.sort);
+    said.textContent = `${count(rows.length, "batch", "batches")}${chosen.q ? ` of ${number(batches.length)}` : ""}${more ? `; only the first ${number(MOST)} were read: choose a state or a run` : ""}.`;
+    fill(place, rows.length ? table.element : empty(chosen));
+    table.draw();
+  };
+  const load = async () => {
+    const found = [];
+    const filters = { state: chosen.state || null, run: chosen.run || null, kept: chosen.kept || null, order: chosen.order || "newest" };
+    let cursor = null;
+    do {
+      const page = await get("v1/batches", { ...filters, limit: PAGE, cursor }, signal);
+      found.push(...page.batches);
+      cursor = page.next_cursor;
+      if (cursor) said.textContent = `${number(found.length)} read …`;
+    } while (cursor !== null && found.length < MOST);
+    batches = found;
+    more = cursor !== null;
+    show();
+  };
+  const change = (changes) => {
+    Object.assign(chosen, changes);
+    note(chosen);
+    return "q" in changes || "sort" in changes ? show() : load();
+  };
+  const fields = filterFields(chosen, change);
+  add(root, el("h1", {}, "Batches"),
+    el("div", { class: "fields" }, fields.all, el("button", { type: "button", click: load }, "Read again")), said, place);
+  key("/", "search", () => fields.search.focus(), signal);
+  await load();
+  follow(() => batches.length <= SHORT && load(), signal);
+}
+
+function filterFields(chosen, change) {
+  const choice = (name, options) => el("select", { id: name, change: (event) => change({ [name]: event.target.value }) },
+    options.map(([value, text]) => el("option", { value, selected: value === chosen[name] }, text)));
+  const field = (name, type, meaning) => el("input", { id: name, type, value: chosen[name], placeholder: meaning });
+  const run = field("run", "text", "all runs");
+  const search = field("q", "search", "id, run, reason …");
+  run.addEventListener("change", () => change({ run: run.value }));
+  search.addEventListener("input", () => change({ q: search.value }));
+  const labelled = (text, control) => el("label", {}, `${text} `, control);
+  return {
+    search,
+    all: [
+      labelled("State", choice("state", [["", "all"], ...STATES.map((state) => [state, state])])),
+      labelled("Run", run),
+      labelled("Texts", choice("kept", [["", "all"], ["true", "still there"]])),
+      labelled("Order", choice("order", [["", "newest first"], ["oldest", "oldest first"]])),
+      labelled("Search", search),
+    ],
+  };
+}
+
+const matches = (batch, text) =>
+  !text || [batch.id, batch.run, batch.lineage, batch.reason, batch.consumer].some((each) => each?.toLowerCase().includes(text.toLowerCase()));
+
+/** sort: a column's name, with a minus for the greatest first; empty: as the server lists them. */
+function sorted(batches, sort) {
+  const column = COLUMNS.find(({ name }) => name === sort.replace(/^-/, ""));
+  if (!column) return batches;
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const keyed = batches.map((batch) => [column.of(batch), batch]);
+  keyed.sort(([a], [b]) => sign * (a < b ? -1 : a > b ? 1 : 0));
+  return keyed.map(([, batch]) => batch);
+}
+
+function requeueButton(batch, said, load) {
+  if (!["dead", "expired"].includes(batch.state)) return "";
+  if (!batch.payload_bytes) return el("span", { class: "quiet" }, "cannot come back");
+  const ask = async () => {
+    const about = `Batch ${batch.id} of run ${batch.run} is ${batch.state}${batch.reason ? ` (${batch.reason})` : ""}. It would wait again, with its counts of tries at zero.`;
+    if (!(await agreed("Bring this batch back?", about, "Requeue"))) return;
+    try {
+      const { state } = await post(path("v1", "batches", batch.id, "requeue"));
+      await load();
+      tell(`Batch ${batch.id} is ${state} again.`);
+    } catch (error) {
+      said.textContent = `Batch ${batch.id} was not requeued: ${error.message}${error.status === 403 ? " (that is what the server's --token-file decides)" : ""}`;
+      said.classList.add("wrong");
+    }
+  };
+  return el("button", { type: "button", class: "small", click: ask }, "Requeue");
+}
+
+function empty({ state, run, q }) {
+  const filtered = state || run || q;
+  return el("p", { class: "box" }, filtered ? "No batch is like this." : "No batches yet: a worker's first upload appears here.");
+}
+
+/** Reads again as the queue changes, but not all the time. */
+function follow(load, signal) {
+  let last = Date.now();
+  on("queue", () => {
+    if (Date.now() - last < 1000 * SECONDS_BETWEEN_READS) return;
+    last = Date.now();
+    load();
+  }, signal);
+}

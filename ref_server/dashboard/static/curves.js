@@ -1,0 +1,98 @@
+// Learning curves of one or several runs as small plots, which follow the runs.
+
+import { add, el, fill } from "./dom.js";
+import { Columns, smoothed } from "./columns.js";
+import { on } from "./live.js";
+import { plotsFor } from "./metrics.js";
+import { link } from "./place.js";
+import { plot } from "./plots.js";
+
+export const LINES = 6;
+const SECONDS_BETWEEN_READS = 2;
+
+/**
+ * Shows curves in a place. runs: [{ run, lineage, marks }…], marks: steps with warnings. weight: of smoothing, 0 to 1.
+ * Lives until the signal aborts.
+ */
+export async function showCurves(place, runs, weight, signal) {
+  const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
+  const read = () => Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
+  await read();
+  const names = new Set(curves.flatMap(({ step }) => Object.keys(step.values)));
+  if (!names.size) return fill(place, el("p", { class: "box" }, "No step has been reported yet."));
+  const { main, others } = plotsFor(names);
+  const drawn = drawAll(el("div", { class: "plots" }), main, curves, weight, signal);
+  fill(place, drawn.element, drawOthers(others, curves, weight, signal, drawn));
+  signal.addEventListener("abort", () => drawn.plots.forEach((each) => each.plot.end()));
+  keepReading(curves, read, drawn, weight, signal);
+}
+
+function drawAll(element, metrics, curves, weight, signal, plots = []) {
+  for (const metric of metrics) {
+    const made = { metric, plot: null };
+    if (!isEmpty(metric, curves)) {
+      const lines = linesOf(metric, curves, weight);
+      const marks = curves.length === 1 ? curves[0].marks ?? [] : [];
+      const pick = (step) => (location.hash = stepLink(curves, step));
+      made.plot = plot(element, { ...metric, lines, data: dataOf(metric, curves, weight), pick, marks }, signal);
+      plots.push(made);
+    }
+  }
+  return { element, plots };
+}
+
+/** The other metrics are drawn when they are asked for. */
+function drawOthers(metrics, curves, weight, signal, drawn) {
+  const inside = el("div", { class: "plots" });
+  const draw = () => !inside.childElementCount && drawAll(inside, metrics, curves, weight, signal, drawn.plots);
+  return metrics.length > 0 && el("details", { toggle: draw }, el("summary", {}, `${metrics.length} other metrics`), inside);
+}
+
+const columnOf = (metric, curve) => curve[metric.kind].values[metric.name];
+const isEmpty = (metric, curves) => curves.every((curve) => !columnOf(metric, curve)?.some((value) => value !== null));
+
+function linesOf(metric, curves, weight) {
+  const points = metric.kind === "evaluation";
+  const one = (curve, i) => ({ label: curves.length > 1 ? curve.label : "", line: (i % LINES) + 1, points });
+  return curves.flatMap((curve, i) => (weight && !points ? [{ ...one(curve, i), faint: true }, one(curve, i)] : [one(curve, i)]));
+}
+
+function dataOf(metric, curves, weight) {
+  const tables = curves.map((curve) => {
+    const { steps } = curve[metric.kind];
+    const column = columnOf(metric, curve) ?? new Array(steps.length).fill(null);
+    return weight && metric.kind === "step" ? [steps, column, smoothed(column, weight)] : [steps, column];
+  });
+  return tables.length > 1 ? uPlot.join(tables) : tables[0];
+}
+
+/** The step of the first run that has it. */
+function stepLink(curves, step) {
+  const { run, lineage } = curves.find((curve) => curve.step.steps.includes(step)) ?? curves[0];
+  return link(["run", run, "step", step], { lineage });
+}
+
+/** Reads new records as they are reported, and draws them. */
+function keepReading(curves, read, drawn, weight, signal) {
+  let busy = false;
+  let wanted = false;
+  const refresh = async () => {
+    wanted = true;
+    if (busy) return;
+    busy = true;
+    while (wanted && !signal.aborted) {
+      wanted = false;
+      await read().catch(() => {}); // the header says that the server is away, and the next event reads again
+      for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, weight));
+      await new Promise((resolve) => setTimeout(resolve, 1000 * SECONDS_BETWEEN_READS));
+    }
+    busy = false;
+  };
+  on("metrics", (told) => {
+    const mine = curves.filter(({ run, lineage }) => !told.run || (told.run === run && told.lineage === lineage));
+    for (const { step, evaluation } of mine) {
+      if (told.kind === "step" && told.step < step.steps.at(-1)) [step, evaluation].forEach((each) => each.forget());
+    }
+    if (mine.length) refresh();
+  }, signal);
+}

@@ -1,0 +1,160 @@
+// The prompt and the completions of a group, with their controls.
+
+import { add, el, fill } from "./dom.js";
+import { count, number, percent } from "./format.js";
+import { key } from "./keys.js";
+import { note } from "./place.js";
+import { legendOf, scalesOf } from "./scales.js";
+import { visibleLines } from "./text.js";
+import { pieceWatcher, tokenText } from "./tokens.js";
+import { tokenTip } from "./tip.js";
+
+const SORTS = {
+  "": { title: "as sampled" },
+  reward: { title: "highest reward", of: (row) => row.reward },
+  "-reward": { title: "lowest reward", of: (row) => negative(row.reward) },
+  length: { title: "longest", of: (row) => row.ids.length },
+  "-length": { title: "shortest", of: (row) => -row.ids.length },
+  advantage: { title: "highest advantage", of: (row) => advantageOf(row) },
+  "-advantage": { title: "lowest advantage", of: (row) => negative(advantageOf(row)) },
+};
+const FILTERS = {
+  "": { title: "all", of: () => true },
+  finished: { title: "finished", of: (row) => row.finished },
+  cut: { title: "cut off", of: (row) => !row.finished },
+  positive: { title: "advantage above 0", of: (row) => advantageOf(row) > 0 },
+  negative: { title: "advantage below 0", of: (row) => advantageOf(row) < 0 },
+  unjudged: { title: "without a reward", of: (row) => row.reward === null },
+};
+
+/** tokens: the answer of GET /v1/batches/{id}/tokens. Returns the element. */
+export function showGroup(tokens, query, signal) {
+  const { rows, prompt } = tokens;
+  const scales = scalesOf(rows);
+  const chosen = Object.fromEntries(["color", "sort", "show", "q"].map((name) => [name, query.get(name) ?? ""]));
+  if (!(chosen.color in scales)) chosen.color = ["kl", "logp", "none"].find((name) => name in scales);
+  const watcher = pieceWatcher(signal);
+  const classOf = (number) => (i) => scales[chosen.color].classOf(scales[chosen.color].columns[number]?.[i]);
+  const texts = rows.map((row, number) => tokenText(row, watcher, classOf(number)));
+  const cards = rows.map((row, number) => card(row, number, texts[number]));
+  const legend = el("div", { class: "legend" });
+  const grid = el("div", { class: "completions" });
+  const said = el("p", { class: "quiet", role: "status" });
+
+  const arrange = () => {
+    const order = arranged(rows, chosen);
+    fill(grid, order.map((number) => cards[number]));
+    said.textContent = order.length === rows.length ? count(rows.length, "completion") : `${order.length} of ${count(rows.length, "completion")}`;
+  };
+  const search = () => texts.forEach((text, number) => text.mark(hitsOf(rows[number], chosen.q)));
+  const paint = () => {
+    texts.forEach((text, number) => text.paint(classOf(number)));
+    fill(legend, legendItems(scales[chosen.color], rows));
+  };
+  const change = (changes) => {
+    Object.assign(chosen, changes);
+    note(chosen);
+    if ("color" in changes) paint();
+    if ("q" in changes) search();
+    if (!("color" in changes)) arrange();
+  };
+  const controls = fieldsOf(chosen, scales, change);
+  key("c", "next colouring", () => nextOption(controls.color), signal);
+  key("s", "next order", () => nextOption(controls.sort), signal);
+  key("/", "search in the texts", () => controls.search.focus(), signal);
+  paint();
+  search();
+  arrange();
+  const element = el("div", { class: "group" },
+    el("details", { open: prompt.ids.length < 600, class: "prompt" }, el("summary", {}, `Prompt, ${count(prompt.ids.length, "token")}`), promptText(prompt)),
+    el("div", { class: "fields" }, controls.all), legend, said, grid);
+  tokenTip({ element, rows, texts, scales, query }, signal);
+  return element;
+}
+
+function promptText({ text, ids }) {
+  const pre = el("pre", {});
+  pre.textContent = text === null ? ids.map((id) => `#${id}`).join(" ") : visibleLines(text);
+  return pre;
+}
+
+/** One completion: what is known of it, then its tokens. */
+function card(row, number, text) {
+  const reward = row.reward === null ? "not judged" : format(row.reward);
+  const parts = Object.entries(row.rewards).map(([name, value]) => el("span", { class: "part" }, `${name} `, el("b", {}, format(value))));
+  const advantage = advantageOf(row);
+  text.element.setAttribute("aria-label", `Completion ${number}: ${count(row.ids.length, "token")}. Arrow keys move from token to token.`);
+  return el("article", { class: "card completion", "data-row": String(number) },
+    el("header", {}, el("h3", {}, `${number}`), el("span", {}, "reward ", el("b", {}, reward)), parts,
+      advantage !== null && el("span", {}, "advantage ", el("b", {}, format(advantage))),
+      el("span", {}, count(row.ids.length, "token")),
+      el("span", { class: row.finished ? "tag" : "tag expired" }, row.finished ? "finished" : "cut off"),
+      row.step_rewards?.length > 0 && el("span", { class: "part" }, `steps ${row.step_rewards.map(format).join(", ")}`)),
+    text.element);
+}
+
+function fieldsOf(chosen, scales, change) {
+  const choice = (name, options) => {
+    const select = el("select", { change: () => change({ [name]: select.value }) },
+      Object.entries(options).map(([value, { title }]) => el("option", { value, selected: value === chosen[name] }, title)));
+    return select;
+  };
+  const [color, sort, show] = [choice("color", scales), choice("sort", SORTS), choice("show", FILTERS)];
+  const search = el("input", { type: "search", value: chosen.q, placeholder: "text" });
+  search.addEventListener("input", () => change({ q: search.value }));
+  const labelled = (text, control) => el("label", {}, `${text} `, control);
+  const all = [labelled("Colour", color), labelled("Order", sort), labelled("Show", show), labelled("Search", search)];
+  return { all, color, sort, search };
+}
+
+function nextOption(select) {
+  select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
+  select.dispatchEvent(new Event("change"));
+}
+
+function legendItems(scale, rows) {
+  const items = scale.bounds.length ? legendOf(scale, rows.map((row) => row.loss_mask)) : [];
+  const swatch = ({ name, label, share }) => el("li", {}, el("span", { class: `swatch ${name}` }, label), el("span", { class: "quiet" }, percent(share)));
+  return [
+    scale.about && el("p", {}, el("b", {}, scale.title), ` ${scale.about}${scale.unit ? `, ${scale.unit}` : ""}; below each colour its share of the tokens`),
+    items.length > 0 && el("ol", {}, items.map(swatch)),
+    el("p", { class: "quiet" }, rows.some((row) => row.loss_mask) && [el("span", { class: "masked" }, "masked"), " does not train. "],
+      rows.some((row) => row.step_ends?.length) && [el("span", { class: "step-end" }, "step"), " ends a step. "],
+      "⏎ ⇥ · are white space; #12 is a token without a text."),
+  ];
+}
+
+/** The numbers of the rows that are shown, in their order. */
+function arranged(rows, { sort, show, q }) {
+  const filter = FILTERS[show] ?? FILTERS[""];
+  const wanted = q.toLowerCase();
+  const shown = [...rows.keys()].filter((i) => filter.of(rows[i]) && (!wanted || textOf(rows[i]).toLowerCase().includes(wanted)));
+  const by = SORTS[sort]?.of;
+  const value = (i) => by(rows[i]) ?? -Infinity;
+  return by ? shown.sort((a, b) => value(b) - value(a)) : shown;
+}
+
+/** The indexes of the tokens that a found text covers. */
+function hitsOf(row, wanted) {
+  const hits = new Set();
+  if (!wanted) return hits;
+  const text = textOf(row).toLowerCase();
+  const starts = [];
+  row.tokens.reduce((at, token) => (starts.push(at), at + (token ?? "").length), 0);
+  for (let at = text.indexOf(wanted.toLowerCase()), i = 0; at >= 0; at = text.indexOf(wanted.toLowerCase(), at + 1)) {
+    while (i + 1 < starts.length && starts[i + 1] <= at) i++;
+    for (let j = i; j < starts.length && starts[j] < at + wanted.length; j++) hits.add(j);
+  }
+  return hits;
+}
+
+const textOf = (row) => row.tokens.map((token) => token ?? "").join("");
+const format = (value) => (value === null || value === undefined ? "–" : number(value));
+const negative = (value) => (value === null ? null : -value);
+
+/** The mean advantage of the tokens that trained; null before training. */
+function advantageOf(row) {
+  if (!row.advantages) return null;
+  const trained = row.advantages.filter((_, i) => row.loss_mask?.[i] !== false);
+  return trained.length ? trained.reduce((sum, value) => sum + value, 0) / trained.length : 0;
+}

@@ -1,0 +1,75 @@
+// Begins the page, and shows the view that the address names.
+
+import { ApiError } from "./api.js";
+import { startSwitch } from "./appearance.js";
+import { showBatch } from "./batch.js";
+import { showBatches } from "./batches.js";
+import { add, el, fill } from "./dom.js";
+import { key, startKeys } from "./keys.js";
+import { follow, on } from "./live.js";
+import { here, link } from "./place.js";
+import { showOverview } from "./overview.js";
+import { showRun } from "./run.js";
+import { showRuns } from "./runs.js";
+import { showStep } from "./step.js";
+import { mayAsk } from "./token.js";
+
+// A view is an async function (root, parts, query, signal): it fills the root, and stops when the signal aborts.
+const VIEWS = { "": showOverview, runs: showRuns, run: showRun, step: showStep, batches: showBatches, batch: showBatch };
+const STATES = {
+  live: "live", polling: "asks every few seconds", refused: "no access", away: "server away, trying again",
+};
+
+const content = document.getElementById("content");
+let leaving = new AbortController();
+
+function nameOf(parts) {
+  const [first = ""] = parts;
+  return first === "run" && parts[2] === "step" ? "step" : first;
+}
+
+async function show() {
+  mayAsk();
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  const { parts, query } = here();
+  const name = nameOf(parts);
+  const root = el("div", { class: "view" });
+  fill(content, root);
+  document.title = ["Tandem", ...parts].join(" · ");
+  for (const each of document.querySelectorAll("nav a")) {
+    const mine = each.getAttribute("href") === link(parts.slice(0, 1)) || each.getAttribute("href") === `#/${parts[0]}s`;
+    mine ? each.setAttribute("aria-current", "page") : each.removeAttribute("aria-current");
+  }
+  window.scrollTo(0, 0);
+  if (!(name in VIEWS)) return add(root, el("h1", {}, "There is no such page"), el("a", { href: "#/" }, "To the overview"));
+  try {
+    await VIEWS[name](root, parts, query, signal);
+  } catch (error) {
+    if (!signal.aborted) add(root, failure(error, show));
+  }
+}
+
+function failure(error, again) {
+  if (!(error instanceof ApiError)) console.error(error);
+  const message = error instanceof ApiError ? error.message : `This page has failed: ${error.message}`;
+  return el("div", { class: "box wrong", role: "alert" }, el("p", {}, message),
+    el("button", { type: "button", click: again }, "Try again"));
+}
+
+startSwitch(document.getElementById("theme"));
+startKeys(document.getElementById("help"));
+document.getElementById("skip").addEventListener("click", () => content.focus());
+["Overview", "Runs", "Batches"].forEach((name, i) => {
+  key(String(i + 1), name, () => (location.hash = document.querySelectorAll("nav a")[i].getAttribute("href")));
+});
+key("t", "light, dark or the system's colours", () => document.getElementById("theme").click());
+const state = document.getElementById("state");
+on("state", (name) => {
+  state.dataset.state = name;
+  state.textContent = STATES[name];
+});
+addEventListener("hashchange", show);
+show();
+follow();

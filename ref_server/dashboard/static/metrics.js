@@ -1,0 +1,40 @@
+// The metrics that have a plot of their own, in this order. Units and healthy ranges are those of docs/metrics.md.
+
+/** name, title, unit, healthy range. */
+const STEP = [
+  ["reward", "Reward", "", "rising"],
+  ["reward_std", "Spread of the reward", "", "above 0"],
+  ["kl", "KL to the reference", "nats a token", "below 1, not tripling in 20 steps"],
+  ["clip_ratio", "Clipped tokens", "", "0.1 to 0.3; not 0 for 60 steps: the ratio is inert"],
+  ["entropy", "Entropy", "nats a token", "above a tenth of its beginning; a hundredth where the reward rises"],
+  ["completion_length_mean", "Length", "tokens", ""],
+  ["truncated", "Cut off", "", "not 0.1 above its beginning"],
+  ["staleness", "Staleness", "steps", "at most 16"],
+  ["grad_norm", "Gradient norm", "", ""],
+  ["frac_reward_zero_std", "Groups of equal rewards", "", "at most 0.8"],
+  ["waiting_share", "Trainer waits", "", ""],
+  ["sampler_waiting_share", "Workers wait", "", ""],
+  ["tokens_per_second", "Training speed", "tokens a second", ""],
+  ["loss", "Loss", "", ""],
+  ["ratio_mean", "Mean ratio", "", "about 1"],
+  ["effective_sample_size", "Effective sample size", "share", "at least 0.5"],
+  ["teacher_kl", "KL to the teacher", "nats a token", "falling"],
+].map(([name, title, unit, healthy]) => ({ kind: "step", name, title, unit, healthy }));
+
+const EVALUATION = [{ kind: "evaluation", name: "accuracy", title: "Accuracy, held out", unit: "share", healthy: "rising" }];
+
+// Indexes and times of the server, and what others show already.
+const LEFT_OUT = /^(step|epoch|eval_accuracy|eval_reward)$/;
+
+/** The plots for runs that report these names of steps: { main, others }. Parts of the reward stand behind it. */
+export function plotsFor(names) {
+  const known = new Map(STEP.map((metric) => [metric.name, metric]));
+  const plain = (name) => ({ kind: "step", name, title: name, unit: "", healthy: "" });
+  const [reward, ...rest] = STEP.filter((metric) => names.has(metric.name));
+  const parts = [...names].filter((name) => name.startsWith("reward/")).map(plain);
+  const others = [...names].filter((name) => !known.has(name) && !name.startsWith("reward/") && !LEFT_OUT.test(name));
+  return { main: [reward, ...EVALUATION, ...parts, ...rest].filter(Boolean), others: others.sort().map(plain) };
+}
+
+/** What is known of a metric of steps. */
+export const aboutMetric = (name) => STEP.find((metric) => metric.name === name);

@@ -1,0 +1,138 @@
+// The first view: how full the queue is, how fast the server works, and who waits for whom.
+
+import { ApiError, get } from "./api.js";
+import { add, el, fill } from "./dom.js";
+import { age, bytes, count, number, percent } from "./format.js";
+import { on } from "./live.js";
+import { link } from "./place.js";
+import { plot } from "./plots.js";
+import { ratesOf, scorerWaits } from "./rates.js";
+import { readWaits, rowsOf, verdictOf } from "./waits.js";
+
+const WAITING = ["queued", "scoring", "ready", "leased"];
+const MEANINGS = {
+  queued: "waits to be scored", scoring: "is being scored", ready: "waits for a trainer", leased: "is being trained on",
+  done: "trained", expired: "too old, or of a run that ended", dead: "could not be scored or trained on",
+};
+const RUNS_SHOWN = 3;
+const ROWS_SHOWN = 50;
+const SECONDS_BETWEEN_READS = 5;
+
+export async function showOverview(root, parts, query, signal) {
+  const states = el("ol", { class: "states" });
+  const about = el("div", { class: "facts" });
+  const rates = el("div", { class: "plots" });
+  const waits = el("div", { class: "waits" });
+  const runs = el("div", { class: "scrolls" });
+  add(root,
+    el("h1", {}, "Overview"),
+    el("section", { "aria-label": "Queue" }, el("h2", {}, "Queue"), states, about),
+    el("section", {}, el("h2", {}, "Who waits for whom"), waits),
+    el("section", {}, el("h2", {}, "Throughput"), rates),
+    el("section", {}, el("h2", {}, "Batches by run"), runs));
+  const tokens = plot(rates, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: ratesOf("tokens"), time: true }, signal);
+  const batches = plot(rates, {
+    title: "Batches", unit: "a second", lines: [{ label: "uploaded", line: 1 }, { label: "trained", line: 2 }],
+    data: ratesOf("admitted", "acked"), time: true,
+  }, signal);
+  signal.addEventListener("abort", () => [tokens, batches].forEach((each) => each.end()));
+  let newest = null;
+  const show = () => {
+    if (!newest) return;
+    const { queue, at } = newest;
+    fill(states, Object.entries(queue.states).map(([state, depth]) => stateCard(state, depth)));
+    fill(about, aboutQueue(queue, Date.now() / 1000 - at));
+    fill(runs, runsTable(queue));
+    tokens.set(ratesOf("tokens"));
+    batches.set(ratesOf("admitted", "acked"));
+  };
+  on("queue", (queue) => {
+    newest = { queue, at: Date.now() / 1000 };
+    show();
+  }, signal);
+  const tick = setInterval(show, 1000 * SECONDS_BETWEEN_READS);
+  signal.addEventListener("abort", () => clearInterval(tick));
+  followWaits(waits, signal);
+}
+
+function stateCard(state, { batches, bytes: size }) {
+  return el("li", { class: `card ${state}` },
+    el("a", { href: link(["batches"], { state }) }, el("span", { class: "big" }, number(batches)), ` ${state}`),
+    el("span", { class: "quiet" }, size ? `${bytes(size)}; ${MEANINGS[state]}` : MEANINGS[state]));
+}
+
+/** since: seconds since that was so. Waiting alone is no event. */
+function aboutQueue(queue, since) {
+  const { limits } = queue;
+  const waiting = WAITING.reduce((sum, state) => sum + queue.states[state].batches, 0);
+  const oldest = queue.oldest_age_seconds;
+  return [
+    el("p", {}, oldest === null ? "Nothing waits." : `The oldest waiting batch has waited ${age(oldest + since)}.`),
+    meter("batches that wait", waiting, limits.max_batches, number),
+    meter("stored", queue.stored_bytes, limits.max_stored_bytes, bytes),
+    meter("leased", queue.states.leased.batches, limits.max_in_flight, number),
+  ];
+}
+
+/** How much of a limit is used. */
+function meter(name, used, most, format) {
+  const share = most ? used / most : 0;
+  return el("div", { class: "meter" }, el("span", {}, `${name}: ${format(used)} of ${format(most)}`),
+    el("progress", { value: String(Math.min(1, share)), max: "1", "aria-label": `${name}, ${percent(share)} of the limit` }));
+}
+
+function runsTable(queue) {
+  const names = Object.keys(queue.runs);
+  if (!names.length) return nothingYet();
+  const states = Object.keys(queue.states);
+  const cell = (run, state) => {
+    const depth = queue.runs[run][state];
+    return el("td", { class: "number" }, depth?.batches ? el("a", { href: link(["batches"], { state, run }) }, number(depth.batches)) : "");
+  };
+  const more = names.length > ROWS_SHOWN && el("p", {}, `${count(names.length - ROWS_SHOWN, "more run")}: look for them under Batches.`);
+  return [el("table", {},
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "run"), states.map((state) => el("th", { scope: "col", class: "number" }, state)))),
+    el("tbody", {}, names.slice(0, ROWS_SHOWN).map((run) =>
+      el("tr", {}, el("th", { scope: "row" }, el("a", { href: link(["run", run]), class: "name" }, run)), states.map((state) => cell(run, state)))))), more];
+}
+
+export function nothingYet() {
+  return el("div", { class: "box" }, el("p", {}, "No batches yet. Start a run against this server:"),
+    el("pre", {}, `policy-trainer train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --run-dir runs/first --server ${location.origin}`));
+}
+
+/** Shows the shares of the runs that were heard of last, now and when they have made steps. */
+function followWaits(place, signal) {
+  let read = 0;
+  let newest = [];
+  const show = () => fill(place, newest.length ? newest.map(waitsOfRun) : el("p", { class: "quiet" }, "No run has reported a step yet."));
+  const refresh = async () => {
+    if (Date.now() - read < 1000 * SECONDS_BETWEEN_READS) return;
+    read = Date.now();
+    try {
+      const { runs } = await get("v1/runs", { limit: RUNS_SHOWN }, signal);
+      const waits = await Promise.all(runs.map((run) => readWaits(run, signal)));
+      newest = runs.map((run, i) => ({ ...run, waits: waits[i] }));
+      show();
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status === 0) return;
+      fill(place, el("p", { class: "quiet" }, error.status === 404 ? "This server keeps no metrics of runs." : error.message));
+    }
+  };
+  on("metrics", refresh, signal);
+  on("queue", () => newest.length && show(), signal);
+  refresh();
+}
+
+function waitsOfRun({ run, lineage, step, waits }) {
+  const all = { ...waits, server: scorerWaits() };
+  return el("article", { class: "card" },
+    el("h3", {}, el("a", { href: link(["run", run], { lineage }), class: "name" }, run), el("span", { class: "quiet" }, ` step ${number(step)}`)),
+    el("dl", { class: "shares" }, rowsOf(all).map(({ name, share }) => el("div", {}, el("dt", {}, name), shareBar(name, share)))),
+    el("p", {}, verdictOf(all)));
+}
+
+function shareBar(name, share) {
+  const text = `works ${percent(1 - share)}, waits ${percent(share)}`;
+  return el("dd", {}, el("progress", { value: String(1 - share), max: "1", "aria-label": `${name} ${text}` }), el("span", {}, text));
+}

@@ -1,0 +1,131 @@
+// A line plot: uPlot with this page's colours, its values above it, and keys.
+
+import { color, onColors } from "./appearance.js";
+import { add, el, fill, tell } from "./dom.js";
+import { age, number, short } from "./format.js";
+
+const HEIGHT = 150;
+const MOVED = 4;
+
+/**
+ * Adds a plot to a place.
+ *
+ * title, unit, healthy: words about the metric. lines: [{ label, line, faint, points, band }…], `line` a number of
+ * a colour. data: [x, y…], numbers or nulls. time: x is Unix seconds. pick: called with the x of a chosen point.
+ * Returns { set(data), end() }.
+ */
+export function plot(place, { title, unit = "", healthy = "", lines, data, time = false, pick = null, marks = [] }, signal) {
+  const values = el("span", { class: "values" });
+  const about = [unit, healthy && `healthy: ${healthy}`].filter(Boolean).join("; ");
+  const area = el("div", { class: "area" });
+  const keys = pick ? "; arrow keys move, Enter opens the step" : "; arrow keys move";
+  const figure = el("figure", { class: "plot", tabindex: "0", role: "group", "aria-label": `${title}${keys}` },
+    el("figcaption", {}, el("div", { class: "heading" }, el("strong", {}, title), el("span", { class: "quiet", title: about }, about)), values), area);
+  add(place, figure);
+
+  const told = lines.map((line, i) => [line, i + 1]).filter(([line]) => !line.faint);
+  const showValues = (chart) => {
+    const at = chart.cursor.idx ?? chart.data[0].length - 1;
+    const parts = told.map(([line, i]) =>
+      el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at)))));
+    const x = chart.data[0][at];
+    const where = x === undefined ? "no value yet" : time ? `${age(Date.now() / 1000 - x)} ago` : `step ${number(x)}`;
+    fill(values, el("span", { class: "quiet" }, where), parts);
+  };
+  const marked = (chart) => drawMarks(chart, marks);
+  const chart = new uPlot(options({ lines, time, showValues, marked }), data, area);
+  showValues(chart);
+
+  const width = new ResizeObserver(() => area.clientWidth && chart.setSize({ width: area.clientWidth, height: HEIGHT }));
+  width.observe(area);
+  onColors(() => chart.redraw(false), signal);
+  moveByKeys(figure, chart, pick, values);
+  if (pick) pickByMouse(chart, pick);
+  return {
+    set: (next) => {
+      chart.setData(next);
+      showValues(chart);
+    },
+    end: () => {
+      width.disconnect();
+      chart.destroy();
+      figure.remove();
+    },
+  };
+}
+
+function options({ lines, time, showValues, marked }) {
+  const axis = {
+    stroke: () => color("--quiet"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui",
+  };
+  return {
+    width: 300, height: HEIGHT, padding: [8, 8, 0, 0], legend: { show: false },
+    cursor: { sync: { key: time ? "time" : "step", scales: ["x", null] }, points: { size: 7 }, y: false },
+    scales: { x: { time }, y: { range: range } },
+    axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 50, values: (_, ticks) => ticks.map(short) }],
+    series: [{}, ...lines.map(series)],
+    hooks: { setCursor: [showValues], draw: [marked] },
+  };
+}
+
+function series({ line, faint = false, points = false }) {
+  const stroke = () => color(`--line-${line}`);
+  return {
+    stroke, width: faint ? 1 : 2, alpha: faint ? 0.35 : 1, spanGaps: true,
+    points: points ? { show: true, size: 6, fill: stroke } : undefined,
+  };
+}
+
+/** A range around the values that leaves a constant in the middle. */
+function range(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
+  return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
+}
+
+/** The value at an index, or the last one before it: evaluations are rarer than steps. */
+function valueAt(column, at) {
+  for (let i = at; i >= 0; i--) if (column[i] !== null && column[i] !== undefined) return column[i];
+  return null;
+}
+
+/** Dashed lines at steps with a warning. */
+function drawMarks(chart, marks) {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.strokeStyle = color("--warning");
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([4, 4]);
+  for (const x of marks) {
+    const left = chart.valToPos(x, "x", true);
+    if (left < bbox.left || left > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(left, bbox.top);
+    ctx.lineTo(left, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+function moveByKeys(figure, chart, pick, values) {
+  figure.addEventListener("keydown", (event) => {
+    const steps = chart.data[0];
+    const at = chart.cursor.idx ?? steps.length - 1;
+    if (event.key === "Enter" && pick && steps.length) return pick(steps[at]);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: steps.length - 1 }[event.key];
+    if (to === undefined || !(to in steps)) return;
+    event.preventDefault();
+    chart.setCursor({ left: chart.valToPos(steps[to], "x"), top: 10 }, true, true);
+    tell(values.textContent);
+  });
+}
+
+/** A click on a point, but not the end of dragging over a range, which zooms. */
+function pickByMouse(chart, pick) {
+  let down = 0;
+  chart.over.addEventListener("mousedown", (event) => (down = event.clientX));
+  chart.over.addEventListener("click", (event) => {
+    const at = chart.cursor.idx;
+    if (Math.abs(event.clientX - down) <= MOVED && typeof at === "number") pick(chart.data[0][at]);
+  });
+}

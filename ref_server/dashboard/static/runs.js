@@ -1,0 +1,67 @@
+// All runs with metrics, and the curves of the chosen ones laid over each other.
+
+import { readRuns } from "./columns.js";
+import { LINES, showCurves } from "./curves.js";
+import { add, el, fill } from "./dom.js";
+import { ago, number } from "./format.js";
+import { link, note } from "./place.js";
+import { nothingYet } from "./overview.js";
+
+const SMOOTHING = [["0", "none"], ["0.6", "a little"], ["0.9", "much"], ["0.97", "most"]];
+const MOST = 12;
+
+export async function showRuns(root, parts, query, signal) {
+  const runs = await readRuns(signal);
+  add(root, el("h1", {}, "Runs"));
+  if (runs === null) return add(root, el("p", { class: "box" }, "This server keeps no metrics of runs."));
+  if (!runs.length) return add(root, nothingYet());
+  const asked = query.getAll("run");
+  const chosen = new Set((asked.length ? asked : [keyOf(runs[0])]).slice(0, MOST));
+  const curves = el("div", {});
+  const list = el("ul", { class: "choices" });
+  let drawing = new AbortController();
+
+  const draw = async () => {
+    drawing.abort();
+    drawing = new AbortController();
+    signal.addEventListener("abort", () => drawing.abort());
+    const order = [...chosen];
+    note({ run: order, smooth: smoothing.value === "0" ? null : smoothing.value });
+    fill(list, runs.map((each) => choice(each, runs, order, (on) => choose(keyOf(each), on))));
+    const shown = order.map((key) => runs.find((each) => keyOf(each) === key)).filter(Boolean);
+    const labelled = shown.map((each) => ({ ...each, label: labelOf(each, runs) }));
+    if (!shown.length) return fill(curves, el("p", { class: "box" }, "Choose a run to see its curves."));
+    await showCurves(curves, labelled, Number(smoothing.value), drawing.signal);
+  };
+  const choose = (key, on) => {
+    on ? chosen.add(key) : chosen.delete(key);
+    draw().then(() => list.querySelector(`input[value="${CSS.escape(key)}"]`)?.focus());
+  };
+  const smoothing = smoothingField(query.get("smooth"), draw);
+  add(root, el("div", { class: "fields" }, smoothing.label, el("span", { class: "quiet" }, "A click on a point opens the step. Drag to zoom, double-click to see all.")),
+    el("div", { class: "beside" }, list, curves));
+  await draw();
+}
+
+/** A choice of smoothing: { label, value }. */
+export function smoothingField(chosen, changed) {
+  const select = el("select", { change: changed }, SMOOTHING.map(([value, name]) => el("option", { value, selected: value === chosen }, name)));
+  return { label: el("label", {}, "Smoothing ", select), get value() { return select.value; } };
+}
+
+function choice(each, all, order, changed) {
+  const at = order.indexOf(keyOf(each));
+  const box = el("input", { type: "checkbox", value: keyOf(each), checked: at >= 0, change: () => changed(box.checked) });
+  return el("li", { class: at >= 0 ? `line-${(at % LINES) + 1}` : "" },
+    el("label", {}, box, el("span", { class: "swatch" }), el("span", { class: "name" }, labelOf(each, all))),
+    el("a", { class: "quiet", href: link(["run", each.run], { lineage: each.lineage }), "aria-label": `Open ${each.run}` },
+      `step ${number(each.step)}, ${ago(each.updated_at)} ago`));
+}
+
+/** How an address names a run's lineage. */
+export const keyOf = ({ run, lineage }) => `${lineage}/${run}`;
+
+/** The run's name, and its lineage where several trainings have the name. */
+function labelOf({ run, lineage }, all) {
+  return all.filter((other) => other.run === run).length > 1 ? `${run} (${lineage || "no lineage"})` : run;
+}

@@ -1,0 +1,30 @@
+// Makes characters visible that could hide, reorder or imitate others: uploaders choose names and models write texts.
+
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
+const NAMES = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+
+/** A text in which control characters and bidirectional overrides are written as escapes. */
+export function visible(text) {
+  return text.replace(HIDDEN, escaped);
+}
+
+/** The same with its line breaks and tabs. */
+export function visibleLines(text) {
+  return text.replace(HIDDEN, (character) => ("\n\t".includes(character) ? character : escaped(character)));
+}
+
+/** The text of a token: also its white space can be seen. A token without a text is shown by its id. */
+export function visibleToken(text, id) {
+  if (!text) return `#${id}`;
+  return visibleLines(text)
+    .replace(/\t/g, "⇥\t")
+    .replace(/\n/g, "⏎\n")
+    .replace(/^ +$| {2,}| +(?=⏎)/g, (spaces) => "·".repeat(spaces.length));
+}
+
+function escaped(character) {
+  if (character in NAMES) return NAMES[character];
+  const code = character.codePointAt(0);
+  if (code < 256) return `\\x${code.toString(16).padStart(2, "0")}`;
+  return code < 65536 ? `\\u${code.toString(16).padStart(4, "0")}` : `\\U${code.toString(16).padStart(8, "0")}`;
+}

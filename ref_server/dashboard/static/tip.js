@@ -1,0 +1,102 @@
+// The values of one token, beside it: of the one under the pointer, or of the current one of the keyboard.
+
+import { el, fill, tell } from "./dom.js";
+import { number } from "./format.js";
+import { note } from "./place.js";
+
+const KEYS = { ArrowLeft: -1, ArrowRight: 1 };
+
+/** group: { element, rows, texts, scales, query }. One listener for all tokens. */
+export function tokenTip(group, signal) {
+  const { element, texts, query } = group;
+  const tip = el("div", { class: "tip", hidden: true });
+  element.append(tip);
+  const rowOf = (target) => Number(target.closest(".completion")?.dataset.row ?? -1);
+  const isToken = (target) => target instanceof HTMLSpanElement && target.parentElement?.parentElement?.classList.contains("tokens");
+  let current = { row: -1, token: -1 };
+
+  let shown = null;
+
+  const show = (token, row, index) => {
+    shown = token;
+    fill(tip, rowsOf(group, row, index));
+    tip.hidden = false;
+    putBeside(tip, token);
+  };
+  const hide = () => (tip.hidden = true);
+  const choose = (row, index) => {
+    if (!(index in group.rows[row].ids)) return;
+    if (current.row >= 0 && current.row !== row) texts[current.row].current(-1);
+    current = { row, token: index };
+    note({ row, token: index });
+    const token = texts[row].current(index);
+    token.scrollIntoView({ block: "nearest" });
+    show(token, row, index);
+    tell(tip.textContent);
+  };
+
+  element.addEventListener("pointerover", ({ target }) => {
+    if (!isToken(target)) return hide();
+    const row = rowOf(target);
+    show(target, row, texts[row].indexOf(target));
+  });
+  element.addEventListener("pointerleave", hide);
+  element.addEventListener("click", ({ target }) => isToken(target) && choose(rowOf(target), texts[rowOf(target)].indexOf(target)));
+  element.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") return hide();
+    if (!event.target.classList.contains("tokens")) return;
+    const row = rowOf(event.target);
+    const last = group.rows[row].ids.length - 1;
+    const at = current.row === row ? current.token : -1;
+    const to = { Home: 0, End: last }[event.key] ?? (event.key in KEYS ? Math.max(0, Math.min(last, at + KEYS[event.key])) : null);
+    if (to === null) return;
+    event.preventDefault();
+    choose(row, to);
+  });
+  element.addEventListener("focusout", hide);
+  addEventListener("scroll", () => !tip.hidden && (isSeen(shown) ? putBeside(tip, shown) : hide()), { signal, capture: true, passive: true });
+  showFromAddress(query, group, choose);
+}
+
+/** The token that the address names, once it can be seen. */
+function showFromAddress(query, { rows, texts }, choose) {
+  const [row, token] = [Number(query.get("row") ?? -1), Number(query.get("token") ?? -1)];
+  if (!(row in rows)) return;
+  requestAnimationFrame(() => {
+    texts[row].element.closest(".completion")?.scrollIntoView({ block: "center" });
+    if (token >= 0) requestAnimationFrame(() => choose(row, token));
+  });
+}
+
+function rowsOf({ rows, scales }, row, index) {
+  const { ids, tokens, loss_mask: mask, step_ends: ends, step_rewards: rewards } = rows[row];
+  const end = ends?.indexOf(index) ?? -1;
+  const values = {
+    token: `${index} of ${ids.length}`,
+    id: String(ids[index]),
+    ...Object.fromEntries(Object.values(scales).filter(({ columns }) => columns[row]).map(({ title, columns }) => [title, withChance(title, columns[row][index])])),
+    ...(mask?.[index] === false ? { masked: "it does not train" } : {}),
+    ...(end >= 0 ? { "step ends": `reward ${number(rewards?.[end])}` } : {}),
+  };
+  return [el("code", {}, JSON.stringify(tokens[index])), el("dl", { class: "sheet" },
+    Object.entries(values).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))))];
+}
+
+/** A log-prob with its probability. */
+function withChance(title, value) {
+  return title.endsWith("log-prob") ? `${number(value)} (${number(100 * Math.exp(value))}%)` : number(value);
+}
+
+function isSeen(token) {
+  const { top, bottom } = token.getBoundingClientRect();
+  return bottom > 0 && top < innerHeight;
+}
+
+/** Below the token, or above where there is no room. */
+function putBeside(tip, token) {
+  const at = token.getClientRects()[0] ?? token.getBoundingClientRect();
+  const { width, height } = tip.getBoundingClientRect();
+  const below = at.bottom + height + 8 < innerHeight;
+  tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - width - 8))}px`;
+  tip.style.top = `${below ? at.bottom + 4 : Math.max(8, at.top - height - 4)}px`;
+}

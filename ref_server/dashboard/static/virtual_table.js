@@ -1,0 +1,56 @@
+// A table of any length that holds only the rows that can be seen. All rows have the same height.
+
+import { el, fill } from "./dom.js";
+
+const BEYOND = 10;
+
+/**
+ * columns: [{ name, number }…]. cellsOf: a row's data -> the contents of its cells. sortBy: called with the name of a
+ * column whose head is chosen. Returns { element, set(rows, sort), draw() }.
+ */
+export function virtualTable(columns, cellsOf, sortBy) {
+  let rows = [];
+  let drawn = "";
+  const heads = columns.map(({ name, number }) => el("th", { scope: "col", class: number ? "number" : "" },
+    name && el("button", { type: "button", class: "plain", click: () => sortBy(name) }, name)));
+  const body = el("tbody");
+  const table = el("table", { class: "virtual" }, el("colgroup", {}, columns.map(({ name }) => el("col", { class: `col-${name || "action"}` }))),
+    el("thead", {}, el("tr", {}, heads)), body);
+  const element = el("div", { class: "scrolls tall", tabindex: "0", role: "region", "aria-label": "Batches" }, table);
+  const gap = (height) => {
+    const row = el("tr", { "aria-hidden": "true", class: "gap" });
+    row.style.height = `${height}px`;
+    return row;
+  };
+  const rowHeight = () => Number.parseFloat(getComputedStyle(element).getPropertyValue("--row-height"));
+
+  const draw = () => {
+    const height = rowHeight();
+    const begin = Math.max(0, Math.floor(element.scrollTop / height) - BEYOND);
+    const end = Math.min(rows.length, Math.ceil((element.scrollTop + element.clientHeight) / height) + BEYOND);
+    if (drawn === `${begin} ${end}`) return;
+    drawn = `${begin} ${end}`;
+    const shown = rows.slice(begin, end).map((row, i) => {
+      const cells = cellsOf(row).map((cell, column) => el("td", { class: columns[column].number ? "number" : "" }, cell));
+      return el("tr", { "aria-rowindex": String(begin + i + 2) }, cells);
+    });
+    fill(body, gap(begin * height), shown, gap((rows.length - end) * height));
+  };
+  element.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
+  new ResizeObserver(draw).observe(element);
+
+  return {
+    element,
+    draw,
+    set(next, sort) {
+      rows = next;
+      drawn = "";
+      table.setAttribute("aria-rowcount", String(rows.length + 1));
+      heads.forEach((head, i) => {
+        const way = { [columns[i].name]: "ascending", [`-${columns[i].name}`]: "descending" }[sort];
+        way && columns[i].name ? head.setAttribute("aria-sort", way) : head.removeAttribute("aria-sort");
+      });
+      draw();
+    },
+  };
+}

@@ -1,0 +1,85 @@
+"""Batches to look at, uploaded over HTTP as a worker does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+from uuid6 import uuid7
+
+from shared import wire
+from shared.batch import RolloutBatch, StepRewards, TokenGroup
+
+# A name may hold markup; other texts may also hold what would command a terminal or reorder a line.
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+HOSTILE = f"{MARKUP}\x1b[31mred\x07 \u202egnp.exe\u202c \u200bend"
+TEXTS = ("<think>2+3=5</think>\n<answer>5</answer>", "<answer>6</answer>", "I do not  know\n\n", "5")
+
+
+def group(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = TEXTS, prompt: str = "2+3=?", **fields: Any
+) -> RolloutBatch:
+    """A batch of these completions. The first has the highest reward, the last was cut off; masks and steps are set."""
+    rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    lengths = np.array([len(row) for row in rows])
+    tokens = np.array([token for row in rows for token in row])
+    total, generator = len(tokens), np.random.default_rng(7)
+    mask = np.ones(total, np.bool_)
+    mask[1:3] = False
+    defaults: dict[str, Any] = {
+        "id": str(uuid7()), "run": "first", "epoch": 0, "policy_version": 3, "temperature": 1.0,
+        "task": "arithmetic", "sample": '{"answer": "5", "index": 12}',
+        "group": TokenGroup(np.array(tokenizer.encode(prompt)), tokens, lengths),
+        "rewards": np.linspace(1, 0, len(rows)).astype(np.float32),
+        "reward_parts": {"accuracy": np.linspace(1, 0, len(rows)).astype(np.float32)},
+        "finished": np.arange(len(rows)) < len(rows) - 1,
+        "sampler_logps": -generator.exponential(0.7, total).astype(np.float32),
+        "loss_mask": mask,
+        "steps": StepRewards(
+            rewards=np.ones(len(rows), np.float32), ends=lengths - 1, counts=np.ones(len(rows), np.int64)
+        ),
+    }  # fmt: skip
+    return RolloutBatch(**(defaults | fields))
+
+
+def upload(http: httpx.Client, batch: RolloutBatch) -> str:
+    answer = http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
+    assert answer.is_success, answer.text
+    return batch.id
+
+
+def lease(http: httpx.Client, run: str) -> dict[str, str]:
+    """Leases a run's next batch, once it is scored."""
+    answer = http.post("/v1/batches/lease", json={"consumer": "trainer", "run": run, "wait_seconds": 20})
+    assert answer.status_code == 200, answer.text
+    return {"id": answer.headers["Batch-Id"], "token": answer.headers["Lease-Token"]}
+
+
+def kill(http: httpx.Client, run: str, reason: str) -> str:
+    """Leases a run's next batch and gives it back with an error: it is dead where a batch has one delivery."""
+    held = lease(http, run)
+    http.post("/v1/leases/release", json={"leases": [held], "error": reason})
+    return held["id"]
+
+
+def report(
+    http: httpx.Client, run: str, steps: Sequence[int], *more: dict[str, Any], lineage: str = "l", **fields: Any
+) -> None:
+    """Reports steps of a run whose reward rises, and more records; fields are those of every step."""
+    waits = {"training_seconds": 1.0, "waiting_seconds": 3.0, "sampling_seconds": 4.0, "sampler_waiting_seconds": 0.1}
+    records = [
+        {
+            "kind": "step",
+            "step": step,
+            "reward": step / 100,
+            "reward/accuracy": step / 200,
+            "kl": 0.01 * step,
+            **waits,
+            **fields,
+        }
+        for step in steps
+    ]
+    body = {"lineage": lineage, "records": [*records, *more]}
+    answer = http.post(f"/v1/runs/{run}/metrics", json=body)
+    assert answer.is_success, answer.text

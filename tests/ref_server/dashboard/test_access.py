@@ -1,0 +1,122 @@
+"""A server that wants tokens, and one that goes away."""
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+from transformers import PreTrainedTokenizerBase
+
+from ref_server.http.app import create_app
+from ref_server.http.listening import uvicorn_config
+from ref_server.service.service import Service
+from tests.ref_server.dashboard.conftest import Tab
+from tests.ref_server.dashboard.content import group, kill, upload
+from tests.ref_server.serving import serving
+
+TOKENS = {role: f"{role}-0123456789abcdef" for role in ("upload", "train", "admin")}
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    make_service: Callable[..., Service],
+    serve: Callable[[Service], AbstractContextManager[httpx.Client]],
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[httpx.Client]:
+    """A server with a token of each role and a dead batch."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens"
+    file.write_text("".join(f"{role} {token}\n" for role, token in TOKENS.items()))
+    with serve(make_service(token_file=file, queue={"max_deliveries": 1})) as http:
+        http.headers["Authorization"] = f"Bearer {TOKENS['admin']}"
+        upload(http, group(tokenizer, run="mine"))
+        kill(http, "mine", "why not")
+        yield http
+
+
+def give(tab: Tab, token: str) -> None:
+    tab.page.get_by_label("Token").fill(token)
+    tab.page.get_by_role("button", name="Use it").click()
+
+
+def test_a_wrong_token_is_said_to_be_wrong_and_the_right_one_opens(
+    open_tab: Callable[..., Tab], guarded: httpx.Client
+) -> None:
+    tab = open_tab(guarded)
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.append(request.url))
+    tab.at("#/batches")
+    dialog = tab.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("This server wants a token")
+    give(tab, "not-the-right-one-at-all")
+    expect(dialog.get_by_role("alert")).to_have_text("The server does not know this token.")
+    give(tab, "ä")
+    expect(dialog.get_by_role("alert")).to_contain_text("visible ASCII")
+    give(tab, TOKENS["train"])
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
+    expect(dialog).to_have_count(0)
+    tab.page.reload()
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
+    assert not any(TOKENS["train"] in url for url in [*asked, tab.page.url])
+    assert tab.page.evaluate("Object.keys(localStorage).length") == 0
+
+
+def test_a_role_that_is_too_small_is_told_in_words(open_tab: Callable[..., Tab], guarded: httpx.Client) -> None:
+    tab = open_tab(guarded)
+    tab.at("#/")
+    give(tab, TOKENS["upload"])
+    expect(tab.page.locator(".states .dead")).to_contain_text("1")
+    tab.page.get_by_role("link", name="Batches", exact=True).click()
+    expect(tab.page.get_by_role("alert")).to_contain_text("this needs a token of role train; yours is of role upload")
+
+
+def test_requeueing_needs_an_admin(open_tab: Callable[..., Tab], guarded: httpx.Client) -> None:
+    tab = open_tab(guarded)
+    tab.at("#/batches")
+    give(tab, TOKENS["train"])
+    tab.page.get_by_role("button", name="Requeue").click()
+    tab.page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
+    expect(tab.page.locator(".wrong")).to_contain_text("this needs a token of role admin")
+    assert guarded.get("/v1/queue").json()["states"]["dead"]["batches"] == 1
+
+
+def test_a_token_that_is_not_given_leaves_a_way_to_try_again(
+    open_tab: Callable[..., Tab], guarded: httpx.Client
+) -> None:
+    tab = open_tab(guarded)
+    tab.at("#/batches")
+    tab.page.get_by_role("button", name="Cancel").click()
+    expect(tab.page.get_by_role("alert")).to_contain_text("A token is needed")
+    tab.page.get_by_role("button", name="Try again").click()
+    give(tab, TOKENS["admin"])
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
+
+
+@contextmanager
+def at_port(service: Service, port: int) -> Iterator[httpx.Client]:
+    """Serves at the same port as often as that is wanted; 0: at any."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    config = uvicorn_config(create_app(service), service.config, log_config=None, timeout_graceful_shutdown=1)
+    with serving(config, listener) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        yield http
+        service.drain()
+
+
+def test_a_server_that_goes_away_is_asked_until_it_is_back(
+    open_tab: Callable[..., Tab], make_service: Callable[..., Service]
+) -> None:
+    with at_port(make_service(), 0) as http:
+        tab = open_tab(http)
+        tab.at("#/")
+        state = tab.page.locator("#state")
+        expect(state).to_have_text(re.compile("live|asks"))
+    expect(state).to_contain_text("server away")
+    expect(tab.page.locator(".states")).to_contain_text("ready")
+    with at_port(make_service(), http.base_url.port or 0):
+        expect(state).to_have_text(re.compile("live|asks"))
+        tab.page.close()

@@ -1,0 +1,99 @@
+"""The table of batches, and a way back for dead ones."""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+from transformers import PreTrainedTokenizerBase
+
+from tests.ref_server.dashboard.conftest import Tab
+from tests.ref_server.dashboard.content import group, kill, upload
+
+
+@pytest.fixture(scope="module", autouse=True)
+def batches(server: httpx.Client, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Ids: a dead one of run `killed`, an expired one of run `ended`, three of run `waits`."""
+    dead = upload(server, group(tokenizer, run="killed"))
+    kill(server, "killed", "out of memory")
+    expired = upload(server, group(tokenizer, run="ended"))
+    server.post("/v1/runs/ended/finish", json={})
+    texts = [["1"], ["1", "2", "3"], ["1", "2"]]
+    return [dead, expired, *(upload(server, group(tokenizer, each, run="waits")) for each in texts)]
+
+
+def rows(tab: Tab) -> list[list[str]]:
+    return [row.split("\t") for row in tab.page.locator("tbody tr:not(.gap)").all_inner_texts()]
+
+
+def test_every_batch_has_a_line_with_its_state_and_reason(tab: Tab, batches: list[str]) -> None:
+    tab.at("#/batches")
+    expect(tab.page.get_by_text("5 batches.")).to_be_visible()
+    table = {line[0]: line[1:4] for line in rows(tab)}
+    assert table[f"…{batches[0][-12:]}"] == ["killed", "dead", "given back by trainer: out of memory"]
+    assert table[f"…{batches[1][-12:]}"] == ["ended", "expired", "finished"]
+
+
+def test_the_address_chooses_and_says_what_is_chosen(tab: Tab) -> None:
+    tab.at("#/batches?state=dead")
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
+    tab.page.get_by_label("State").select_option("all")
+    tab.page.get_by_label("Run").fill("waits")
+    tab.page.get_by_label("Run").press("Enter")
+    expect(tab.page.get_by_text("3 batches.")).to_be_visible()
+    assert tab.page.url.endswith("#/batches?run=waits")
+    tab.page.reload()
+    expect(tab.page.get_by_text("3 batches.")).to_be_visible()
+
+
+def test_a_head_sorts_and_sorts_the_other_way(tab: Tab) -> None:
+    tab.at("#/batches?run=waits")
+    for times in ("1 2 3", "3 2 1"):
+        tab.page.get_by_role("button", name="group").click()
+        assert [line[6] for line in rows(tab)] == times.split()
+    expect(tab.page.get_by_role("columnheader", name="group")).to_have_attribute("aria-sort", "descending")
+
+
+def test_a_key_leads_to_the_search(tab: Tab) -> None:
+    tab.at("#/batches")
+    expect(tab.page.get_by_text("5 batches.")).to_be_visible()
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("MEMORY")
+    expect(tab.page.get_by_text("1 batch of 5.")).to_be_visible()
+    assert [line[1] for line in rows(tab)] == ["killed"]
+    tab.page.get_by_label("Search").fill("nothing is like this")
+    expect(tab.page.get_by_text("No batch is like this.")).to_be_visible()
+
+
+def test_an_expired_batch_comes_back_once_that_is_confirmed(tab: Tab, server: httpx.Client, batches: list[str]) -> None:
+    page = tab.at("#/batches?state=expired")
+    page.get_by_role("button", name="Requeue").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(batches[1])
+    dialog.get_by_role("button", name="Cancel").click()
+    assert server.get(f"/v1/batches/{batches[1]}").json()["state"] == "expired"
+    page.get_by_role("button", name="Requeue").click()
+    dialog.get_by_role("button", name="Requeue").click()
+    expect(page.get_by_text("No batch is like this.")).to_be_visible()
+    assert server.get(f"/v1/batches/{batches[1]}").json()["state"] in ("queued", "scoring", "ready")
+
+
+def test_new_batches_appear_by_themselves(
+    tab: Tab, server: httpx.Client, tokenizer: PreTrainedTokenizerBase, batches: list[str]
+) -> None:
+    tab.at("#/batches?run=later")
+    expect(tab.page.get_by_text("No batch is like this.")).to_be_visible()
+    upload(server, group(tokenizer, run="later"))
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
+
+
+def test_a_server_without_batches_says_what_comes(
+    open_tab: Callable[..., Tab], make_service: Callable, serve: Callable
+) -> None:
+    with serve(make_service()) as http:
+        tab = open_tab(http)
+        tab.at("#/batches")
+        expect(tab.page.get_by_text("No batches yet")).to_be_visible()
+        tab.at("#/")
+        expect(tab.page.get_by_text(f"--server {tab.url}")).to_be_visible()
+        tab.page.close()
