@@ -25,7 +25,7 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest test-all test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docker-test clean
+.PHONY: demo test lint types pytest test-all test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -79,6 +79,11 @@ chaos: $(TO_TEST)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlit
 
 queue-model: $(TO_TEST)  ## both stores of the queue beside a model of it, 50,000 operations each
 	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s --hypothesis-profile exploring tests/ref_server/queue/test_model.py
+
+docs-test: $(TO_TEST)  ## every command and snippet of README.md and docs/, run: a quarter of an hour
+	$(BIN)/pytest -q --durations 0 tests/docs tests/docs/walk.py tests/policy_trainer/tasks/test_docs.py tests/policy_trainer/rewards/test_docs.py \
+		tests/policy_trainer/sft/test_sft_docs.py tests/policy_trainer/reward_model/test_reward_models_docs.py tests/shared/client/test_docs.py \
+		tests/integration/test_pieces.py tests/integration/test_python_door.py tests/integration/test_reward_model_road.py
 
 docker-test: $(TO_TEST)  ## builds the image and runs compose.yaml with a real engine; BUILD_NETWORK=host if need be
 	DOCKER_TEST=1 $(BIN)/pytest -q -s --durations 0 tests/docker

@@ -1,0 +1,62 @@
+"""What the walk through the pages does not run and why, and what it makes smaller in what it runs."""
+
+import re
+from collections.abc import Mapping
+
+from tests.docs.pages import PLACEHOLDER, Command
+
+# Pattern in a command -> where it is tried instead, or why not.
+ELSEWHERE: Mapping[str, str] = {
+    r"^make ": "continuous integration runs it",
+    r"docker compose": "make docker-test",
+    r"(?i)vllm": "make test-vllm",
+    r"pip (un)?install": "would change the environment that runs this",
+    r"\.example\b|://gpu1": "the reader's own machines",
+    r"--task (gsm8k|math)\b(?!.*--data\.path)": "downloads a dataset",
+    r"--devices |--device-map": "needs several GPUs",
+    rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
+    r"tests\.bench\.|tests\.chaos": "a benchmark",
+}
+# Settings of `train` that make a run one of seconds; what the page says of them is left out.
+_TRAIN = {
+    "--max-steps": "2",
+    "--groups-per-step": "2",
+    "--sampling.num-generations": "2",
+    "--sampling.prompts-per-round": "2",
+    "--sampling.max-completion-length": "16",
+    "--evaluation.problems": "4",
+    "--threads": "1",
+}
+_SMALLER: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("policy-trainer", "train"): _TRAIN,
+    ("policy-trainer", "eval"): {"--evaluation.problems": "4", "--sampling.max-completion-length": "16"},
+}
+# What a run of two steps does not have.
+_STANDS_FOR = {"step-00000400": "step-00000010"}
+# This machine has no GPU.
+_DEVICES = {"--device", "--reference.device"}
+
+
+def reason_not_to_run(command: Command) -> str | None:
+    return next((reason for pattern, reason in ELSEWHERE.items() if re.search(pattern, command.text)), None)
+
+
+def smaller(command: Command) -> str:
+    """The command as bash takes it, with fewer and shorter samples. Redirections and pipes stay as they are."""
+    text = command.text
+    for name, ours in _STANDS_FOR.items():
+        text = text.replace(name, ours)
+    for program, values in _SMALLER.items():
+        if tuple(command.words[:2]) == program and "--resume" not in command.words:
+            text = " ".join(line.partition("  #")[0].rstrip("\\ ") for line in text.splitlines())
+            text = _without(text, {*values, *_DEVICES}) + "".join(f" {name} {value}" for name, value in values.items())
+    return _without(text, _DEVICES)
+
+
+def _without(text: str, options: set[str]) -> str:
+    names = "|".join(re.escape(option) for option in options)
+    return re.sub(rf" ({names}) \S+", "", text)
+
+
+def is_server(command: Command) -> bool:
+    return [word.rpartition("/")[2] for word in command.words[:2]] == ["ref-server", "serve"]

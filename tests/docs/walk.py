@@ -1,0 +1,172 @@
+"""Runs the commands of the pages as they stand, page by page: `make docs-test`.
+
+Every page begins in an empty directory with the files that it speaks of. Models that it names are there, in a Hugging
+Face cache without a network: tiny ones. What is made smaller, and what is not run here, is in scale.py.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from subprocess import Popen
+
+import httpx
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from policy_trainer.demo.base_model import cached_base_model, make_tokenizer
+from shared.models import save_model
+from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
+from tests.docs.scale import is_server, reason_not_to_run, smaller
+from tests.waiting import until
+
+SERVER = "http://127.0.0.1:8400"
+SECONDS = 600
+# Pages whose commands tests of their own run, with what the commands must lead to.
+OF_THEIR_OWN = {"client.md", "pieces.md", "python.md", "reward-models.md", "sft.md", "tasks.md", "rewards.md"}
+# Pages that speak of a run which is there already.
+AFTER_A_RUN = {"samples.md": "mine", "settings.md": "mine", "api.md": "demo"}
+_FILE = re.compile(r"^# (\w+\.py)\n")
+_TO_WALK = [
+    page
+    for page in PAGES
+    if page.name not in OF_THEIR_OWN and any(block.language in ("sh", "python") for block in blocks(page))
+]
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the Hub that holds every model the pages name."""
+    home = tmp_path_factory.mktemp("hub")
+    tokenizer = make_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    save_model(Qwen2ForCausalLM(config), tokenizer, home / "model")
+    named = {name for page in PAGES for name in re.findall(r"Qwen/Qwen[\w.\-]+", page.read_text(encoding="utf-8"))}
+    for name in named:
+        cached = home / "hub" / f"models--{name.replace('/', '--')}"
+        shutil.copytree(home / "model", cached / "snapshots" / "here")
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("here")
+    return home
+
+
+@pytest.fixture(scope="session")
+def environment(hub: Path) -> Mapping[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("POLICY_TRAINER_", "REF_SERVER_"))
+    }
+    bin_directory = Path(sys.executable).parent
+    return kept | {
+        "PATH": f"{bin_directory}:{kept['PATH']}",
+        "PYTHONPATH": f".:{ROOT}",
+        "HF_HOME": str(hub),
+        "HF_HUB_OFFLINE": "1",
+        "MODEL": "Qwen/Qwen2.5-0.5B-Instruct",
+    }
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, environment: Mapping[str, str]) -> Path:
+    """A directory with runs that pages speak of: runs/mine and runs/demo."""
+    place = tmp_path_factory.mktemp("runs")
+    _write_problems(place)
+    base = cached_base_model(ROOT / "runs" / "base_models", 0, lambda done, total: None)
+    options = "--data.system-prompt '' --sampling.max-completion-length 24 --groups-per-step 2 --max-steps 10"
+    for name in ("mine", "demo"):
+        shell = f"policy-trainer train --model {base} --task jsonl --data.path problems.jsonl --run-dir runs/{name} {options}"
+        _run(shell, place, environment)
+    return place
+
+
+class Walk:
+    """One page's commands in one directory."""
+
+    def __init__(self, place: Path, environment: Mapping[str, str]) -> None:
+        self.place = place
+        self.ran: list[str] = []
+        self._environment = environment
+        self._server: Popen[bytes] | None = None
+        self._script = ""
+
+    def block(self, block: Block) -> None:
+        if block.language == "python":
+            self._python(block)
+        elif block.language == "sh":
+            for command in commands(block):
+                if reason_not_to_run(command):
+                    continue
+                if is_server(command):
+                    self._serve(smaller(command))
+                else:
+                    _run(smaller(command), self.place, self._environment)
+                self.ran.append(str(command))
+
+    def _python(self, block: Block) -> None:
+        """A file where its first line says so, else a piece of a script that goes on through the page."""
+        if name := _FILE.match(block.text):
+            (self.place / name[1]).write_text(block.text)
+            return
+        self._script += block.text.replace("max_steps=100", "max_steps=2")
+        (self.place / "page.py").write_text(self._script)
+        _run("python page.py", self.place, self._environment)
+        self.ran.append(str(block))
+
+    def _serve(self, shell: str) -> None:
+        self.end()
+        self._server = Popen(["bash", "-c", f"exec {shell}"], cwd=self.place, env=dict(self._environment))
+        until(self._answers, seconds=120)
+
+    def _answers(self) -> bool:
+        assert self._server is not None and self._server.poll() is None, "the server has ended"
+        try:
+            return httpx.get(f"{SERVER}/livez").is_success
+        except httpx.HTTPError:
+            return False
+
+    def end(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait(60)
+
+
+@pytest.fixture
+def walk(tmp_path: Path, environment: Mapping[str, str]) -> Iterator[Walk]:
+    _write_problems(tmp_path)
+    walk = Walk(tmp_path, environment)
+    yield walk
+    walk.end()
+
+
+@pytest.mark.parametrize("page", _TO_WALK, ids=lambda page: page.name)
+def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
+    if name := AFTER_A_RUN.get(page.name):
+        shutil.copytree(runs / "runs" / name, walk.place / "runs" / name)
+    for block in blocks(page):
+        walk.block(block)
+    if not walk.ran:  # all are listed in scale.py
+        pytest.skip("; ".join(sorted({reason_not_to_run(c) or "" for b in blocks(page) for c in commands(b)})))
+
+
+def _write_problems(place: Path) -> None:
+    sums = [{"prompt": f"{a}+{a + 1}=?", "answer": str(2 * a + 1)} for a in range(40)]
+    (place / "problems.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sums))
+    (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": one["prompt"]}) + "\n" for one in sums))
+
+
+def _run(shell: str, place: Path, environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", shell],
+        cwd=place,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, f"{shell}\nended with status {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
