@@ -1,4 +1,4 @@
-"""Every block of every page says what it is and can be read; every option of a command exists; every link leads somewhere."""
+"""The pages: their blocks can be read, the options of their commands exist, their links lead somewhere."""
 
 import ast
 import json

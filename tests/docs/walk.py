@@ -78,9 +78,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, environment: Mapping[str, str
     place = tmp_path_factory.mktemp("runs")
     _write_problems(place)
     base = cached_base_model(ROOT / "runs" / "base_models", 0, lambda done, total: None)
-    options = "--data.system-prompt '' --sampling.max-completion-length 24 --groups-per-step 2 --max-steps 10"
+    data = "--task jsonl --data.path problems.jsonl --data.system-prompt ''"
+    options = "--sampling.max-completion-length 24 --groups-per-step 2 --max-steps 10"
     for name in ("mine", "demo"):
-        shell = f"policy-trainer train --model {base} --task jsonl --data.path problems.jsonl --run-dir runs/{name} {options}"
+        shell = f"policy-trainer train --model {base} {data} --run-dir runs/{name} {options}"
         _run(shell, place, environment)
     return place
 
