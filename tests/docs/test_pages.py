@@ -6,6 +6,7 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from shared.settings.command_line import options
 from tests.docs.pages import PAGES, PLACEHOLDER, ROOT, Block, Command, all_commands, blocks
 
 LANGUAGES = {"sh", "python", "json", "toml", "yaml", "nginx", "mermaid", "text"}
-SETTINGS = {
+SETTINGS: dict[tuple[str, ...], Any] = {
     **{("policy-trainer", name): cls for name, cls in COMMANDS.items()},
     ("ref-server", "serve"): ServeConfig,
 }

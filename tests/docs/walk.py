@@ -45,8 +45,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = make_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+        num_key_value_heads=2, max_position_embeddings=8192,
     )  # fmt: skip
+    config.eos_token_id = tokenizer.convert_tokens_to_ids("<|end|>")  # type: ignore[assignment]
     save_model(Qwen2ForCausalLM(config), tokenizer, home / "model")
     named = {name for page in PAGES for name in re.findall(r"Qwen/Qwen[\w.\-]+", page.read_text(encoding="utf-8"))}
     for name in named:
