@@ -15,6 +15,7 @@ COMMANDS = {
     "reward-model": "train a reward model on pairs of a better and a worse answer, for --rewards model",
     "train": "train a policy; starts a rollout worker of its own unless told --rollout external",
     "plan": "what the processes of `train` would need in memory, before anything is loaded",
+    "doctor": "checks all that `train` needs, up to one full step, and says what to mend",
     "rollout": "sample completions with a run's published weights and upload them",
     "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",

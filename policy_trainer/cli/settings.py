@@ -12,6 +12,7 @@ from policy_trainer.cli.spellings import ABSENT, RENAMED
 from policy_trainer.config import (
     DemoConfig,
     DemoSetupConfig,
+    DoctorConfig,
     EvalConfig,
     ExportConfig,
     PlanConfig,
@@ -28,6 +29,7 @@ from shared.settings.files import EarlierLife
 COMMANDS: Mapping[str, type[BaseModel]] = {
     "train": TrainConfig,
     "plan": PlanConfig,
+    "doctor": DoctorConfig,
     "rollout": RolloutConfig,
     "eval": EvalConfig,
     "sft": SftConfig,
@@ -49,6 +51,10 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
         "model", "device", "reference.device", "dtype", "gpu_memory_gib", "ranks", "micro_batch_tokens",
         "gradient_checkpointing", "optimizer.offload", "sampling.num_generations", "sampling.max_completion_length",
         "groups_per_step", "server", "rollout", "config",
+    ),
+    "doctor": (
+        "model", "task", "data.path", "rewards", "run_dir", "sampling.num_generations",
+        "sampling.max_completion_length", "loss.beta", "server", "token_file", "device", "dtype", "config",
     ),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",

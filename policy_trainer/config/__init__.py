@@ -39,7 +39,7 @@ from policy_trainer.config.sections import (
     SamplesConfig,
 )
 from policy_trainer.config.sft import SftConfig
-from policy_trainer.config.train import PlanConfig, TrainConfig
+from policy_trainer.config.train import DoctorConfig, PlanConfig, TrainConfig
 from policy_trainer.config.vllm import SamplerName, VllmConfig
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "DemoChoices",
     "DemoConfig",
     "DemoSetupConfig",
+    "DoctorConfig",
     "EntropyConfig",
     "EvalConfig",
     "EvalEvaluationConfig",

@@ -162,6 +162,11 @@ class PlanConfig(TrainConfig):
     """Plan for a policy that torchrun divides among so many GPUs. 1: without torchrun."""
 
 
+class DoctorConfig(TrainConfig):
+    """Check all that a run needs, by the settings of `train`: versions, devices, memory, model, task, rewards, server,
+    and one full step of one group. Nothing of it is kept. Status 1: something is wrong."""
+
+
 def _teacher_error(config: TrainConfig) -> str | None:
     """What does not go together with a teacher, or without one."""
     if not config.loss.distillation:

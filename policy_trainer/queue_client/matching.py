@@ -3,11 +3,28 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import SamplingConfig, TrainConfig
+from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.queue_client.server import in_flight_allowance
 from shared.api import ModelInfo, QueueView
+from shared.client import RefServerClient
 from shared.errors import UserError
 from shared.logprobs import embedding_rows
 from shared.models import tokenizer_fingerprint
+
+
+def check_server(
+    client: RefServerClient, config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[ModelInfo, QueueView]:
+    """The server's model and queue. Raises UserError for a server whose model or limits do not suit the run, and
+    RefServerError unless the token may train. model: the policy, whose shapes alone are looked at."""
+    reference = client.model()
+    client.check_train_role()
+    check_reference(reference, config)
+    check_models_match(reference, model, tokenizer, config.model)
+    check_group_fits(reference, config.sampling, prompt_limit(model, config))
+    queue = client.queue(config.run)
+    check_room(queue, config.groups_per_step)
+    return reference, queue
 
 
 def check_reference(reference: ModelInfo, config: TrainConfig) -> None:

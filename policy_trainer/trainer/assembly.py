@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.config import INLINE, SamplesConfig, TrainConfig
 from policy_trainer.data.problem import Task
-from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
 from policy_trainer.lifecycle.stopwatch import Stopwatch
 from policy_trainer.queue_client.first_kl import choose_first_kl
@@ -16,7 +15,7 @@ from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.kept_samples import KeepsSamples, choose_kept_samples
 from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import check_group_fits, check_models_match, check_reference, check_room
+from policy_trainer.queue_client.matching import check_server
 from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.queue_client.server import LeaseTerms, connect, in_flight_allowance
 from policy_trainer.ranks.world import World
@@ -38,7 +37,7 @@ from policy_trainer.trainer.turns import choose_turns
 from policy_trainer.trainer.workers import choose_workers
 from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.places import choose_publisher
-from shared.api import ModelInfo, Order, QueueView
+from shared.api import Order
 from shared.client import ClientError, RefServerClient
 from shared.client.connection import wait_silently
 from shared.models import eos_token_ids
@@ -94,7 +93,7 @@ def build_trainer(
     client = connect(config, server.url, outage)
     stack.callback(client.close)
     with stopwatch("server"):
-        reference, queue = _check_server(client, config, policy)
+        reference, queue = check_server(client, config, policy.learner.model, policy.tokenizer)
     server.answered()
     renewal = choose_renewal(
         config.reference.model_copy(update={"snapshot_root": server.snapshot_root}),
@@ -111,13 +110,18 @@ def build_trainer(
     )
     intake = Intake.of(policy.learner.model, config, policy.part_weights)
     kept = choose_kept_samples(
-        config.samples, queue, lambda: _connect_once(config, server.url, stack), policy.learner, display.note
+        _kept_on_server(config), queue, lambda: _connect_once(config, server.url, stack), policy.learner, display.note
     )
     source = _make_source(client, config, intake, server, files, in_flight_allowance(queue), kept, display, stop, stack)
     source.feed.enter(on_wait=outage, note=display.note)
     first_kl = choose_first_kl(config, reference, str(policy.learner.model.dtype).removeprefix("torch."))
     evaluated = next((record for record in reversed(past) if record["kind"] == "evaluation"), {})
     return Trainer(config, files, policy, source, renewal, reporters, first_kl, stop, evaluated=evaluated)
+
+
+def _kept_on_server(config: TrainConfig) -> SamplesConfig:
+    """A dry run leaves nothing behind."""
+    return config.samples.model_copy(update={"every": 0}) if config.dry_run else config.samples
 
 
 def _headline(config: TrainConfig) -> str:
@@ -133,18 +137,6 @@ def _headline(config: TrainConfig) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _check_server(client: RefServerClient, config: TrainConfig, policy: Policy) -> tuple[ModelInfo, QueueView]:
-    """The server's model and queue. Raises UserError for a server whose model or limits do not suit the run."""
-    reference = client.model()
-    client.check_train_role()
-    check_reference(reference, config)
-    check_models_match(reference, policy.learner.model, policy.tokenizer, config.model)
-    check_group_fits(reference, config.sampling, prompt_limit(policy.learner.model, config))
-    queue = client.queue(config.run)
-    check_room(queue, config.groups_per_step)
-    return reference, queue
 
 
 def _make_reporters(

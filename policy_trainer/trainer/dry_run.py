@@ -32,7 +32,7 @@ _EVAL_PROBLEMS = 2
 _SHOWN = 400
 _GIB = 2**30
 # The rows of the table: stages of the trainer, then of the others.
-_STAGES = {
+STAGES = {
     "load model": "load the policy, its data and rewards",
     "server": "wait for the reference server (it loads at the same time)",
     "worker": "start a rollout worker, upload",
@@ -51,14 +51,11 @@ def dry_run(config: TrainConfig, console: Console, world: World | None = None) -
     """Raises what `train` raises. Leaves nothing behind: run_dir is neither read nor written."""
     refuse_missing(config.report_to)
     stopwatch = Stopwatch()
-    with _temporary(config.run_dir) as run_dir:
+    with temporary_run(config.run_dir, "dry-run-") as run_dir:
         trial = one_group(config, run_dir)
         result = train(trial, console, stopwatch, world)
         if result.finished:
-            directory = RunDirectory(run_dir)
-            step = next(record for record in read_metrics(directory.metrics) if record["kind"] == "step")
-            group = next(group for group in read_samples(directory.samples) if group.kind == "train")
-            _show(config, stopwatch.seconds, step, group, console)
+            _show(config, stopwatch.seconds, *what_happened(run_dir), console)
     return result
 
 
@@ -79,10 +76,12 @@ def one_group(config: TrainConfig, run_dir: Path) -> TrainConfig:
             "run_dir": run_dir,
             "run": run_dir.name,
             "resume": False,
+            "dry_run": True,
             "rollout": "inline",
             "max_steps": 1,
             "num_train_epochs": None,
             "groups_per_step": 1,
+            "max_waiting": 1,
             "minibatches": 1,
             "publish_every": 1,
             "report_to": [],
@@ -92,12 +91,19 @@ def one_group(config: TrainConfig, run_dir: Path) -> TrainConfig:
     )
 
 
+def what_happened(run_dir: Path) -> tuple[Mapping[str, Any], SampledGroup]:
+    """The step's record of metrics.jsonl and its group, once the trial in this directory has finished."""
+    directory = RunDirectory(run_dir)
+    step = next(record for record in read_metrics(directory.metrics) if record["kind"] == "step")
+    return step, next(group for group in read_samples(directory.samples) if group.kind == "train")
+
+
 @contextmanager
-def _temporary(run_dir: Path) -> Iterator[Path]:
+def temporary_run(run_dir: Path, prefix: str) -> Iterator[Path]:
     """A directory on the disk that the run will use. Raises UserError if nothing can be written there."""
     above = next(path for path in run_dir.absolute().parents if path.is_dir())
     try:
-        temporary = tempfile.TemporaryDirectory(prefix="dry-run-", dir=above)
+        temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=above)
     except OSError as error:
         raise UserError(f"run_dir: {above} cannot be written: {error.strerror}; choose another --run-dir") from None
     with temporary as name:
@@ -109,7 +115,7 @@ def _show(
 ) -> None:
     seconds = {**clocked, **_seconds_of_others(config, step)}
     table = Table("stage", "seconds", title="dry run: one group has gone through everything")
-    for stage, label in _STAGES.items():
+    for stage, label in STAGES.items():
         if stage in seconds:
             table.add_row(label, f"{seconds[stage]:.1f}")
     console.print(table)
@@ -118,7 +124,7 @@ def _show(
     completions, longest = config.sampling.num_generations, config.sampling.max_completion_length
     sampled = sum(item.tokens for item in group.completions)
     console.print(
-        f"peak memory of the trainer: {_peak_gib(config.device):.2f} GiB, for a group of {sampled} completion tokens; "
+        f"peak memory of the trainer: {peak_gib(config.device):.2f} GiB, for a group of {sampled} completion tokens; "
         f"the longest group has {completions} x {longest} = {completions * longest}, and a step's groups are joined up "
         f"to micro_batch_tokens = {config.micro_batch_tokens}",
         highlight=False,
@@ -137,7 +143,7 @@ def _seconds_of_others(config: TrainConfig, step: Mapping[str, Any]) -> dict[str
     return {"worker": waited, "sample": step["sampling_seconds"] - judging, "judge": judging, **scoring}
 
 
-def _peak_gib(device: str) -> float:
+def peak_gib(device: str) -> float:
     """Of the GPU, or of the process's main memory where there is none."""
     where = choose_device(device)
     if where.type == "cuda":

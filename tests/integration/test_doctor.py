@@ -1,0 +1,90 @@
+"""`policy-trainer doctor` as a user calls it: the whole table, faults of whole runs, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.api import State
+from tests.integration.processes import Process, Server, processes_of, until
+from tests.integration.runs import QUICK
+
+pytestmark = pytest.mark.slow
+CHECKS = (
+    "versions", "devices", "model", "memory", "weights", "task", "prompts", "EOS", "rewards", "server", "one group",
+    "first KL", "full step",
+)  # fmt: skip
+
+
+def doctor(model: Path, run_dir: Path, *options: str, **environment: str) -> tuple[int, str, dict[str, list[Any]]]:
+    """Its status, its table, and its findings by check."""
+    command = [
+        sys.executable, "-m", "policy_trainer", "doctor", "--model", str(model), "--run-dir", str(run_dir), *QUICK,
+        "--device", "cpu", *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=600)
+    assert "Traceback" not in done.stderr, done.stderr
+    found: dict[str, list[Any]] = {}
+    for finding in json.loads(done.stdout):
+        found.setdefault(finding["check"], []).append(finding)
+    assert tuple(found) == CHECKS
+    return done.returncode, done.stderr, found
+
+
+def verdicts(found: dict[str, list[Any]]) -> dict[str, set[str]]:
+    return {name: {finding["verdict"] for finding in findings} for name, findings in found.items()}
+
+
+def test_a_run_that_may_begin(random_model: Path, tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    home.mkdir()
+    status, table, found = doctor(random_model, home / "mine")
+    assert status == 0 and "the run may begin" in table, table
+    assert "wrong" not in set().union(*verdicts(found).values()) and verdicts(found)["full step"] == {"ok"}
+    assert "the policy begins as the reference" in found["first KL"][0]["seen"]
+    assert "grad_norm" in found["full step"][0]["seen"] and "peak memory" in found["full step"][0]["seen"]
+    assert list(home.iterdir()) == [] and not processes_of(home)
+
+
+def test_a_server_with_another_model(random_model: Path, base_model: Path, tmp_path: Path, start: Any) -> None:
+    server = start(Server(base_model, tmp_path / "server")).until_ready()
+    status, table, found = doctor(random_model, tmp_path / "mine", "--server", server.url)
+    assert status == 1 and verdicts(found)["first KL"] == {"wrong"}, table
+    assert f"ref-server serve --model {random_model}" in found["first KL"][0]["remedy"]
+    assert verdicts(found)["full step"] == {"ok"}
+    assert {batch["state"] for batch in server.batches()} <= {State.DONE, State.EXPIRED}
+    assert server.get("/v1/queue")["states"]["expired"]["bytes"] == 0
+
+
+def test_a_token_that_may_not_train_and_one_for_another_run(random_model: Path, tmp_path: Path, start: Any) -> None:
+    tokens = tmp_path / "tokens"
+    upload, confined = "a-workers-token-0123456789", "a-trainers-token-0123456789"
+    tokens.write_text(f"upload {upload}\ntrain {confined} run=mine\n")
+    tokens.chmod(0o600)
+    server = start(Server(random_model, tmp_path / "server", None, "--token-file", str(tokens))).until_ready()
+    options = ("--server", server.url)
+    status, table, found = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=upload)
+    assert status == 1 and "role" in found["server"][0]["seen"] + found["server"][0]["remedy"], table
+    status, table, found = doctor(random_model, tmp_path / "mine", *options, POLICY_TRAINER_TOKEN=confined)
+    assert status == 0 and verdicts(found)["server"] == {"ok"}, table
+    assert verdicts(found)["one group"] == {"not checked"} and "run=" in found["one group"][0]["remedy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["rewards", "one group"])
+def test_a_stop_leaves_nothing(number: int, moment: str, random_model: Path, tmp_path: Path, start: Any) -> None:
+    home = tmp_path / "runs"
+    home.mkdir()
+    options = ("--model", str(random_model), "--run-dir", str(home / "mine"), *QUICK, "--device", "cpu")
+    process = start(Process("policy_trainer", "doctor", *options, log=tmp_path / "log"))
+    told = {"rewards": "\nrewards", "one group": "batches wait in"}[moment]
+    until(lambda: told in process.output(), moment, process)
+    process.popen.send_signal(number)
+    assert process.wait() == 130, process.output()
+    assert list(home.iterdir()) == [] and not processes_of(home)
+    assert "Traceback" not in process.output()

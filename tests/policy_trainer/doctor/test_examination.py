@@ -1,0 +1,40 @@
+"""Checks run in their order, and only where those that they need were right."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from policy_trainer.doctor.examination import CHECKS, Check, examine
+from policy_trainer.doctor.findings import Finding, Verdict, ok, warning
+from policy_trainer.doctor.subject import Subject
+from shared.errors import UserError
+from tests.policy_trainer.doctor.subjects import subject_of
+
+
+def good(subject: Subject) -> Iterator[Finding]:
+    yield ok("it is there")
+    yield warning("a bit small", "grow it")
+
+
+def bad(subject: Subject) -> Iterator[Finding]:
+    yield ok("the first half")
+    raise UserError("task: it is empty; fill it")
+
+
+def test_what_needs_something_wrong_is_not_checked(model: Path) -> None:
+    checks = (
+        Check("a", bad), Check("b", good), Check("c", good, ("a",)), Check("d", good, ("c",)), Check("e", good, ("b",)),
+    )  # fmt: skip
+    with subject_of(model) as subject:
+        found = list(examine(subject, checks))
+    assert [(name, finding.verdict) for name, finding in found] == [
+        ("a", Verdict.OK), ("a", Verdict.WRONG), ("b", Verdict.OK), ("b", Verdict.WARNING), ("c", Verdict.NOT_CHECKED),
+        ("d", Verdict.NOT_CHECKED), ("e", Verdict.OK), ("e", Verdict.WARNING),
+    ]  # fmt: skip
+    assert (found[1][1].seen, found[1][1].remedy) == ("task: it is empty", "fill it")
+    assert "`a`" in found[4][1].seen
+
+
+def test_a_check_needs_only_earlier_ones() -> None:
+    names = [check.name for check in CHECKS]
+    for place, check in enumerate(CHECKS):
+        assert set(check.needs) <= set(names[:place])

@@ -1,0 +1,122 @@
+"""Broken weights, another end of answers, prompts that do not fit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.demo.base_model import make_tokenizer
+from policy_trainer.doctor.findings import Verdict
+from policy_trainer.doctor.model_checks import ends, prompts, vocabulary, weights
+from shared.errors import UserError
+from shared.models import save_model
+from tests.policy_trainer.doctor.subjects import looked, verdicts
+
+
+@pytest.fixture
+def save(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Any:
+    """Saves a tiny model after a change to it."""
+
+    def change(change: Callable[[PreTrainedModel, PreTrainedTokenizerFast], None], **options: Any) -> Path:
+        model, own = make_tiny(**{"vocabulary": len(tokenizer), **options}), make_tokenizer()
+        change(model, own)
+        save_model(model, own, tmp_path / "changed")
+        return tmp_path / "changed"
+
+    return change
+
+
+def nothing(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    pass
+
+
+def test_a_model_that_is_right(model: Path) -> None:
+    [about] = looked(vocabulary, model)
+    assert about.verdict is Verdict.OK and "Qwen2ForCausalLM" in about.seen and "context 128" in about.seen
+    [loaded] = looked(weights, model)
+    assert loaded.verdict is Verdict.OK and "float32 on cpu" in loaded.seen
+    [end] = looked(ends, model)
+    assert end.seen == "sampling stops at <|end|> (1), as the chat template does"
+    first, lengths = looked(prompts, model)
+    assert "through the chat template: '<|user|>50+49=?<|end|><|assistant|>'" in first.seen
+    assert lengths.seen == "200 prompts have 8 to 10 tokens, 116 are the most"
+
+
+def test_weights_that_are_not_finite(save: Any) -> None:
+    def breaks(model: PreTrainedModel, _: PreTrainedTokenizerFast) -> None:
+        model.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = float("nan")
+
+    [found] = looked(weights, save(breaks))
+    assert found.verdict is Verdict.WRONG and "model.layers.1.mlp.up_proj.weight" in found.seen
+
+
+def test_a_directory_without_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"^model: .* cannot be loaded"):
+        looked(weights, model)
+
+
+def test_no_eos_token(save: Any) -> None:
+    def forgets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        model.config.eos_token_id = None
+        assert model.generation_config
+        model.generation_config.eos_token_id = None
+        tokenizer.eos_token = None
+
+    with pytest.raises(UserError, match=r"no EOS token: set eos_token_id"):
+        looked(vocabulary, save(forgets))
+
+
+def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
+    [found] = looked(vocabulary, save(nothing, eos=400))
+    assert found.verdict is Verdict.WRONG and "id 400" in found.seen
+
+
+def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
+    [found] = looked(ends, save(nothing, eos=0))
+    assert found.verdict is Verdict.WARNING
+    assert "ends an answer with <|end|> (1), and sampling stops at <|pad|> (0) alone" in found.seen
+    assert found.remedy.endswith("generation_config.json to [0, 1]")
+
+
+def test_no_chat_template(save: Any) -> None:
+    def forgets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        tokenizer.chat_template = None
+
+    directory = save(forgets)
+    with pytest.raises(UserError, match=r"no chat template: .*--data.prompt-style plain"):
+        looked(prompts, directory)
+    assert verdicts(looked(prompts, directory, data={"prompt_style": "plain"})) == [Verdict.OK, Verdict.OK]
+
+
+def test_a_chat_template_without_a_generation_prompt(save: Any) -> None:
+    def shortens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] + '<|end|>' }}{% endfor %}"
+
+    found = looked(prompts, save(shortens))
+    assert verdicts(found) == [Verdict.WARNING, Verdict.OK, Verdict.OK]
+    assert "add_generation_prompt" in found[0].seen
+
+
+@pytest.mark.parametrize(
+    ("limit", "too_long", "verdict"),
+    [(9, "drop", Verdict.WARNING), (9, "refuse", Verdict.WRONG), (2, "drop", Verdict.WRONG)],
+)
+def test_prompts_that_are_too_long(model: Path, limit: int, too_long: str, verdict: Verdict) -> None:
+    found = looked(prompts, model, data={"max_prompt_length": limit, "too_long": too_long})[-1]
+    assert found.verdict is verdict and f"{limit} are the most" in found.seen
+    assert found.remedy.startswith("--data.max-prompt-length 10")
+
+
+def test_prompts_that_the_context_has_no_room_for(model: Path) -> None:
+    found = looked(prompts, model, sampling={"max_completion_length": 120})[-1]
+    assert found.verdict is Verdict.WARNING and "8 are the most" in found.seen
+    assert "--sampling.max-completion-length" in found.remedy
+
+
+def test_a_prompt_with_a_token_that_the_model_lacks(make_tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
+    save_model(make_tiny(vocabulary=6), tokenizer, tmp_path / "small")
+    found = looked(prompts, tmp_path / "small")[-1]
+    assert found.verdict is Verdict.WRONG and "the model's embedding 6 rows" in found.seen

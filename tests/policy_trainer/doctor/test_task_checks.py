@@ -1,0 +1,96 @@
+"""The rewards of a beginner: right, with the wrong sign, the same for all, raising, hanging."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.doctor.findings import Finding, Verdict
+from policy_trainer.doctor.task_checks import problems, rewards
+from shared.errors import UserError
+from tests.policy_trainer.doctor.subjects import looked, verdicts
+
+MODULE = "tests.policy_trainer.doctor.own_rewards"
+
+
+def judged(model: Path, *names: str, **settings: Any) -> list[Finding]:
+    return looked(rewards, model, rewards=[f"{MODULE}:{name}" for name in names], **settings)
+
+
+def test_problems_are_shown_with_their_answers(model: Path) -> None:
+    found = looked(problems, model)
+    assert [finding.seen for finding in found[:1]] == ["'50+49=?': gold answer '99'"]
+    assert verdicts(found) == [Verdict.OK] * 3
+
+
+def test_one_problem_is_too_few(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join([json.dumps({"prompt": "other?"}), json.dumps({"prompt": "same?"})]))
+    found = looked(problems, model, task="jsonl", rewards=["length"], data={"path": path})
+    assert verdicts(found) == [Verdict.OK] * 3 + [Verdict.WARNING]
+    assert "no gold answer" in found[0].seen
+
+
+def test_a_column_that_is_not_there(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({"question": "2+2?", "answer": "4"}))
+    with pytest.raises(UserError, match=r"has no column prompt.*its columns: question, answer"):
+        looked(problems, model, task="jsonl", data={"path": path})
+
+
+def test_rewards_of_the_task_tell_right_from_wrong(model: Path) -> None:
+    found = looked(rewards, model)
+    assert verdicts(found) == [Verdict.OK, Verdict.OK]
+    assert found[0].seen.startswith("accuracy: the gold answer 1, an empty one 0, a wrong one 0")
+
+
+@pytest.mark.parametrize("name", ["length", "repetition", "soft_overlong", "math/accuracy", "format"])
+def test_rules_of_ours_tell_them_apart(model: Path, name: str) -> None:
+    penalty = {"penalty": {"overlong_tokens": 8}}
+    assert verdicts(looked(rewards, model, rewards=[name], judging=penalty)) == [Verdict.OK]
+
+
+def test_a_target_is_no_answer_to_try(model: Path) -> None:
+    """Countdown's gold answer is the number to reach; a completion gives the equation."""
+    found = looked(rewards, model, task="countdown")
+    assert set(verdicts(found)) == {Verdict.OK}
+    assert "no gold answer to try" in found[0].seen
+
+
+def test_a_reward_with_the_wrong_sign_is_warned_of(model: Path) -> None:
+    [found] = judged(model, "inverted")
+    assert found.verdict is Verdict.WARNING and "no more than a wrong one" in found.seen
+
+
+def test_a_reward_that_is_always_the_same_is_warned_of(model: Path) -> None:
+    [found] = judged(model, "constant")
+    assert found.verdict is Verdict.WARNING and "all are equal" in found.seen
+
+
+def test_a_reward_that_fails_on_every_text_is_wrong(model: Path) -> None:
+    [found] = judged(model, "raising")
+    assert found.verdict is Verdict.WRONG
+    assert "failed on 3 of 3 samples: KeyError: 'gold'" in found.seen and "mend the reward" in found.remedy
+
+
+def test_a_reward_that_fails_on_an_empty_answer_is_warned_of(model: Path) -> None:
+    [found] = judged(model, "fails_on_empty")
+    assert found.verdict is Verdict.WARNING and "failed on 1 of 3 samples: IndexError" in found.seen
+
+
+def test_a_reward_that_hangs_is_wrong(model: Path) -> None:
+    [found] = judged(model, "hanging", judging={"seconds": 0.2})
+    assert found.verdict is Verdict.WRONG and "took more than 0.2 s" in found.seen
+    assert "--judging.seconds" in found.remedy
+
+
+def test_a_reward_that_is_not_there_keeps_the_others(model: Path) -> None:
+    found = judged(model, "missing", "good")
+    assert verdicts(found) == [Verdict.WRONG, Verdict.OK]
+    assert "missing" in found[0].seen
+
+
+def test_a_reward_that_is_only_logged_makes_nothing_wrong(model: Path) -> None:
+    found = judged(model, "raising", "good", reward_weights=[0, 1])
+    assert verdicts(found) == [Verdict.WARNING, Verdict.OK]
