@@ -29,6 +29,7 @@ _TRAIN = {
 }
 _SMALLER: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("policy-trainer", "train"): _TRAIN,
+    ("policy-trainer", "doctor"): _TRAIN,
     ("policy-trainer", "eval"): {"--evaluation.problems": "4", "--sampling.max-completion-length": "16"},
 }
 # What a run of two steps does not have.
