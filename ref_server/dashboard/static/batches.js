@@ -6,6 +6,7 @@ import { ago, bytes, count, number } from "./format.js";
 import { key } from "./keys.js";
 import { remember } from "./list.js";
 import { on } from "./live.js";
+import { atMost } from "./pace.js";
 import { link, note } from "./place.js";
 import { agreed } from "./question.js";
 import { virtualTable } from "./virtual_table.js";
@@ -81,7 +82,7 @@ export async function showBatches(root, parts, query, signal) {
     el("div", { class: "fields" }, fields.all, el("button", { type: "button", click: load }, "Read again")), said, place);
   key("/", "search", () => fields.search.focus(), signal);
   await load();
-  follow(() => batches.length <= SHORT && load(), signal);
+  on("queue", atMost(SECONDS_BETWEEN_READS, async () => batches.length <= SHORT && load(), signal), signal);
 }
 
 function filterFields(chosen, change) {
@@ -139,14 +140,4 @@ function requeueButton(batch, said, load) {
 function empty({ state, run, q }) {
   const filtered = state || run || q;
   return el("p", { class: "box" }, filtered ? "No batch is like this." : "No batches yet: a worker's first upload appears here.");
-}
-
-/** Reads again as the queue changes, but not all the time. */
-function follow(load, signal) {
-  let last = Date.now();
-  on("queue", () => {
-    if (Date.now() - last < 1000 * SECONDS_BETWEEN_READS) return;
-    last = Date.now();
-    load();
-  }, signal);
 }

@@ -4,6 +4,7 @@ import { add, el, fill } from "./dom.js";
 import { Columns, smoothed } from "./columns.js";
 import { on } from "./live.js";
 import { plotsFor } from "./metrics.js";
+import { atMost } from "./pace.js";
 import { link } from "./place.js";
 import { plot } from "./plots.js";
 
@@ -74,20 +75,10 @@ function stepLink(curves, step) {
 
 /** Reads new records as they are reported, and draws them. */
 function keepReading(curves, read, drawn, weight, signal) {
-  let busy = false;
-  let wanted = false;
-  const refresh = async () => {
-    wanted = true;
-    if (busy) return;
-    busy = true;
-    while (wanted && !signal.aborted) {
-      wanted = false;
-      await read().catch(() => {}); // the header says that the server is away, and the next event reads again
-      for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, weight));
-      await new Promise((resolve) => setTimeout(resolve, 1000 * SECONDS_BETWEEN_READS));
-    }
-    busy = false;
-  };
+  const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
+    await read();
+    for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, weight));
+  }, signal);
   on("metrics", (told) => {
     const mine = curves.filter(({ run, lineage }) => !told.run || (told.run === run && told.lineage === lineage));
     for (const { step, evaluation } of mine) {

@@ -4,6 +4,7 @@ import { ApiError, get } from "./api.js";
 import { add, el, fill } from "./dom.js";
 import { age, bytes, count, number, percent } from "./format.js";
 import { on } from "./live.js";
+import { atMost } from "./pace.js";
 import { link } from "./place.js";
 import { plot } from "./plots.js";
 import { ratesOf, scorerWaits } from "./rates.js";
@@ -27,8 +28,9 @@ export async function showOverview(root, parts, query, signal) {
   add(root,
     el("h1", {}, "Overview"),
     el("section", { "aria-label": "Queue" }, el("h2", {}, "Queue"), states, about),
-    el("section", {}, el("h2", {}, "Who waits for whom"), waits),
-    el("section", {}, el("h2", {}, "Throughput"), rates),
+    el("div", { class: "pair" },
+      el("section", {}, el("h2", {}, "Who waits for whom"), waits),
+      el("section", {}, el("h2", {}, "Throughput"), rates)),
     el("section", {}, el("h2", {}, "Batches by run"), runs));
   const tokens = plot(rates, { title: "Scored", unit: "tokens a second", lines: [{ line: 1 }], data: ratesOf("tokens"), time: true }, signal);
   const batches = plot(rates, {
@@ -103,12 +105,9 @@ export function nothingYet() {
 
 /** Shows the shares of the runs that were heard of last, now and when they have made steps. */
 function followWaits(place, signal) {
-  let read = 0;
   let newest = [];
   const show = () => fill(place, newest.length ? newest.map(waitsOfRun) : el("p", { class: "quiet" }, "No run has reported a step yet."));
-  const refresh = async () => {
-    if (Date.now() - read < 1000 * SECONDS_BETWEEN_READS) return;
-    read = Date.now();
+  const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
     try {
       const { runs } = await get("v1/runs", { limit: RUNS_SHOWN }, signal);
       const waits = await Promise.all(runs.map((run) => readWaits(run, signal)));
@@ -118,7 +117,7 @@ function followWaits(place, signal) {
       if (!(error instanceof ApiError) || error.status === 0) return;
       fill(place, el("p", { class: "quiet" }, error.status === 404 ? "This server keeps no metrics of runs." : error.message));
     }
-  };
+  }, signal);
   on("metrics", refresh, signal);
   on("queue", () => newest.length && show(), signal);
   refresh();

@@ -61,7 +61,7 @@ function options({ lines, time, showValues, marked }) {
   return {
     width: 300, height: HEIGHT, padding: [8, 8, 0, 0], legend: { show: false },
     cursor: { sync: { key: time ? "time" : "step", scales: ["x", null] }, points: { size: 7 }, y: false },
-    scales: { x: { time }, y: { range: range } },
+    scales: { x: { time }, y: { range } },
     axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 50, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...lines.map(series)],
     hooks: { setCursor: [showValues], draw: [marked] },
@@ -76,11 +76,11 @@ function series({ line, faint = false, points = false }) {
   };
 }
 
-/** A range around the values that leaves a constant in the middle. */
+/** A range around the values that leaves a constant in the middle, and hardly goes below 0 where no value does. */
 function range(_, low, high) {
   if (low === null || high === null) return [0, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
-  return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
+  return [low >= 0 && low < pad ? -pad / 3 : low - pad, high + pad];
 }
 
 /** The value at an index, or the last one before it: evaluations are rarer than steps. */

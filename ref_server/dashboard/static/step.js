@@ -52,7 +52,8 @@ function recordSection(record) {
 function written(value) {
   if (value === null || typeof value === "number" || typeof value === "boolean") return number(value);
   if (Array.isArray(value)) return count(value.length, "entry", "entries");
-  return typeof value === "string" ? value : JSON.stringify(value);
+  if (typeof value === "string") return value;
+  return Object.entries(value).map(([name, each]) => `${name} ${written(each)}`).join(", ");
 }
 
 /** The histogram of the rewards over the groups that can still be opened, and these groups. */

@@ -4,10 +4,10 @@ import { el } from "./dom.js";
 import { visibleToken } from "./text.js";
 
 // A piece ends at a line break where there is one in time.
-const PIECE = 512;
-const LONGEST = 1024;
+const PIECE = 192;
+const LONGEST = 384;
 // Pieces that stay drawn when they leave the screen. A limit, since each token is an element.
-const KEPT = 80;
+const KEPT = 160;
 const CHARACTERS_PER_LINE = 44;
 const LINE_HEIGHT = 24;
 
