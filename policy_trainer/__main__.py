@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a policy; starts a rollout worker of its own unless told --rollout external",
     "plan": "what the processes of `train` would need in memory, before anything is loaded",
     "doctor": "checks all that `train` needs, up to one full step, and says what to mend",
+    "replay": "train on recorded batches without sampling, to debug a loss or compare two",
     "rollout": "sample completions with a run's published weights and upload them",
     "samples": "what a run's model wrote: prompts with their completions, rewards and advantages",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",

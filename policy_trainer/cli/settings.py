@@ -16,6 +16,7 @@ from policy_trainer.config import (
     EvalConfig,
     ExportConfig,
     PlanConfig,
+    ReplayConfig,
     RewardTrainingConfig,
     RolloutConfig,
     SftConfig,
@@ -30,6 +31,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "train": TrainConfig,
     "plan": PlanConfig,
     "doctor": DoctorConfig,
+    "replay": ReplayConfig,
     "rollout": RolloutConfig,
     "eval": EvalConfig,
     "sft": SftConfig,
@@ -55,6 +57,11 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
     "doctor": (
         "model", "task", "data.path", "rewards", "run_dir", "sampling.num_generations",
         "sampling.max_completion_length", "loss.beta", "server", "token_file", "device", "dtype", "config",
+    ),
+    "replay": (
+        "batches", "config", "model", "run_dir", "max_steps", "groups_per_step", "num_iterations", "minibatches",
+        "optimizer.learning_rate", "loss.beta", "loss.advantage", "loss.surrogate", "loss.aggregation", "device",
+        "dtype",
     ),
     "eval": (
         "model", "task", "data.path", "data.eval_path", "rewards", "evaluation.problems", "evaluation.batch_size",

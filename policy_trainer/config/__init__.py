@@ -39,7 +39,7 @@ from policy_trainer.config.sections import (
     SamplesConfig,
 )
 from policy_trainer.config.sft import SftConfig
-from policy_trainer.config.train import DoctorConfig, PlanConfig, TrainConfig
+from policy_trainer.config.train import DoctorConfig, PlanConfig, ReplayConfig, TrainConfig
 from policy_trainer.config.vllm import SamplerName, VllmConfig
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "PromptConfig",
     "ReferenceConfig",
     "ReferenceSource",
+    "ReplayConfig",
     "RewardModelConfig",
     "RewardTrainingConfig",
     "RolloutConfig",

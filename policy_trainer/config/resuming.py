@@ -20,7 +20,7 @@ FREE = (
     "sampling.regroup",
 )  # fmt: skip
 # Settings of a process, which the run's config.toml does not keep.
-NOT_KEPT = {"config", "resume", "dry_run"}
+NOT_KEPT = {"config", "resume", "dry_run", "batches"}
 # Beside them a secret, and the directory that the file was found in.
 _NOT_COMPARED = NOT_KEPT | {"token", "run_dir"}
 

@@ -1,6 +1,7 @@
 """Settings of the trainer."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -68,6 +69,8 @@ class TrainConfig(RunConfig):
     """Stop after this many steps in a row whose loss or gradient is not finite."""
     report_to: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = Field(default=[])
     """Trackers that receive the metrics and samples, besides metrics.jsonl and samples.jsonl."""
+    record: Path | None = None
+    """Directory that keeps the batches of each step, for `policy-trainer replay`. Default: none are kept."""
     show_samples: bool = False
     """Print the best and the worst completion of one prompt whenever samples are kept."""
     samples: SamplesConfig = SamplesConfig()
@@ -165,6 +168,13 @@ class PlanConfig(TrainConfig):
 class DoctorConfig(TrainConfig):
     """Check all that a run needs, by the settings of `train`: versions, devices, memory, model, task, rewards, server,
     and one full step of one group. Nothing of it is kept. Status 1: something is wrong."""
+
+
+class ReplayConfig(TrainConfig):
+    """Train on recorded batches, without a server and without sampling, by the settings of `train`."""
+
+    batches: Path
+    """What to train on: a directory of `train --record`, or one with batches as safetensors files."""
 
 
 def _teacher_error(config: TrainConfig) -> str | None:

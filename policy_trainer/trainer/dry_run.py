@@ -84,6 +84,7 @@ def one_group(config: TrainConfig, run_dir: Path) -> TrainConfig:
             "max_waiting": 1,
             "minibatches": 1,
             "publish_every": 1,
+            "record": None,
             "report_to": [],
             "show_samples": False,
             **{name: getattr(config, name).model_copy(update=values) for name, values in changed.items()},

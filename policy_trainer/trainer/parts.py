@@ -17,6 +17,7 @@ from policy_trainer.reporting.health import Health, health_record
 from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
+from policy_trainer.run_files.recording import NoRecording, Recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.workers import Workers
 from policy_trainer.weights.beside import PublishedBeside
@@ -70,6 +71,7 @@ class Reporters:
     health: Health
     first_steps: FirstSteps
     display: Display
+    recording: Recording = field(default_factory=NoRecording)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def step(self, record: Mapping[str, Any], batches: Sequence[RolloutBatch]) -> None:

@@ -112,7 +112,7 @@ def load_policy(
     display.note(f"loading the model {source}")
     weights = part_weights(config, task)
     loaded = (
-        _load_alone(config, source, revision, checkpoint, tokenizer, weights)
+        load_alone(config, source, revision, checkpoint, tokenizer, weights)
         if world is None
         else load_lead(config, source, revision, checkpoint, tokenizer, world, weights)
     )
@@ -144,7 +144,7 @@ def _source(config: TrainConfig, checkpoint: Path | None) -> tuple[str, str | No
     return (str(checkpoint), None) if checkpoint and not config.lora.rank else (config.model, config.revision)
 
 
-def _load_alone(
+def load_alone(
     config: TrainConfig,
     source: str,
     revision: str | None,
@@ -152,7 +152,7 @@ def _load_alone(
     tokenizer: PreTrainedTokenizerBase,
     weights: PartWeights,
 ) -> LoadedLearner:
-    """All of the policy in this process."""
+    """All of the policy in this process. weights: of the rewards, by name. Raises UserError for an unusable model."""
     sharded = checkpoint if checkpoint and has_shards(checkpoint) else None
     model = _load_model(config, source, revision, checkpoint, sharded)
     if config.gradient_checkpointing:

@@ -16,6 +16,7 @@ from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state
+from policy_trainer.run_files.recording import choose_recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.tasks.epochs import steps_of_epochs
 from policy_trainer.tasks.registry import make_task
@@ -94,7 +95,11 @@ def open_run(config: TrainConfig, console: Console) -> RunFiles:
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None
     state = _next_state(checkpoint, directory)
-    if resumed:
+    recording = choose_recording(config.record)
+    if not resumed:
+        recording.begin()
+    else:
+        recording.discard_after(state.step)
         checkpoints.discard_after(state.step)
         truncate_metrics(directory.metrics, state.step)
         truncate_metrics(directory.samples, state.step)

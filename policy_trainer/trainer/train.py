@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from policy_trainer.config import TrainConfig
@@ -10,17 +9,17 @@ from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
-from policy_trainer.objective.distillation import teacher_kl
 from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
-from policy_trainer.reporting.metrics import batch_metrics, next_index
+from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
+from policy_trainer.trainer.step_record import step_record
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 from shared import wire
@@ -98,6 +97,7 @@ class Trainer:
                     self._count(leased, stats)
                     seconds = {"waiting": taken - asked, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
+                    self._reporters.recording.keep(state.step, batches)
                     self._sample([lease.rollout for lease in leased], groups)
                     self._stop_if_broken(leased, stats)
                     if state.step % config.publish_every == 0:
@@ -246,15 +246,9 @@ class Trainer:
         self._source.watch.look()
         state = self._state
         record: dict[str, Any] = {
-            "kind": "step",
-            "step": state.step,
+            **step_record(leased, groups, stats, state.step),
             "epoch": state.epoch,
-            **batch_metrics(leased, version=state.step - 1),
-            **asdict(stats),
-            "teacher_kl": teacher_kl(groups),
             "entropy_coef": state.entropy_coef,
-            "batch_ids": [lease.id for lease in leased],
-            "groups_left_out": len(leased) - stats.groups,
             "training_seconds": working,
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),

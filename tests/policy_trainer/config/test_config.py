@@ -245,6 +245,7 @@ FULL: list[BaseSettings] = [
         lease_seconds=33.5,
         max_bad_steps=2,
         num_train_epochs=2.5,
+        record=Path("recorded"),
         show_samples=True,
         samples=SamplesConfig(every=0, prompts=2),
         num_iterations=2,

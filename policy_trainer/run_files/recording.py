@@ -1,0 +1,96 @@
+"""Recorded batches: what each step trained on, for `policy-trainer replay`.
+
+A recording is a directory with one of each step, `step-00000012`, and in it the step's batches in their order,
+`00000-ID.safetensors`: bodies as they were leased, which any safetensors library reads. A step appears whole.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from policy_trainer.learner.groups import Batch, rollout_of
+from policy_trainer.run_files.write_failures import write_failures
+from shared import wire
+from shared.atomic_files import whole_directory
+from shared.batch import BatchError
+from shared.errors import UserError
+
+_STEP = "step-"
+_BODY = ".safetensors"
+
+
+class Recording(Protocol):
+    def begin(self) -> None:
+        """Of a new run. Raises UserError where another run's recording is."""
+        ...
+
+    def discard_after(self, step: int) -> None:
+        """Of a run that is resumed: forgets the steps after this one."""
+        ...
+
+    def keep(self, step: int, batches: Sequence[Batch]) -> None:
+        """Keeps the batches that a step trained on. step: its number, from 1. Raises RunFailed for a full disk."""
+        ...
+
+
+class NoRecording:
+    def begin(self) -> None:
+        pass
+
+    def discard_after(self, step: int) -> None:
+        pass
+
+    def keep(self, step: int, batches: Sequence[Batch]) -> None:
+        pass
+
+
+class RecordingDirectory:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def begin(self) -> None:
+        if any(self._root.glob(f"{_STEP}*")):
+            raise UserError(f"record: {self._root} holds a recording already; choose another directory")
+
+    def discard_after(self, step: int) -> None:
+        for later in self._root.glob(f"{_STEP}*"):
+            if _number(later) > step:
+                shutil.rmtree(later)
+
+    def keep(self, step: int, batches: Sequence[Batch]) -> None:
+        with write_failures(self._root), whole_directory(self._root / f"{_STEP}{step:08d}") as directory:
+            for place, batch in enumerate(batches):
+                (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
+
+
+def choose_recording(root: Path | None) -> Recording:
+    return NoRecording() if root is None else RecordingDirectory(root)
+
+
+def read_recording(root: Path, groups_per_step: int) -> Iterator[tuple[int, list[Batch]]]:
+    """(number of a step, from 1; its batches). Batches that lie side by side are cut into steps of groups_per_step, in
+    the order of their names.
+
+    Raises UserError for a directory without batches, and for a file that is none.
+    """
+    steps = sorted(root.glob(f"{_STEP}*"))
+    files = [(_number(step), sorted(step.glob(f"*{_BODY}"))) for step in steps]
+    if not files:
+        alone = sorted(root.glob(f"*{_BODY}"))
+        starts = range(0, len(alone), groups_per_step)
+        files = [(number, alone[start : start + groups_per_step]) for number, start in enumerate(starts, 1)]
+    if not any(part for _, part in files):
+        raise UserError(f"batches: {root} holds no batches; record some: policy-trainer train --record {root}")
+    return ((number, [_read(file) for file in part]) for number, part in files)
+
+
+def _number(step: Path) -> int:
+    return int(step.name.removeprefix(_STEP))
+
+
+def _read(file: Path) -> Batch:
+    try:
+        return wire.decode(file.read_bytes())
+    except (OSError, BatchError) as error:
+        raise UserError(f"batches: {file} is no batch: {error}") from None

@@ -1,0 +1,106 @@
+"""A replay of recorded batches: the same each time, other settings show, and useless batches are refused."""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from policy_trainer.config import ReplayConfig
+from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.reporting.metrics import read_metrics
+from policy_trainer.run_files.recording import choose_recording
+from policy_trainer.trainer.replay import replay
+from shared.batch import ScoredBatch
+from shared.errors import UserError
+from shared.models import save_model
+from shared.settings import from_values
+
+STEPS = 3
+
+
+@pytest.fixture
+def model(make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    save_model(make_tiny(vocabulary=len(tokenizer)), tokenizer, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def recorded(make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> Path:
+    recording = choose_recording(tmp_path / "recorded")
+    random = np.random.default_rng(0)
+    for step in range(1, STEPS + 1):
+        completions = random.integers(5, 60, size=(2, 4, 6)).tolist()
+        batches = [
+            make_scored([7, 8, step], own, [0.0, 1.0, 0.5, 0.0], number=10 * step + place, version=step - 1)
+            for place, own in enumerate(completions)
+        ]
+        recording.keep(step, batches)
+    return tmp_path / "recorded"
+
+
+def replayed(model: Path, recorded: Path, run_dir: Path, **settings: Any) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Records and weights."""
+    values = {"model": str(model), "batches": recorded, "run_dir": run_dir, "device": "cpu", "threads": 1}
+    config = from_values(ReplayConfig, **{**values, "max_steps": STEPS, **settings})
+    result = replay(config, Console(file=StringIO()))
+    assert result.finished and result.steps == len(read_metrics(run_dir / "metrics.jsonl"))
+    return read_metrics(run_dir / "metrics.jsonl"), load_file(run_dir / "model" / "model.safetensors")
+
+
+def test_the_same_settings_give_the_same_weights(model: Path, recorded: Path, tmp_path: Path) -> None:
+    settings = {"optimizer": {"learning_rate": 1e-3}, "loss": {"beta": 0.1}}
+    first, weights = replayed(model, recorded, tmp_path / "a", **settings)
+    again, same = replayed(model, recorded, tmp_path / "b", **settings)
+    assert [record["step"] for record in first] == [1, 2, 3]
+    assert [record["batch_ids"] for record in first] == [record["batch_ids"] for record in again]
+    assert first[0]["kl"] > 0 and first[0]["staleness"] == 0 and first[0]["reward"] == 0.375
+    begun = load_file(model / "model.safetensors")
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert any(not torch.equal(weights[name], begun[name]) for name in weights)
+
+
+def test_another_loss_shows(model: Path, recorded: Path, tmp_path: Path) -> None:
+    outcome, weights = replayed(model, recorded, tmp_path / "a", optimizer={"learning_rate": 1e-3})
+    other, others = replayed(
+        model, recorded, tmp_path / "b", optimizer={"learning_rate": 1e-3}, loss={"surrogate": "reinforce", "beta": 0}
+    )
+    assert outcome[-1]["loss"] != other[-1]["loss"]
+    assert any(not torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_it_ends_with_max_steps(model: Path, recorded: Path, tmp_path: Path) -> None:
+    records, _ = replayed(model, recorded, tmp_path / "a", max_steps=2)
+    assert [record["step"] for record in records] == [1, 2]
+
+
+def test_it_takes_no_run_directory_that_trained(model: Path, recorded: Path, tmp_path: Path) -> None:
+    replayed(model, recorded, tmp_path / "a")
+    with pytest.raises(UserError, match=r"^run_dir: .* holds a run already"):
+        replayed(model, recorded, tmp_path / "a")
+
+
+def test_batches_without_a_reference(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
+    rollout = make_scored([7], [[5, 6], [8]], [0.0, 1.0]).rollout
+    choose_recording(tmp_path / "recorded").keep(1, [rollout])
+    with pytest.raises(UserError, match=r"^batches: .* of step 1 .* no ref_logps.*; .*--loss.beta 0"):
+        replayed(model, tmp_path / "recorded", tmp_path / "a", loss={"beta": 0.1})
+    replayed(model, tmp_path / "recorded", tmp_path / "b", loss={"beta": 0})
+
+
+def test_batches_of_another_vocabulary(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
+    choose_recording(tmp_path / "recorded").keep(1, [make_scored([7], [[5, 600], [8]], [0.0, 1.0])])
+    with pytest.raises(UserError, match=r"^batches: .* the policy's vocabulary"):
+        replayed(model, tmp_path / "recorded", tmp_path / "a")
+
+
+def test_groups_that_teach_nothing(model: Path, make_scored: Callable[..., ScoredBatch], tmp_path: Path) -> None:
+    choose_recording(tmp_path / "recorded").keep(1, [make_scored([7], [[5, 6], [8]], [1.0, 1.0])])
+    with pytest.raises(RunFailed, match=r"trained no token"):
+        replayed(model, tmp_path / "recorded", tmp_path / "a")
