@@ -78,7 +78,7 @@ function series({ line, faint = false, points = false }) {
 
 /** A range around the values that leaves a constant in the middle, and hardly goes below 0 where no value does. */
 function range(_, low, high) {
-  if (low === null || high === null) return [0, 1];
+  if (low === null || high === null) return [-0.1, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
   return [low >= 0 && low < pad ? -pad / 3 : low - pad, high + pad];
 }
