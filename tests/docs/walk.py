@@ -29,7 +29,7 @@ SECONDS = 600
 # Pages whose commands tests of their own run, with what the commands must lead to.
 OF_THEIR_OWN = {"client.md", "pieces.md", "python.md", "reward-models.md", "sft.md", "tasks.md", "rewards.md"}
 # Pages that speak of a run which is there already.
-AFTER_A_RUN = {"samples.md": "mine", "settings.md": "mine", "api.md": "demo"}
+AFTER_A_RUN = {"samples.md": "mine", "dashboard.md": "mine", "settings.md": "mine", "api.md": "demo"}
 _FILE = re.compile(r"^# (\w+\.py)\n")
 _TO_WALK = [
     page

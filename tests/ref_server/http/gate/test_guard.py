@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Route
 
+from ref_server.access.keys import Role
+from ref_server.access.requirements import requires
 from ref_server.config import ServeConfig
 from ref_server.http.gate.guard import MAX_JSON_BYTES, Guard
 from ref_server.http.route_table import RouteTable
@@ -83,7 +86,8 @@ def test_hostile_lengths_behind_another_server(length: str) -> None:
     headers = [(b"host", b"localhost"), (b"content-length", length.encode("latin-1"))]
     state = {"request_id": "1"}
     scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "state": state}
-    asyncio.run(Guard(app, ServeConfig(no_model=True, max_body_mib=1), RouteTable([]))(scope, receive, send))
+    routes = RouteTable([requires(Role.OPEN)(Route("/", app))])
+    asyncio.run(Guard(app, ServeConfig(no_model=True, max_body_mib=1), routes)(scope, receive, send))
     assert sent[0]["status"] == 413
 
 
