@@ -47,22 +47,27 @@ def changes(before: Mapping[str, Any], config: BaseModel) -> list[Change]:
     before: the tables of the earlier life's config.toml, where None is left out. A setting that it does not have, from
     a version without it, had the default of today.
     """
-    defaults = _flat(_as_json(type(config).model_construct()))
-    was, now = defaults | _flat(before), _flat(_as_json(config))
+    was, now = default_settings(type(config)) | flat_settings(before), flat_settings(_as_json(config))
     # A default that is None stands for a setting that was left out; a table of free keys has no default.
-    names = [*now, *(name for name in _flat(before) if name not in now)]
+    names = [*now, *(name for name in flat_settings(before) if name not in now)]
     found = (Change(name, was.get(name), now.get(name)) for name in names)
     return [change for change in found if not _same(change.before, change.after)]
+
+
+def default_settings(cls: type[BaseModel]) -> dict[str, Any]:
+    """The defaults of a command by their dotted names. A setting that has none is left out."""
+    return flat_settings(_as_json(cls.model_construct()))
 
 
 def _as_json(config: BaseModel) -> dict[str, Any]:
     return json.loads(config.model_dump_json(exclude=_NOT_COMPARED, warnings=False))
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_settings(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted names, without what is no setting of a run."""
     found: dict[str, Any] = {}
     for name, value in tables.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return {name: value for name, value in found.items() if name not in _NOT_COMPARED}
 
 

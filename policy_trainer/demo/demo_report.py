@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from policy_trainer.config import DemoConfig
 from policy_trainer.evaluation.evaluator import Evaluation
+from policy_trainer.reporting.metrics import scoring_seconds
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import TrainResult
 
@@ -46,7 +46,9 @@ def summarise(
         "seconds_total": round(seconds_total, 2),
         "seconds_by_stage": {
             "rollout": round(sum(record["sampling_seconds"] for record in steps), 2),
-            "scoring": round(_scoring_seconds(steps), 2),
+            "scoring": round(
+                scoring_seconds([0.0, *(record.get("server_scoring_seconds") or 0.0 for record in steps)]), 2
+            ),
             "training": round(sum(record["training_seconds"] for record in steps), 2),
         },
         "kl_at_step_0": next(record["kl_at_step_0"] for record in steps if "kl_at_step_0" in record),
@@ -56,12 +58,6 @@ def summarise(
         },
         "result": asdict(result),
     }
-
-
-def _scoring_seconds(steps: Sequence[dict[str, Any]]) -> float:
-    """The working time of all the servers of a run: each one's counter begins at 0."""
-    counts = [record.get("server_scoring_seconds") or 0.0 for record in steps]
-    return sum(now - before if now >= before else now for before, now in pairwise([0.0, *counts]))
 
 
 def write_transcripts(path: Path, before: Evaluation, after: Evaluation) -> None:

@@ -80,7 +80,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
         return []
     latest = recent[-WINDOW:]
     return [
-        *(trouble for trouble in (band.trouble(_mean(latest, band.name)) for band in _BANDS) if trouble),
+        *(trouble for trouble in (band.trouble(_mean(latest, band.name)) for band in BANDS.values()) if trouble),
         *_variance(latest, loss),
         *_inert(recent, loss),
         *_advantages(latest, loss),
@@ -92,7 +92,7 @@ def diagnose(first: Records, recent: Records, loss: LossConfig) -> list[Trouble]
 
 
 @dataclass(frozen=True)
-class _Band:
+class Band:
     """The band of a metric that is the same in every run."""
 
     name: str
@@ -105,30 +105,31 @@ class _Band:
         return Trouble(self.name, seen, self.words, self.remedy) if seen < self.low or seen > self.high else None
 
 
-_BANDS = (
-    _Band(
+_EVERYWHERE = (
+    Band(
         "clip_ratio", 0, 0.3, "at most 0.3",
         "lower optimizer.learning_rate, publish_every, num_iterations or minibatches",
     ),
-    _Band(
+    Band(
         "effective_sample_size", 0.5, math.inf, "at least 0.5 of the tokens",
         "sampler and learner disagree: lower publish_every, set max_lag, or set "
         "loss.importance_sampling_correction = tis with loss.old_logps = recomputed",
     ),
-    _Band(
+    Band(
         "masked_ratio", 0, 0.5, "at most 0.5 of the tokens",
         "the policy is far from its samples: lower publish_every, set max_lag, or widen the bounds of loss.mask",
     ),
-    _Band(
+    Band(
         "probe_logp_difference", 0, 0.1, "at most 0.1 nats",
         "workers do not have the weights that were published, or compute otherwise than the trainer: look at the "
         "engine's precision and attention, and restart the workers",
     ),
-    _Band(
+    Band(
         "staleness", 0, 16, "at most 16 steps",
         "lower publish_every or max_waiting, set max_lag, or set order = freshest",
     ),
 )  # fmt: skip
+BANDS: Mapping[str, Band] = {band.name: band for band in _EVERYWHERE}
 
 
 def _variance(latest: Records, loss: LossConfig) -> list[Trouble]:

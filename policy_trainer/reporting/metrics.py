@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def read_metrics(path: Path) -> list[Metrics]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             records.append(json.loads(line))
         except ValueError:
@@ -71,6 +72,11 @@ def truncate_metrics(path: Path, step: int) -> None:
     if path.exists():
         kept = [record for record in read_metrics(path) if step and record["step"] <= step]
         write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def scoring_seconds(counts: Sequence[float]) -> float:
+    """The working time of a run's servers between the first count and the last: each server's counter begins at 0."""
+    return sum(now - before if now >= before else now for before, now in pairwise(counts))
 
 
 def batch_metrics(leased: Sequence[Leased], version: int) -> Metrics:

@@ -148,12 +148,13 @@ def as_json(group: SampledGroup) -> dict[str, Any]:
 
 
 def read_samples(path: Path) -> list[SampledGroup]:
-    """All groups of a samples.jsonl; none without a file. Lines that are cut short are skipped."""
+    """All groups of a samples.jsonl; none without a file. Lines cut short, within a character too, are skipped."""
     groups = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n"):
         try:
             groups.append(_from_json(json.loads(line)))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return groups
 

@@ -17,7 +17,7 @@ from shared.errors import UserError
 # The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
 _PROJECT = "tandem"
 # Settings that are not sent to trackers: addresses, keys, and those that do not describe the run.
-_PRIVATE = {"config", "resume", "server", "token_file", "tls_ca"}
+PRIVATE = {"config", "resume", "server", "token", "token_file", "tls_ca", "vllm_url"}
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
 
@@ -185,7 +185,7 @@ def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], N
 
     Raises UserError when a new run cannot start one; a resumed run continues without it.
     """
-    settings = config.model_dump(mode="json", exclude=_PRIVATE, exclude_none=True)
+    settings = config.model_dump(mode="json", exclude=PRIVATE, exclude_none=True)
     run = TrackedRun(config.run, config.run_dir, first_step, settings)
     started: list[Tracker] = []
     for name in dict.fromkeys(config.report_to):

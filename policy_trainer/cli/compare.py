@@ -1,0 +1,24 @@
+"""The command `policy-trainer compare`: several runs in one HTML file."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+
+def run(arguments: list[str]) -> int:
+    """Prints where the file is. Raises UserError for a directory that holds no run."""
+    parser = ArgumentParser(
+        prog="policy-trainer compare",
+        description="Writes one HTML file that lays runs over each other: curves by step and by completions, the "
+        "newest numbers, the settings that differ.",
+    )
+    parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="directories of two or more runs")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=Path("compare.html"), help="default: %(default)s"
+    )
+    options = parser.parse_args(arguments)
+    # Late, so that wrong options fail before matplotlib loads.
+    from policy_trainer.report.compare import write_comparison
+
+    write_comparison(options.run_dirs, options.output)
+    print(options.output)
+    return 0

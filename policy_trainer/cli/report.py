@@ -1,0 +1,22 @@
+"""The command `policy-trainer report`: one HTML file about a run."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+
+def run(arguments: list[str]) -> int:
+    """Prints where the file is. Raises UserError for a directory that holds no run."""
+    parser = ArgumentParser(
+        prog="policy-trainer report",
+        description="Writes one HTML file about a run, of train, sft or reward-model: how it went, curves, time, "
+        "settings, samples. It loads nothing from anywhere, and the run may still go on.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="default: RUN_DIR/report.html")
+    options = parser.parse_args(arguments)
+    from policy_trainer.report.report import write_report  # late, so that wrong options fail before matplotlib loads
+
+    output = options.output or options.run_dir / "report.html"
+    write_report(options.run_dir, output)
+    print(output)
+    return 0

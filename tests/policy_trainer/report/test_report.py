@@ -1,0 +1,201 @@
+"""`policy-trainer report`: one file that says what a run did, whatever its state and whatever its model wrote."""
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.cli import report
+from shared.errors import UserError
+from tests.policy_trainer.report.runs import completion, evaluation_record, group, learning_run, make_run, step_record
+
+
+class Seen(HTMLParser):
+    """What a browser would make of a page: its elements, its attributes, its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.text += " " if tag == "td" else ""
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(root: Path) -> str:
+    assert report.run([str(root)]) == 0
+    return (root / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_is_told_in_sentences_curves_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = learning_run(tmp_path / "sums", loss={"beta": 0.125})
+    page = page_of(root)
+    assert capsys.readouterr().out.strip() == str(root / "report.html")
+    text = " ".join(Seen(page).text.split())
+    assert "base/model was trained with GRPO on the task arithmetic, with the rewards accuracy, tags." in text
+    assert "10 of 10 steps are done, on 640 completions." in text
+    assert (
+        "Accuracy on held-out problems went from 0.05 (95% interval 0.02 to 0.11, step 0) to 0.9 (95% interval" in text
+    )
+    assert "The best checkpoint is that of step 10. It took about 0.7 minutes. Sampling limited this run" in text
+    assert "Step 9: kl was 2.5, healthy is below 1. Try: raise loss.beta" in text
+    assert "training 23%" in text and "waiting 68%" in text and "judging 10%" in text and "scoring 10%" in text
+    assert "loss.beta 0.125" in text and "max_steps 10" in text
+    for shown in ("forty", "about 42", "the answer is 42", "no idea", "healthy: below 1, not tripling in 20 steps"):
+        assert shown in text
+    assert Seen(page).tags.count("svg") == 16
+
+
+def test_a_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    page = page_of(learning_run(tmp_path / "sums"))
+    seen = Seen(page)
+    assert not {"script", "iframe", "img", "object", "embed", "form"} & set(seen.tags)
+    assert not [name for name, _ in seen.attributes if name.startswith("on") or name == "src"]
+    links = [value or "" for name, value in seen.attributes if name in ("href", "xlink:href")]
+    assert links and all(link.startswith(("#", "data:")) for link in links)
+    assert not re.findall(r"https?://|url\((?!#)", page)
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    root = learning_run(tmp_path / "sums")
+    first = page_of(root)
+    assert page_of(root) == first
+    ids = [value for name, value in Seen(first).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202etxt.exe $x^2$ {{ 7*7 }} \ud800 &lt;"
+
+
+def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
+    records = [step_record(1) | {f"reward/{HOSTILE}": 0.5}]
+    warning = {"kind": "health", "step": 1, "name": HOSTILE, "seen": HOSTILE, "band": HOSTILE, "remedy": HOSTILE}
+    root = make_run(tmp_path / "<b>bold", [*records, warning], model=HOSTILE.replace("\ud800", ""))
+    with (root / "samples.jsonl").open("w") as file:
+        said = {
+            "text": HOSTILE,
+            "reward": 1.0,
+            "parts": {HOSTILE: 1.0},
+            "advantage": 0.5,
+            "tokens": 3,
+            "finished": True,
+        }
+        about = {"step": 1, "kind": "train", "batch": None, "task": HOSTILE, "problem": 3}
+        file.write(json.dumps({**about, "prompt": HOSTILE, "answer": HOSTILE, "completions": [said]}) + "\n")
+    page = page_of(root)
+    seen = Seen(page)
+    assert "script" not in seen.tags and "b" in seen.tags and seen.tags.count("b") == page.count("<b>")
+    assert "<script>alert(1)</script>\\x1b[2J\\u202etxt.exe $x^2$ {{ 7*7 }} \\ud800 &lt;" in seen.text
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", page)
+    assert "<b>bold" in seen.text
+
+
+def test_a_very_long_completion_shows_both_ends(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "r", [step_record(1)], [group(1, completion("begin" + "x" * 1_000_000 + "end", 1.0))])
+    page = page_of(root)
+    assert "beginxxx" in page and "xxxend" in page and "996,008 more characters" in page
+    assert len(page) < 1_000_000
+
+
+def test_ten_thousand_steps_stay_small(tmp_path: Path) -> None:
+    records = [step_record(step, 10_000) for step in range(1, 10_001)]
+    evaluations = [evaluation_record(step, step // 100) for step in range(0, 10_001, 100)]
+    root = make_run(tmp_path / "long", [*records, *evaluations], max_steps=10_000)
+    began = time.process_time()
+    page = page_of(root)
+    print(f"{time.process_time() - began:.1f} s, {len(page):,} characters")
+    assert len(page.encode()) < 2_000_000
+    assert "10,000 of 10,000 steps are done, on 640,000 completions." in page
+
+
+@pytest.mark.parametrize("cut", [1, 40, 300, 900])
+def test_files_that_are_cut_short(tmp_path: Path, cut: int) -> None:
+    root = learning_run(tmp_path / "killed")
+    for name, ending in (("metrics.jsonl", b'{"kind": "step", "st'), ("samples.jsonl", "é".encode()[:1])):
+        path = root / name
+        path.write_bytes(path.read_bytes()[:-cut] + ending)
+    (root / "config.toml").write_bytes((root / "config.toml").read_bytes()[: -cut // 2] + b'x = "')
+    page = page_of(root)
+    assert "of 10 steps are done" in page or "steps are done" in page
+    assert "config.toml cannot be read" in page
+
+
+def test_records_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "odd", [step_record(1)])
+    odd = [7, None, "step", [], {}, {"kind": "step"}, {"step": 3}, {"kind": "step", "step": "4"}]
+    huge = {"kind": "step", "step": 2, "reward": 1e300, "kl": "high", "completions": None, "loss": [1], "epoch": "x"}
+    with (root / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in [*odd, huge])
+    assert "2 of 10 steps are done, on 64 completions." in page_of(root)
+
+
+def test_a_run_that_has_not_trained_yet(tmp_path: Path) -> None:
+    text = Seen(page_of(make_run(tmp_path / "young"))).text
+    assert "It has not trained a step yet." in text and "Curves" not in text and "Time" not in text
+
+
+def test_a_resumed_run_says_so(tmp_path: Path) -> None:
+    records = [step_record(1), step_record(2) | {"epoch": 1}]
+    page = page_of(make_run(tmp_path / "r", records))
+    assert "2 of 10 steps are done, on 128 completions; it was resumed once." in page
+
+
+def test_a_directory_that_holds_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"RUN_DIR: .* holds no run: it has neither config\.toml nor metrics\.jsonl"):
+        report.run([str(tmp_path)])
+    with pytest.raises(UserError, match=r"RUN_DIR: .*/none is no directory"):
+        report.run([str(tmp_path / "none")])
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "r")
+    with pytest.raises(UserError, match=r"--output: .*/none/a\.html cannot be written: No such file"):
+        report.run([str(root), "--output", str(tmp_path / "none" / "a.html")])
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        (
+            [
+                {"kind": "evaluation", "step": 0, "eval_loss": 3.0, "perplexity": 20.1},
+                *({"kind": "step", "step": step, "loss": 3 / step, "grad_norm": 1.0, "tokens": 9} for step in (1, 2)),
+                {"kind": "evaluation", "step": 2, "eval_loss": 1.5, "perplexity": 4.5},
+            ],
+            "The loss of held-out rows went from 3 (step 0) to 1.5 (step 2).",
+        ),
+        (
+            [
+                {"kind": "step", "step": 1, "loss": 0.7, "accuracy": 0.5, "reward_margin": 0.1},
+                evaluation_record(1, 75) | {"eval_loss": 0.5, "reward_margin": 2.0},
+            ],
+            "Accuracy on held-out pairs is 0.75 (95% interval 0.66 to 0.82, step 1).",
+        ),
+    ],
+    ids=["sft", "reward-model"],
+)
+def test_runs_of_other_commands(tmp_path: Path, records: list[dict[str, Any]], expected: str) -> None:
+    """Their metrics alone tell them apart, where config.toml is not there."""
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = " ".join(Seen(page_of(tmp_path)).text.split())
+    assert expected in text and "config.toml is not there" in text and "GRPO" not in text
+
+
+def test_addresses_and_tokens_stay_at_home(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "r", server="http://10.0.0.7:8400", token_file=tmp_path / "secret-file")
+    with (root / "config.toml").open("a") as file:
+        file.write("")
+    (root / "config.toml").write_text('token = "hidden"\n' + (root / "config.toml").read_text())
+    page = page_of(root)
+    assert "10.0.0.7" not in page and "secret-file" not in page and "hidden" not in page.replace("overflow: hidden", "")
