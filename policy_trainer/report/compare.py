@@ -35,11 +35,8 @@ def write_comparison(roots: Sequence[Path], output: Path) -> None:
 def names_of(roots: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell them apart: of most runs the directory's own name."""
     paths = [root.resolve().parts for root in roots]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(path[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
+    ends = (["/".join(path[-length:]) for path in paths] for length in range(1, max(map(len, paths)) + 1))
+    return next(names for names in ends if len(set(names)) == len(names))
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Any]]]:

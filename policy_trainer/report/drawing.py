@@ -1,8 +1,9 @@
 """Curves as SVG inside of a page: its colours are the page's, its text is text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -26,13 +27,13 @@ _INK = {f"#c0000{place}": f"var(--c{place})" for place in range(COLOURS)} | {
     "#0c0c0c": "var(--good)",
 }
 _TEXT, _GRID, _GOOD = list(_INK)[COLOURS:]
-_SETTINGS = {"svg.fonttype": "none", "font.size": 9, "axes.formatter.use_mathtext": False}
+_SETTINGS: Mapping[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "axes.formatter.use_mathtext": False}
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def draw(curves: Sequence[Series], *, name: str, x: str, low: float | None = None, high: float | None = None) -> Markup:
     """An `<svg>`. name: unlike that of any other picture of the page. x: of the x axis. low, high: the healthy band."""
-    with rc_context(_SETTINGS | {"svg.hashsalt": name}):
+    with rc_context({**_SETTINGS, "svg.hashsalt": name}):
         figure = Figure(figsize=(4.6, 2.3))
         FigureCanvasSVG(figure)
         axes = figure.add_axes((0.13, 0.19, 0.85, 0.71))

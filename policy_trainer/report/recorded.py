@@ -72,8 +72,7 @@ def read_run(root: Path) -> RecordedRun:
 def number(record: Mapping[str, Any], name: str) -> float:
     """The metric, NaN where there is none."""
     value = record.get(name)
-    usable = isinstance(value, int | float) and abs(value) < _LARGEST
-    return float(value) if usable else math.nan
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else math.nan
 
 
 def _is_record(record: Any) -> bool:

@@ -29,7 +29,13 @@ SECONDS = 600
 # Pages whose commands tests of their own run, with what the commands must lead to.
 OF_THEIR_OWN = {"client.md", "pieces.md", "python.md", "reward-models.md", "sft.md", "tasks.md", "rewards.md"}
 # Pages that speak of a run which is there already.
-AFTER_A_RUN = {"samples.md": "mine", "dashboard.md": "mine", "settings.md": "mine", "api.md": "demo"}
+AFTER_A_RUN = {
+    "samples.md": ["mine"],
+    "dashboard.md": ["mine"],
+    "settings.md": ["mine"],
+    "api.md": ["demo"],
+    "report.md": ["mine", "demo"],
+}
 _FILE = re.compile(r"^# (\w+\.py)\n")
 _TO_WALK = [
     page
@@ -148,7 +154,7 @@ def walk(tmp_path: Path, environment: Mapping[str, str]) -> Iterator[Walk]:
 
 @pytest.mark.parametrize("page", _TO_WALK, ids=lambda page: page.name)
 def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
-    if name := AFTER_A_RUN.get(page.name):
+    for name in AFTER_A_RUN.get(page.name, ()):
         shutil.copytree(runs / "runs" / name, walk.place / "runs" / name)
     for block in blocks(page):
         walk.block(block)
