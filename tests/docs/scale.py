@@ -12,7 +12,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"(?i)vllm": "make test-vllm",
     r"pip (un)?install": "would change the environment that runs this",
     r"\.example\b|://gpu1": "the reader's own machines",
-    r"--task (gsm8k|math)\b(?!.*--data\.path)": "downloads a dataset",
+    r"--task (gsm8k|math)\b(?!.*--data\.path)|--preset simple-grpo": "downloads a dataset",
     r"--devices |--device-map": "needs several GPUs",
     rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
     r"tests\.bench\.|tests\.chaos": "a benchmark",
@@ -21,10 +21,11 @@ ELSEWHERE: Mapping[str, str] = {
 _TRAIN = {
     "--max-steps": "2",
     "--groups-per-step": "2",
-    "--sampling.num-generations": "2",
+    "--sampling.num-generations": "8",
     "--sampling.prompts-per-round": "2",
-    "--sampling.max-completion-length": "16",
+    "--sampling.max-completion-length": "24",
     "--evaluation.problems": "4",
+    "--data.system-prompt": "''",
     "--threads": "1",
 }
 _SMALLER: Mapping[tuple[str, str], Mapping[str, str]] = {

@@ -39,8 +39,10 @@ class Tab:
             self.wrong.append(message.text)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """For a module alone: as long as Playwright is there, its thread has an event loop that runs, and tests of others
+    want loops of their own."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium to look with")
     expect.set_options(timeout=30_000)
