@@ -47,7 +47,7 @@ _TO_WALK = [
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of the Hub. Each model that the pages name is the demo's there, which learns sums; its context is long."""
+    """A cache of the Hub. Each model that the pages name is the demo's there, which learns sums."""
     home = tmp_path_factory.mktemp("hub")
     shutil.copytree(_base_model(), home / "model")
     config = json.loads((home / "model" / "config.json").read_text())
