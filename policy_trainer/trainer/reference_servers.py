@@ -119,7 +119,7 @@ class InlineServer:
         child = Child("reference server", "ref_server", command, self._log, _secrets(config), (self._lock.fileno(),))
         self._process = RestartedChild(child, self._note, lasting=_LASTING_SECONDS)
         self._process.start()
-        self._note(f"reference server: process {self._process.pid}, {self.url}, on {device}")
+        self._note(f"reference server: process {self._process.pid}, on {device}; its dashboard: {self.url}")
 
     def answered(self) -> None:
         self._answered = True

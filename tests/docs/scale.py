@@ -15,6 +15,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"--task (gsm8k|math)\b(?!.*--data\.path)|--preset simple-grpo": "downloads a dataset",
     r"--devices |--device-map": "needs several GPUs",
     rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
+    r"ref-server queue (export|import)": "tests/ref_server/cli, with stores that hold something",
     r"tests\.bench\.|tests\.chaos": "a benchmark",
 }
 # Settings of `train` that make a run one of seconds; what the page says of them is left out.

@@ -37,6 +37,8 @@ AFTER_A_RUN = {
     "report.md": ["mine", "demo"],
     "tutorial.md": ["demo"],
 }
+# Pages that speak of a server which is there already.
+BEFORE_A_SERVER = {"samples.md", "operations.md"}
 _FILE = re.compile(r"^# (\w+\.py)\n")
 _TO_WALK = [
     page
@@ -108,7 +110,7 @@ class Walk:
                 if reason_not_to_run(command):
                     continue
                 if is_server(command):
-                    self._serve(smaller(command))
+                    self.serve(smaller(command))
                 else:
                     _run(smaller(command), self.place, self._environment)
                 self.ran.append(str(command))
@@ -123,7 +125,7 @@ class Walk:
         _run("python page.py", self.place, self._environment)
         self.ran.append(str(block))
 
-    def _serve(self, shell: str) -> None:
+    def serve(self, shell: str) -> None:
         self.end()
         self._server = Popen(["bash", "-c", f"exec {shell}"], cwd=self.place, env=dict(self._environment))
         until(self._answers, seconds=120)
@@ -154,6 +156,8 @@ def walk(tmp_path: Path, environment: Mapping[str, str]) -> Iterator[Walk]:
 def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
     for name in AFTER_A_RUN.get(page.name, ()):
         shutil.copytree(runs / "runs" / name, walk.place / "runs" / name)
+    if page.name in BEFORE_A_SERVER:
+        walk.serve("ref-server serve --no-model")
     for block in blocks(page):
         walk.block(block)
     if not walk.ran:  # all are listed in scale.py

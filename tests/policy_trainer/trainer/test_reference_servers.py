@@ -75,7 +75,7 @@ def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
     assert child.log == root / "logs" / "ref_server.log"
     assert "--host" not in child.arguments and "--insecure" not in child.arguments, "it listens on loopback alone"
     assert server.url == f"http://127.0.0.1:{home.option('--port')}" == read_url(home.directory)
-    assert home.notes == [f"reference server: process 1, {server.url}, on cpu"]
+    assert home.notes == [f"reference server: process 1, on cpu; its dashboard: {server.url}"]
 
 
 def test_without_a_kl_penalty_it_is_the_queue_alone(home: Home) -> None:
