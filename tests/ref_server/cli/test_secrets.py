@@ -59,7 +59,7 @@ def test_a_store_that_cannot_be_is_not_repeated(
 
 def refused_start(*options: str) -> str:
     """What a server says that cannot start."""
-    command = [sys.executable, "-m", "ref_server", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "ref_server", "serve", *options]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     assert ended.returncode == 1, ended.stdout
     return ended.stdout
