@@ -86,10 +86,11 @@ def until(condition: Callable[[], Any], what: str, process: Process | None = Non
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
-    """The step records of metrics.jsonl."""
+    """The step records of metrics.jsonl. A last line that is still being written is not one yet."""
     path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if record["kind"] == "step"]
 
 
 def processes_of(run_dir: Path) -> list[int]:
