@@ -1,4 +1,4 @@
-"""What a process needs in memory, in bytes, from the shapes of a model alone. docs/scaling.md says what each term is.
+"""What a process needs in memory, in bytes, from the shapes of a model alone. docs/memory.md says what each term is.
 
 Exact for what has the size of parameters. Activations are those of layers like Llama's: attention, and a gated MLP.
 """

@@ -14,6 +14,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"\.example\b|://gpu1": "the reader's own machines",
     r"--task (gsm8k|math)\b(?!.*--data\.path)|--preset simple-grpo": "downloads a dataset",
     r"--devices |--device-map": "needs several GPUs",
+    r"--rollout external|^policy-trainer rollout": "needs a terminal for each: tests/integration",
     rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
     r"ref-server queue (export|import)": "tests/ref_server/cli, with stores that hold something",
     r"tests\.bench\.|tests\.chaos": "a benchmark",

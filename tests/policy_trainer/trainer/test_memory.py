@@ -115,7 +115,7 @@ def test_offloaded_they_are_elsewhere() -> None:
 
 
 def test_ranks_divide_what_one_device_holds() -> None:
-    """docs/scaling.md has what real ranks hold and send: tests/policy_trainer/ranks/test_costs.py."""
+    """docs/fsdp.md has what real ranks hold and send: tests/policy_trainer/ranks/test_costs.py."""
     shape, config = Shape.of(make(2, 64, 128, 2, 2, torch.bfloat16)), OptimizerConfig()
     parts = {ranks: divided(shape, 2, config, ranks=ranks, micro_batches=1) for ranks in (2, 4)}
     for ranks, own in parts.items():
