@@ -8,7 +8,13 @@ from policy_trainer.presets.preset import SAMPLES_IN_TURN
 
 PAGE = Path(__file__).parents[1] / "docs" / "presets.md"
 BEGIN, END = "<!-- written by tests/presets_page.py: begin -->\n", "<!-- end -->\n"
-_HEAD = "| preset | data | group, sampling | surrogate; KL; aggregation; advantage | optimizer, cadence | reference |"
+_CHOICE = "| preset | what it is | data | reference |"
+_NUMBERS = "| preset | group, sampling | surrogate; KL; aggregation; advantage | optimizer, cadence |"
+_HOW_TO_READ = """\
+`T` is the temperature. `old` is `loss.old_logps`: what the ratio compares the policy with. `clip 0.2/0.28` has a lower
+and an upper bound; `sequences` and `sums` mean one ratio for a completion. `KL k3 0.04` is the estimator and
+`loss.beta`. The last column has learning rate, weight decay, the bound of the gradient's norm, and updates."""
+_SHOW = "`policy-trainer presets show NAME`"
 
 
 def written(page: str) -> str:
@@ -19,33 +25,39 @@ def written(page: str) -> str:
 
 
 def _tables() -> str:
-    rows = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1), *(_row(preset) for preset in PRESETS.values())]
+    choice = _table(_CHOICE, [_choice(preset) for preset in PRESETS.values()])
+    numbers = _table(_NUMBERS, [_numbers(preset) for preset in PRESETS.values()])
     departures = [line for preset in PRESETS.values() for line in _departures(preset)]
     others = ", ".join(preset.name for preset in PRESETS.values() if SAMPLES_IN_TURN not in preset.deviations)
-    of_all = f"All but {others}: {SAMPLES_IN_TURN}"
-    return "\n".join(["", *rows, "", "## What is not as published", "", of_all, "", *departures, ""])
+    of_all = f"All but {others}: {SAMPLES_IN_TURN} What a recipe does not publish has our default: {_SHOW} lists it."
+    lines = ["", "## Which there are", "", *choice, "", "## Their numbers", "", _HOW_TO_READ, "", *numbers, ""]
+    return "\n".join([*lines, "## What is not as published", "", of_all, "", *departures, ""])
 
 
-def _row(preset: Preset) -> str:
+def _table(head: str, rows: list[str]) -> list[str]:
+    return [head, "|" + "---|" * (head.count("|") - 1), *rows]
+
+
+def _choice(preset: Preset) -> str:
+    return f"| `{preset.name}` | {preset.summary} | {preset.data} | {say.reference(preset.config())} |"
+
+
+def _numbers(preset: Preset) -> str:
     config = preset.config()
     loss = config.loss
     cells = (
         f"`{preset.name}`",
-        preset.data,
         say.sampling(config),
         f"{say.surrogate(loss)}, old {loss.old_logps}; KL {say.kl(loss)}; {loss.aggregation}; {say.advantage(loss)}",
         say.cadence(config),
-        say.reference(config),
     )
     return f"| {' | '.join(cells)} |"
 
 
 def _departures(preset: Preset) -> list[str]:
     single = [f"`{name}`: {setting.deviation}" for name, setting in preset.settings.items() if setting.deviation]
-    unpublished = ", ".join(f"`{name}`" for name in preset.unpublished)
-    other = [f"Not published, so our default is used: {unpublished}."] if unpublished else []
     wants = [f"Wants `{name}`: {what}." for name, what in preset.wants.items()]
-    items = [*single, *(line for line in preset.deviations if line != SAMPLES_IN_TURN), *other, *wants]
+    items = [*single, *(line for line in preset.deviations if line != SAMPLES_IN_TURN), *wants]
     return [f"**`{preset.name}`**, {preset.origin}", *(f"- {item}" for item in items), ""]
 
 
