@@ -50,6 +50,11 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
+def texts(page: str, language: str) -> list[str]:
+    """What stands between the fences of a page of docs/ that name this language."""
+    return [block.text for block in blocks(ROOT / "docs" / page) if block.language == language]
+
+
 def commands(block: Block) -> Iterator[Command]:
     """Lines that a backslash or an open quotation mark continues are one command."""
     begun = ""

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ref_server.service.service import Service
 from shared.models import save_model
+from tests.docs.pages import texts
 from tests.ref_server.conftest import make_service, model, serve, tokenizer
 
 __all__ = ["make_service", "model", "serve", "tokenizer"]
 
-PAGE = (Path(__file__).parents[2] / "docs/pieces.md").read_text()
-(EXAMPLE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+(EXAMPLE,) = texts("pieces.md", "python")
 
 
 def test_the_loop(

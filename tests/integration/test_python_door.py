@@ -13,11 +13,11 @@ from nbclient import NotebookClient
 
 from policy_trainer import GRPO, RunFailed, UserError
 from shared.models import load_model
+from tests.docs.pages import texts
 from tests.integration.processes import processes_of, steps_of
 from tests.policy_trainer.rewards import faulty
 
-PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text()
-EXAMPLE = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
+EXAMPLE = texts("python.md", "python")[0]
 PROBLEMS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "hint": i % 3} for i in range(100, 140)]
 README = (Path(__file__).parents[2] / "README.md").read_text()
 # Small steps on the CPU.

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reward-models.md").read_text(encoding="utf-8")
+from tests.docs.pages import ROOT, texts
+
+PAGE = "reward-models.md"
 SECONDS = 900
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def run(command: str, directory: Path) -> None:
@@ -39,11 +36,11 @@ def evaluations(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_the_road(tmp_path: Path) -> None:
-    for code in blocks("python"):
+    for code in texts(PAGE, "python"):
         name = re.match(r"# (\w+\.py)", code)
         assert name, "a block begins with its file"
         (tmp_path / name[1]).write_text(code)
-    for command in blocks("sh")[-1].replace("\\\n", " ").splitlines():
+    for command in texts(PAGE, "sh")[-1].replace("\\\n", " ").splitlines():
         run(command, tmp_path)
 
     before, *_, after = evaluations(tmp_path / "runs/taste/judge")

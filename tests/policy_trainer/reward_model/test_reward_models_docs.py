@@ -1,6 +1,5 @@
 """docs/reward-models.md: its lines are pairs, and its commands parse."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -11,12 +10,13 @@ from policy_trainer.config import EvalConfig, RewardTrainingConfig, SftConfig, T
 from policy_trainer.config.reward_training import PairsConfig
 from policy_trainer.reward_model.preferences import read_preferences
 from shared.settings import load_settings
+from tests.docs.pages import ROOT, texts
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reward-models.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reward-models.md").read_text(encoding="utf-8")
 CLASSES = {"sft": SftConfig, "reward-model": RewardTrainingConfig, "train": TrainConfig, "eval": EvalConfig}
 COMMANDS = [
     line
-    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    for block in texts("reward-models.md", "sh")
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("policy-trainer")
 ]
@@ -30,7 +30,7 @@ def test_commands(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_lines(tmp_path: Path) -> None:
-    (lines,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (lines,) = texts("reward-models.md", "json")
     (tmp_path / "pairs.jsonl").write_text(lines)
     found, _ = read_preferences(PairsConfig(path=tmp_path / "pairs.jsonl", eval_path=tmp_path / "pairs.jsonl"))
     assert [one.chosen.completion for one in found] == ["2+3=5", "5", "5", "2+3=5"]

@@ -15,13 +15,20 @@ from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rewards.registry import CONFIGURED, RULES, SUMS
 from policy_trainer.tasks.arithmetic import Arithmetic
+from tests.docs.pages import ROOT, texts
 from tests.ports import free_port
 
-PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
+PAGE = (ROOT / "docs/rewards.md").read_text()
+
+
+def file(name: str) -> str:
+    """The block whose first line names this file."""
+    (code,) = (text for text in texts("rewards.md", "python") if text.startswith(f"# {name}\n"))
+    return code
 
 
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerFast) -> None:
-    (code,) = re.findall(r"^```python\n# my_rewards\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    code = file("my_rewards.py")
     (tmp_path / "my_rewards.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     assert "--rewards accuracy my_rewards:concise" in PAGE
@@ -39,7 +46,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer:
 def test_the_example_of_many_completions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    (code,) = re.findall(r"^```python\n# many_rewards\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    code = file("many_rewards.py")
     (tmp_path / "many_rewards.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     judge = Judge(tokenizer, Arithmetic(0), TrainConfig(model="m", rewards=["many_rewards:hinted"]))
@@ -51,7 +58,7 @@ def test_the_example_of_many_completions(
 
 
 def test_the_example_of_a_server(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    (code,) = re.findall(r"^```python\n# reward_server\.py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    code = file("reward_server.py")
     port = free_port()
     (tmp_path / "reward_server.py").write_text(code.replace("9000", str(port)))
     url = "http://127.0.0.1:9000/concise"

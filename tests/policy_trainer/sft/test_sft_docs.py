@@ -1,6 +1,5 @@
 """docs/sft.md: its lines are demonstrations, its commands parse, and its code writes the files that they use."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -10,16 +9,12 @@ from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, SftConfig, TrainConfig
 from policy_trainer.sft.demonstrations import read_demonstrations
 from shared.settings import load_settings
+from tests.docs.pages import texts
 
-PAGE = (Path(__file__).parents[3] / "docs" / "sft.md").read_text(encoding="utf-8")
 CLASSES = {"sft": SftConfig, "eval": EvalConfig, "train": TrainConfig}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-
-
-COMMANDS = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+COMMANDS = [line for block in texts("sft.md", "sh") for line in block.replace("\\\n", " ").splitlines()]
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +29,13 @@ def test_commands(command: str) -> None:
 
 
 def test_lines(tmp_path: Path) -> None:
-    (lines,) = blocks("json")
+    (lines,) = texts("sft.md", "json")
     (tmp_path / "lines.jsonl").write_text(lines)
     found = read_demonstrations(tmp_path / "lines.jsonl", "data.path")
     assert [one.completion for one in found] == ["7", "<think>2+3=5</think><answer>5</answer>", "5"]
 
 
 def test_the_files_of_the_example(tmp_path: Path) -> None:
-    exec(blocks("python")[0], {})
+    exec(texts("sft.md", "python")[0], {})
     assert (tmp_path / "runs/sums/random/model.safetensors").exists()
     assert len(read_demonstrations(tmp_path / "runs/sums/worked.jsonl", "data.path")) == 6000

@@ -18,19 +18,15 @@ from policy_trainer.tasks.jsonl import jsonl
 from policy_trainer.tasks.problem_set import THINK_THEN_ANSWER
 from policy_trainer.tasks.registry import make_task
 from shared.settings import load_settings
+from tests.docs.pages import ROOT, texts
 from tests.policy_trainer.tasks.formats import write
 
-ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 COMMANDS = [
     line
-    for block in blocks("sh")
+    for block in texts("tasks.md", "sh")
     for line in block.replace("\\\n", " ").splitlines()
     if "words:Reversal" not in line  # a task of one's own: below
 ]
@@ -62,7 +58,7 @@ def test_there_is_a_row_and_a_heading_for_every_task() -> None:
 
 def test_the_words_of_tasks() -> None:
     """What stands in no file of problems, but for its line breaks."""
-    quoted = [" ".join(block.split()) for block in blocks("text")]
+    quoted = [" ".join(block.split()) for block in texts("tasks.md", "text")]
     question = QUESTION.format(numbers=[3, 5, 7], target=15)
     said = (THINK_THEN_ANSWER, SYSTEM_PROMPT, question, ASSISTANT_PREFILL)
     assert quoted == [" ".join(text.split()) for text in said]
@@ -76,20 +72,20 @@ def test_the_words_of_tasks() -> None:
 
 
 def test_the_mixture() -> None:
-    task = make_task(EvalConfig.model_validate({"model": "m", **tomllib.loads(blocks("toml")[0])}))
+    task = make_task(EvalConfig.model_validate({"model": "m", **tomllib.loads(texts("tasks.md", "toml")[0])}))
     drawn = [task.problem(i).task for i in range(1000)]
     assert (drawn.count("gsm8k"), drawn.count("countdown")) == (750, 250)
 
 
 def test_the_lines_of_a_file(tmp_path: Path) -> None:
     config = EvalConfig.model_validate({"model": "m", "task": "jsonl", "data": {"path": "x"}})
-    file = write(tmp_path / "p.jsonl", *blocks("json")[0].splitlines())
+    file = write(tmp_path / "p.jsonl", *texts("tasks.md", "json")[0].splitlines())
     data = config.data.model_copy(update={"path": file, "eval_path": file})
     assert [problem.answer for problem in jsonl(data, 0).eval_problems()] == ["4", "49"]
 
 
 def own_task(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    (directory / "words.py").write_text("\n".join([*blocks("python"), "Reversal.steps = steps"]))
+    (directory / "words.py").write_text("\n".join([*texts("tasks.md", "python"), "Reversal.steps = steps"]))
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "words", raising=False)

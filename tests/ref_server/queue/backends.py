@@ -19,6 +19,8 @@ from tests.postgresql import Postgres, PostgresMissing, postgres
 
 RETENTION = 1000.0
 CLAIM_SECONDS = 60.0
+# Opens a queue with these limits, closed with the test.
+Open = Callable[..., Queue]
 
 
 class Clock:

@@ -12,19 +12,14 @@ from ref_server.queue.interface import Queue
 from ref_server.queue.records import Lease, Upload
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
+from tests.ref_server.queue.backends import Backend, Clock, make_limits
 
 LIMITS = make_limits(max_batches=6, max_deliveries=2, max_scoring_attempts=1)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Queue]:
-    with BACKENDS[request.param](tmp_path) as backend, closing(backend.open(clock, LIMITS)) as queue:
+def queue(backend: Backend, clock: Clock) -> Iterator[Queue]:
+    with closing(backend.open(clock, LIMITS)) as queue:
         yield queue
 
 

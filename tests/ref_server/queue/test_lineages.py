@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -11,21 +10,10 @@ from ref_server.queue.errors import QueueFull, RunTaken
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Wanted
 from shared.api import LEGACY_RUN, State
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, make_limits
+from tests.ref_server.queue.backends import Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import ask, drain, key, lease, make_ready, reason, state, upload
 
 SILENCE = 10.0
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    with BACKENDS[request.param](tmp_path) as backend:
-        yield backend
 
 
 @pytest.fixture

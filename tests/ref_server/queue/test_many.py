@@ -13,19 +13,8 @@ from ref_server.queue.interface import Queue
 from ref_server.queue.records import Lease
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LEGACY_RUN, LeaseBody, Order, Outcome, State
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, make_limits
+from tests.ref_server.queue.backends import Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import LEASE_SECONDS, ask_many, key, make_ready, state, upload
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    with BACKENDS[request.param](tmp_path) as backend:
-        yield backend
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -17,20 +16,14 @@ from ref_server.queue.purge import LOOKED_AT
 from ref_server.queue.records import Upload
 from ref_server.queue.stored import BYTES_AT_ONCE
 from shared.api import Depth, Key, LeaseBody, Outcome, PurgeBody, Purged, State
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
+from tests.ref_server.queue.backends import Backend, Clock, make_limits
 
 NAMES = count()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Queue]:
-    limits = make_limits(max_batches=100_000, max_bytes=2**30)
-    with BACKENDS[request.param](tmp_path) as backend, closing(backend.open(clock, limits)) as queue:
+def queue(backend: Backend, clock: Clock) -> Iterator[Queue]:
+    with closing(backend.open(clock, make_limits(max_batches=100_000, max_bytes=2**30))) as queue:
         yield queue
 
 

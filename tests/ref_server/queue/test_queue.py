@@ -2,12 +2,9 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -27,31 +24,9 @@ from ref_server.queue.records import Lease, Upload, Wanted
 from ref_server.queue.sql import WAITING_SECONDS
 from ref_server.queue.transaction import KEPT_EVENTS
 from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock, make_limits
+from tests.ref_server.queue.backends import RETENTION, Clock, Open
 
 LEASE_SECONDS = 10.0
-Open = Callable[..., Queue]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    with BACKENDS[request.param](tmp_path) as backend:
-        yield backend
-
-
-@pytest.fixture
-def open_queue(backend: Backend, clock: Clock) -> Iterator[Open]:
-    with ExitStack() as opened:
-
-        def open_with(**limits: int) -> Queue:
-            return opened.enter_context(closing(backend.open(clock, make_limits(**limits))))
-
-        yield open_with
 
 
 @pytest.fixture

@@ -2,22 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import WantedReference
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, make_limits
+from tests.ref_server.queue.backends import Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import upload
 
 SECOND = WantedReference("run/step-2", 2, "base")
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    with BACKENDS[request.param](tmp_path) as backend:
-        yield backend
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +14,7 @@ from ref_server.queue.curves import stride_of
 from ref_server.queue.interface import Queue
 from ref_server.queue.run_metrics import RunMetrics
 from shared.api import Kind, MetricsRecord
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Backend, Clock, make_limits
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    with BACKENDS[request.param](tmp_path) as backend:
-        yield backend
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.ref_server.queue.backends import RETENTION, Backend, Clock, make_limits
 
 
 @pytest.fixture

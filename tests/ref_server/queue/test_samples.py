@@ -1,9 +1,6 @@
 """Kept samples: trained batches that stay whole after their ack, a few of a run, and go when others need the room."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
@@ -11,24 +8,7 @@ from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Upload
 from shared.api import Key, LeaseBody, ListOrder, Outcome, State
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, RETENTION, Clock, make_limits
-
-Open = Callable[..., Queue]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def open_queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Open]:
-    with BACKENDS[request.param](tmp_path) as backend, ExitStack() as opened:
-
-        def open_with(**limits: int) -> Queue:
-            return opened.enter_context(closing(backend.open(clock, make_limits(**limits))))
-
-        yield open_with
+from tests.ref_server.queue.backends import RETENTION, Clock, Open
 
 
 def upload(id: str, run: str = "run", size: int = 10) -> Upload:

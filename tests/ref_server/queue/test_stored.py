@@ -1,9 +1,5 @@
 """The limit of all stored payloads: settled ones make room, what is in use stays."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from pathlib import Path
-
 import pytest
 
 from ref_server.metrics.activity import Count
@@ -11,25 +7,9 @@ from ref_server.queue.errors import NoRoom, QueueFull, WrongState
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Lease, Upload
 from shared.api import Key, LeaseBody, State
-from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Clock, make_limits
+from tests.ref_server.queue.backends import Clock, Open
 
 MIB = 2**20
-Open = Callable[..., Queue]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=BACKEND_NAMES)
-def open_queue(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Open]:
-    with BACKENDS[request.param](tmp_path) as backend, ExitStack() as opened:
-
-        def open_with(**limits: int) -> Queue:
-            return opened.enter_context(closing(backend.open(clock, make_limits(**limits))))
-
-        yield open_with
 
 
 def upload(id: str, size: int = 10, run: str = "run") -> Upload:

@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from ref_server.service.service import Service
+from tests.docs.pages import texts
 from tests.ref_server.conftest import make_service, model, one_thread, serve, tokenizer
 
 __all__ = ["make_service", "model", "one_thread", "serve", "tokenizer"]
 
 ROOT = Path(__file__).parents[3]
 URL = "http://127.0.0.1:8400"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL | re.MULTILINE)
+EXAMPLES = texts("client.md", "python")
 # What each of them prints, in order.
 PRINTED = (
     r"tiny \{.*\n\[\('5', -\d.*\n\[\('6', -\d.*\n",
