@@ -39,11 +39,13 @@ LineageName = Annotated[
 
 
 def add(app: FastAPI, service: Service) -> None:
-    _add_reports(app, service)
-    _add_views(app, service)
+    _add_report(app, service)
+    _add_runs(app, service)
+    _add_curves(app, service)
+    _add_step(app, service)
 
 
-def _add_reports(app: FastAPI, service: Service) -> None:
+def _add_report(app: FastAPI, service: Service) -> None:
     @app.post("/v1/runs/{run}/metrics", responses=errors(503, 507))
     @requires(Role.TRAIN, JSON, confines=True)
     async def report(run: Run, body: MetricsBody, asker: Asker) -> MetricsKept:
@@ -65,7 +67,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
         return MetricsKept(kept=len(body.records))
 
 
-def _add_views(app: FastAPI, service: Service) -> None:
+def _add_runs(app: FastAPI, service: Service) -> None:
     metrics = service.queue.metrics
 
     @app.get("/v1/runs", responses=errors(503, 507))
@@ -84,6 +86,10 @@ def _add_views(app: FastAPI, service: Service) -> None:
         if cursor is not None and not is_cursor(cursor):
             raise Problem(422, "invalid_request", "cursor: must be a next_cursor that this server gave", "cursor")
         return page_of_runs(summarise(metrics.curves(asker.only(None))), limit, cursor)
+
+
+def _add_curves(app: FastAPI, service: Service) -> None:
+    metrics = service.queue.metrics
 
     @app.get("/v1/runs/{run}/metrics", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -117,6 +123,10 @@ def _add_views(app: FastAPI, service: Service) -> None:
             values=columns(points, names),
             next_after=points[-1].step if points and points[-1].step < latest else None,
         )
+
+
+def _add_step(app: FastAPI, service: Service) -> None:
+    metrics = service.queue.metrics
 
     @app.get("/v1/runs/{run}/metrics/{step}", response_model=StepRecords, responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
