@@ -39,7 +39,7 @@ def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
         assert [np.mean(row.advantages or []) for row in view.rows] == pytest.approx(
             [item.advantage or 0.0 for item in sample.completions], abs=1e-5
         )
-    view = max(views, key=lambda view: view.trained_step)
+    view = max(views, key=lambda view: view.trained_step or 0)
     (checkpoint,) = run_dir.glob(f"checkpoints/*{view.trained_step}")
     server.kill()
     other = start(Server(checkpoint, tmp_path / "other")).until_ready()
@@ -49,5 +49,6 @@ def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
     moved = 0.0
     for row, own in zip(view.rows, expected, strict=True):
         assert row.logps == pytest.approx(own, abs=1e-5)
+        assert row.ref_logps is not None
         moved = max(moved, *np.abs(np.subtract(own, row.ref_logps)))
     assert moved > 1e-2, "the policy has left the reference"
