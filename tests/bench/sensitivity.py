@@ -1,7 +1,7 @@
 """How much each setting decides on the demo's task: `python -m tests.bench.sensitivity`.
 
 Every row is the first one with a single setting changed, in one process, without staleness, over the same seeds.
-Prints the Markdown table of docs/choosing.md.
+Prints a Markdown table. docs/choosing.md has it, with what changes little in one row.
 """
 
 import argparse
