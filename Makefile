@@ -25,7 +25,7 @@ MINUTES ?= 30
 N ?= 1000000
 CASES ?= 10000
 
-.PHONY: demo test lint types pytest test-all test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: demo test lint types pytest test-all test-long test-ranges test-range test-vllm bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
@@ -34,7 +34,10 @@ test: lint  ## ruff, then pyright beside pytest: five minutes
 	$(MAKE) --no-print-directory --jobs 2 types pytest
 
 test-all: $(TO_TEST)  ## the tests that `make test` leaves out, marked slow: twenty minutes more
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not long"
+
+test-long: $(TO_TEST)  ## whole runs through rare events, which neither of them runs: ten minutes
+	$(PYTEST) -m long
 
 test-ranges:  ## the tests with the lowest and the newest PyTorch and transformers that pyproject.toml allows
 	$(MAKE) test-range TORCH=$(call lowest,torch) TRANSFORMERS=$(call lowest,transformers)
@@ -59,7 +62,7 @@ types: $(TO_TEST)
 	$(BIN)/pyright
 
 pytest: $(TO_TEST)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
 bench: $(TO_TEST)  ## speed and memory as ratios, both sides in one run
 	$(BIN)/python -m tests.bench

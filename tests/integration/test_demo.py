@@ -31,6 +31,7 @@ def demo(base_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.Monke
     return run
 
 
+@pytest.mark.long
 def test_an_interrupted_demo_resumes_only_with_its_own_seed(demo: Any, tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     first = demo("first", "--seed", "1", "--max-steps", "1000")

@@ -59,6 +59,7 @@ def test_bare_prompts_and_a_teacher_suffice(
     assert "teach little or nothing" not in said and "most groups have equal rewards" not in said
 
 
+@pytest.mark.long
 def test_a_teacher_beside_the_reference_survives_a_kill(
     random_model: Path, teacher: Path, prompts: Path, tmp_path: Path, start: Any
 ) -> None:
@@ -88,6 +89,7 @@ def test_another_vocabulary_is_refused(random_model: Path, prompts: Path, tmp_pa
         assert "the tokenizer of" in trainer.output() and "Traceback" not in trainer.output()
 
 
+@pytest.mark.long
 def test_a_dry_run(random_model: Path, teacher: Path, prompts: Path, tmp_path: Path, start: Any) -> None:
     trainer = start(run(random_model, teacher, prompts, tmp_path / "run", "--dry-run", "--loss.beta", "0.1"))
     assert trainer.wait() == 0, trainer.output()

@@ -30,6 +30,7 @@ def test_checkpoints_come_early_when_half_of_the_leases_wait_for_one(random_mode
     assert settled_at(server, run_dir) == 1
 
 
+@pytest.mark.long
 def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start):
     """The trainer still uses the old bound, of which its 14 steps lease less than half."""
     server = start(Server(random_model, tmp_path, None, "--queue.max-in-flight", "128"))

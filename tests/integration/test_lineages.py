@@ -88,6 +88,7 @@ def test_two_trainers_of_one_name(random_model: Path, tmp_path: Path, start: Any
     assert not steps_of(two)
 
 
+@pytest.mark.long
 def test_an_external_worker_follows_a_directory_that_is_begun_again(
     random_model: Path, tmp_path: Path, start: Any
 ) -> None:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 STEPS = 16
 
 
+@pytest.mark.long
 def test_one_command_killed_and_resumed(random_model: Path, tmp_path: Path, start: Any) -> None:
     port, place = str(free_port()), tmp_path / "run"
     queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))

@@ -12,7 +12,14 @@ pytestmark = pytest.mark.slow
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 
 
-@pytest.mark.parametrize("offload", [("none", "none"), ("cpu", "none"), ("none", "cpu")])
+@pytest.mark.parametrize(
+    "offload",
+    [
+        ("none", "none"),
+        pytest.param(("cpu", "none"), marks=pytest.mark.long),
+        pytest.param(("none", "cpu"), marks=pytest.mark.long),
+    ],
+)
 def test_a_bfloat16_run_keeps_its_float32_masters_over_a_resume(base_model, tmp_path, start, offload):
     """Wherever they lie in its two lives."""
     server = start(Server(base_model, tmp_path, None, "--dtype", "bfloat16"))

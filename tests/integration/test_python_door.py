@@ -93,7 +93,7 @@ def test_a_dry_run_leaves_no_run(random_model: Path, site: Path) -> None:
     assert [path.name for path in (site / "runs/default").iterdir()] == ["data"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_a_notebook_an_interrupt_leaves_a_checkpoint_and_the_cell_goes_on(random_model: Path, site: Path) -> None:
     endless = small(EXAMPLE, random_model, 1000)
     cells = [

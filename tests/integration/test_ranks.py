@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 STEPS = 28
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model: Path, tmp_path: Path, start) -> None:
     """Two ranks, one of them killed; three, interrupted by Ctrl-C; two, whose torchrun is killed; one process
     without torchrun, killed; one rank to the end. Each batch is trained once."""
@@ -77,6 +78,7 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     assert trained.keys() == found.keys() and all(torch.equal(trained[name], found[name]) for name in found)
 
 
+@pytest.mark.long
 def test_an_adaptive_entropy_bonus_goes_on_where_it_was(random_model: Path, tmp_path: Path, start) -> None:
     """In one process, then on two ranks. The target is never reached, so the coefficient counts the updates."""
     server = start(Server(random_model, tmp_path / "server")).until_ready()

@@ -169,6 +169,7 @@ def test_a_server_that_cannot_renew_is_refused_at_the_start(random_model: Path, 
     assert f"is {root} the same directory?" in output
 
 
+@pytest.mark.long
 def test_a_server_that_shares_no_directory(base_model: Path, tmp_path: Path, start: Any) -> None:
     """The trainer is killed after a renewal that no checkpoint has; then the server loses all published weights."""
     server = start(Server(base_model, tmp_path / "one")).until_ready()

@@ -34,7 +34,7 @@ def evaluations(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in records if record["kind"] == "evaluation"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_road(tmp_path: Path) -> None:
     for code in texts(PAGE, "python"):
         name = re.match(r"# (\w+\.py)", code)

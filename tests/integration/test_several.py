@@ -12,7 +12,7 @@ from tests.postgresql import postgres
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("backend", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
 def test_two_runs_at_once(random_model: Path, tmp_path: Path, start, backend: str) -> None:
     with postgres() if backend == "postgresql" else nullcontext() as cluster:
         servers = [start(Server(random_model, tmp_path / "one"))]

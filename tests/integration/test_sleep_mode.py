@@ -59,6 +59,7 @@ def test_nothing_is_sampled_while_the_trainer_computes(
     assert_trained_exactly_once(server, run_dir)
 
 
+@pytest.mark.long
 def test_either_may_be_killed(
     random_model: Path, tmp_path: Path, start: Callable[[Process], Process], fake: FakeVllm
 ) -> None:

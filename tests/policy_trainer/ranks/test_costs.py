@@ -11,7 +11,7 @@ from tests.bench.ranks import WIDTHS, Case, make_model, measure, planned, sent
 _SMALL = 4096
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", [Case(4), Case(2, micro_batches=2)], ids=lambda case: f"{case}")
 def test_a_rank_has_its_share_and_sends_what_is_planned(case: Case, tmp_path: Path) -> None:
     shape = make_model(tmp_path, hidden=128)

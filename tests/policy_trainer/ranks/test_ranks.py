@@ -111,7 +111,13 @@ SETTINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "tied", "settings"), SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("ranks", "tied", "settings"),
+    [
+        pytest.param(*values, id=name, marks=[pytest.mark.long] if "several updates" in name else [])
+        for name, values in SETTINGS.items()
+    ],
+)
 def test_twenty_steps_on_several_ranks_are_those_of_one_process(
     place: Path, steps: Any, make_tiny: Make, tokenizer: Any, ranks: int, tied: bool, settings: dict[str, Any]
 ) -> None:
@@ -154,7 +160,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(
     assert difference(place, alone(model, config, steps)[0]) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_entropy_bonus_goes_on_with_another_number_of_ranks(
     place: Path, steps: Any, make_tiny: Make, tokenizer: Any
 ) -> None:

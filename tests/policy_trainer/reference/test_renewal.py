@@ -326,7 +326,11 @@ def test_a_slow_average_moves_under_bfloat16(make_run: Callable[..., Run]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("decay", "restarts", "place"),
-    [(0.0, False, "directory"), (0.0, True, "server"), (0.5, True, "directory")],
+    [
+        (0.0, False, "directory"),
+        (0.5, True, "directory"),
+        pytest.param(0.0, True, "server", marks=pytest.mark.long),
+    ],
 )
 def test_a_crash_at_any_moment_leaves_a_run_that_goes_on_right(
     tmp_path: Path,
