@@ -13,8 +13,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"pip (un)?install": "would change the environment that runs this",
     r"\.example\b|://gpu1": "the reader's own machines",
     r"--task (gsm8k|math)\b(?!.*--data\.path)|--preset simple-grpo": "downloads a dataset",
-    r"--devices |--device-map": "needs several GPUs",
-    r"--rollout external|^policy-trainer rollout": "needs a terminal for each: tests/integration",
+    r"--device-map": "needs several GPUs",
     rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
     r"ref-server queue (export|import)": "tests/ref_server/cli, with stores that hold something",
     r"tests\.bench\.|tests\.chaos": "a benchmark",
@@ -38,7 +37,7 @@ _SMALLER: Mapping[tuple[str, str], Mapping[str, str]] = {
 # What a run of two steps does not have.
 _STANDS_FOR = {"step-00000400": "step-00000010"}
 # This machine has no GPU.
-_DEVICES = {"--device", "--reference.device"}
+_GPU = re.compile(r"\bcuda:\d")
 
 
 def reason_not_to_run(command: Command) -> str | None:
@@ -47,20 +46,21 @@ def reason_not_to_run(command: Command) -> str | None:
 
 def smaller(command: Command) -> str:
     """The command as bash takes it, with fewer and shorter samples. Redirections and pipes stay as they are."""
-    text = command.text
+    text = _GPU.sub("cpu", command.text)
     for name, ours in _STANDS_FOR.items():
         text = text.replace(name, ours)
     for program, values in _SMALLER.items():
         if tuple(command.words[:2]) == program and "--resume" not in command.words:
             text = " ".join(line.partition("  #")[0].rstrip("\\ ") for line in text.splitlines())
-            text = _without(text, {*values, *_DEVICES}) + "".join(f" {name} {value}" for name, value in values.items())
-    return _without(text, _DEVICES)
-
-
-def _without(text: str, options: set[str]) -> str:
-    names = "|".join(re.escape(option) for option in options)
-    return re.sub(rf" ({names}) \S+", "", text)
+            names = "|".join(map(re.escape, values))
+            text = re.sub(rf" ({names}) \S+", "", text) + "".join(f" {name} {value}" for name, value in values.items())
+    return text
 
 
 def is_server(command: Command) -> bool:
     return [word.rpartition("/")[2] for word in command.words[:2]] == ["ref-server", "serve"]
+
+
+def waits_for_workers(command: Command) -> bool:
+    """A trainer whose workers later commands start, in another terminal."""
+    return "--rollout external" in command.text

@@ -19,7 +19,7 @@ import pytest
 
 from policy_trainer.demo.base_model import cached_base_model
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
-from tests.docs.scale import is_server, reason_not_to_run, smaller
+from tests.docs.scale import is_server, reason_not_to_run, smaller, waits_for_workers
 from tests.waiting import until
 
 SERVER = "http://127.0.0.1:8400"
@@ -99,6 +99,7 @@ class Walk:
         self.ran: list[str] = []
         self._environment = environment
         self._server: Popen[bytes] | None = None
+        self._trainer: Popen[bytes] | None = None
         self._script = ""
 
     def block(self, block: Block) -> None:
@@ -111,6 +112,9 @@ class Walk:
                     continue
                 if is_server(command):
                     self.serve(smaller(command))
+                elif waits_for_workers(command):
+                    self._trainer = self._begin(smaller(command))
+                    until((self.place / "runs" / "mine" / "config.toml").exists, seconds=120)
                 else:
                     _run(smaller(command), self.place, self._environment)
                 self.ran.append(str(command))
@@ -125,9 +129,12 @@ class Walk:
         _run("python page.py", self.place, self._environment)
         self.ran.append(str(block))
 
+    def _begin(self, shell: str) -> Popen[bytes]:
+        return Popen(["bash", "-c", f"exec {shell}"], cwd=self.place, env=dict(self._environment))
+
     def serve(self, shell: str) -> None:
         self.end()
-        self._server = Popen(["bash", "-c", f"exec {shell}"], cwd=self.place, env=dict(self._environment))
+        self._server = self._begin(shell)
         until(self._answers, seconds=120)
 
     def _answers(self) -> bool:
@@ -138,9 +145,15 @@ class Walk:
             return False
 
     def end(self) -> None:
-        if self._server is not None:
-            self._server.terminate()
-            self._server.wait(60)
+        """Awaits a trainer, which its workers have fed, and ends the server."""
+        assert self._trainer is None or self._trainer.wait(SECONDS) == 0, "the trainer failed"
+        self.stop()
+
+    def stop(self) -> None:
+        for process in filter(None, (self._trainer, self._server)):
+            process.terminate()
+            process.wait(60)
+        self._trainer = self._server = None
 
 
 @pytest.fixture
@@ -149,7 +162,7 @@ def walk(tmp_path: Path, environment: Mapping[str, str]) -> Iterator[Walk]:
     (tmp_path / ".venv").symlink_to(sys.prefix)
     walk = Walk(tmp_path, environment)
     yield walk
-    walk.end()
+    walk.stop()
 
 
 @pytest.mark.parametrize("page", _TO_WALK, ids=lambda page: page.name)
@@ -160,6 +173,7 @@ def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
         walk.serve("ref-server serve --no-model")
     for block in blocks(page):
         walk.block(block)
+    walk.end()
     if not walk.ran:  # all are listed in scale.py
         pytest.skip("; ".join(sorted({reason_not_to_run(c) or "" for b in blocks(page) for c in commands(b)})))
 
