@@ -119,12 +119,16 @@ function sorted(batches, sort) {
   return keyed.map(([, batch]) => batch);
 }
 
+// Why batches expire that no trainer will ask for any more.
+const ENDED = new Set(["finished", "abandoned"]);
+
 function requeueButton(batch, said, load) {
   if (!["dead", "expired"].includes(batch.state)) return "";
   if (!batch.payload_bytes) return el("span", { class: "quiet" }, "cannot come back");
   const ask = async () => {
     const about = `Batch ${batch.id} of run ${batch.run} is ${batch.state}${batch.reason ? ` (${batch.reason})` : ""}. It would wait again, with its counts of tries at zero.`;
-    if (!(await agreed("Bring this batch back?", about, "Requeue"))) return;
+    const ended = ENDED.has(batch.reason) ? " Its training has ended: resume that first, or the batch expires again." : "";
+    if (!(await agreed("Bring this batch back?", about + ended, "Requeue"))) return;
     try {
       const { state } = await post(path("v1", "batches", batch.id, "requeue"));
       await load();

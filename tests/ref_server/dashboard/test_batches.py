@@ -71,6 +71,7 @@ def test_an_expired_batch_comes_back_once_that_is_confirmed(tab: Tab, server: ht
     page.get_by_role("button", name="Requeue").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text(batches[1])
+    expect(dialog).to_contain_text("Its training has ended")
     dialog.get_by_role("button", name="Cancel").click()
     assert server.get(f"/v1/batches/{batches[1]}").json()["state"] == "expired"
     page.get_by_role("button", name="Requeue").click()
