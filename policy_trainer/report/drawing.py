@@ -56,6 +56,9 @@ def _line(axes: Axes, curve: Series, place: int) -> None:
 
 def _frame(axes: Axes, x: str) -> None:
     axes.set_xlabel(x, color=_TEXT)
+    left, right = axes.get_xlim()
+    if right - left < 1:  # one point
+        axes.set_xlim(left - 1, right + 1)
     axes.tick_params(colors=_TEXT, length=2)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))

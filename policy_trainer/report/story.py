@@ -84,7 +84,7 @@ def _with_interval(record: Metrics, name: str) -> str:
 
 def _best(run: RecordedRun) -> str:
     best: Any = run.progress.get("best_step")
-    return f"The best checkpoint is that of step {best:,}." if isinstance(best, int) else ""
+    return f"The best evaluation is that of step {best:,}." if isinstance(best, int) else ""
 
 
 def _time(run: RecordedRun) -> str:

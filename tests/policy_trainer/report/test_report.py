@@ -48,7 +48,7 @@ def test_a_run_is_told_in_sentences_curves_and_texts(tmp_path: Path, capsys: pyt
     assert (
         "Accuracy on held-out problems went from 0.05 (95% interval 0.02 to 0.11, step 0) to 0.9 (95% interval" in text
     )
-    assert "The best checkpoint is that of step 10. It took about 0.7 minutes. Sampling limited this run" in text
+    assert "The best evaluation is that of step 10. It took about 0.7 minutes. Sampling limited this run" in text
     assert "Step 9: kl was 2.5, healthy is below 1. Try: raise loss.beta" in text
     assert "training 23%" in text and "waiting 68%" in text and "judging 10%" in text and "scoring 10%" in text
     assert "loss.beta 0.125" in text and "max_steps 10" in text
