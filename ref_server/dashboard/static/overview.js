@@ -12,7 +12,7 @@ import { readWaits, rowsOf, verdictOf } from "./waits.js";
 
 const WAITING = ["queued", "scoring", "ready", "leased"];
 const MEANINGS = {
-  queued: "waits to be scored", scoring: "is being scored", ready: "waits for a trainer", leased: "is being trained on",
+  queued: "waits to be scored", scoring: "is being scored", ready: "waits for a trainer", leased: "a trainer has it, until its checkpoint",
   done: "trained", expired: "too old, or of a run that ended", dead: "could not be scored or trained on",
 };
 const RUNS_SHOWN = 3;

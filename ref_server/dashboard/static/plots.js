@@ -61,7 +61,7 @@ function options({ lines, time, showValues, marked }) {
   return {
     width: 300, height: HEIGHT, padding: [8, 8, 0, 0], legend: { show: false },
     cursor: { sync: { key: time ? "time" : "step", scales: ["x", null] }, points: { size: 7 }, y: false },
-    scales: { x: { time }, y: { range } },
+    scales: { x: { time, range: (chart, low, high) => across(chart, low, high, time ? 30 : 1) }, y: { range } },
     axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 50, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...lines.map(series)],
     hooks: { setCursor: [showValues], draw: [marked] },
@@ -81,6 +81,11 @@ function range(_, low, high) {
   if (low === null || high === null) return [-0.1, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
   return [low >= 0 && low < pad ? -pad / 3 : low - pad, high + pad];
+}
+
+/** As far as the plotting library reaches, but for a single step or second: some around it. */
+function across({ data: [xs] }, low, high, pad) {
+  return xs.length === 1 ? [xs[0] - pad, xs[0] + pad] : [low, high];
 }
 
 /** The value at an index, or the last one before it: evaluations are rarer than steps. */
