@@ -37,6 +37,7 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
     recorded = read_recording(config.batches, config.groups_per_step)
     counted = count_steps(config, cache(partial(make_task, config)), console)
     directory = RunDirectory(config.run_dir)
+    directory.refuse_trained("a replay cannot be continued: choose another --run-dir")
     directory.open(config, console, resume=False)
     tokenizer, weights = load_tokenizer(config.model, revision=config.revision), _part_weights(config)
     loaded = load_alone(counted, config.model, config.revision, None, tokenizer, weights)

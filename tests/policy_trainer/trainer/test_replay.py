@@ -82,7 +82,7 @@ def test_it_ends_with_max_steps(model: Path, recorded: Path, tmp_path: Path) -> 
 
 def test_it_takes_no_run_directory_that_trained(model: Path, recorded: Path, tmp_path: Path) -> None:
     replayed(model, recorded, tmp_path / "a")
-    with pytest.raises(UserError, match=r"^run_dir: .* holds a run already"):
+    with pytest.raises(UserError, match=r"^run_dir: .* holds a run already; a replay cannot be continued"):
         replayed(model, recorded, tmp_path / "a")
 
 
