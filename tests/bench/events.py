@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 
-from tests.bench.processes import serving, thread_seconds
+from tests.bench.processes import cpu_seconds, serving
 from tests.load import honest
 from tests.load.crew import Crew
 
@@ -57,9 +57,9 @@ def _cost(pid: int, http: httpx.Client, seconds: float) -> float:
     """The server's CPU seconds for each batch."""
     with Crew(http.base_url.port or 0) as crew:
         crew.start("honest", honest.work, _CLIENTS, _TOKENS)
-        done, cpu = _done(http), sum(thread_seconds(pid).values())
+        done, cpu = _done(http), cpu_seconds(pid)
         time.sleep(seconds)
-        done, cpu = _done(http) - done, sum(thread_seconds(pid).values()) - cpu
+        done, cpu = _done(http) - done, cpu_seconds(pid) - cpu
         crew.end()
     return cpu / max(done, 1)
 

@@ -47,14 +47,19 @@ def _answers(http: httpx.Client) -> bool:
         return False
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process so far, those of threads that have ended, too."""
+    return _seconds(Path(f"/proc/{pid}/stat"))
+
+
 def thread_seconds(pid: int) -> dict[str, float]:
-    """CPU seconds of each thread of a process so far."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    stats = {
-        task.name: (task / "stat").read_text().rpartition(")")[2].split()
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    }
-    return {thread: (int(fields[11]) + int(fields[12])) / ticks for thread, fields in stats.items()}
+    """CPU seconds of each thread that a process has now."""
+    return {task.name: _seconds(task / "stat") for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def _seconds(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mib(pid: int) -> float:
