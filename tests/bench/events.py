@@ -1,7 +1,8 @@
 """What a watcher and a trainer's metrics cost a busy server: `python -m tests.bench.events`.
 
 One server, which clients keep busy, in turns with and without one stream of events and a record a second. The figure is
-the server's CPU time for each batch that was uploaded, leased and acked: a busy machine blurs it least.
+the server's CPU time for each batch that was uploaded, leased and acked: a busy machine blurs it least. First the same
+of an idle server, as a share of one core: all of it is the watching.
 """
 
 import argparse
@@ -28,10 +29,13 @@ _NUMBERS, _BATCHES = 75, 16
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.events", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10, help="of each turn")
+    parser.add_argument("--idle", type=float, default=20, help="seconds of each turn without load")
     parser.add_argument("--pairs", type=int, default=8)
     options = parser.parse_args()
     ratios: list[float] = []
     with tempfile.TemporaryDirectory() as directory, serving("--no-model", "--data-dir", directory) as (pid, http):
+        idle, watched = _idle(pid, http, options.idle, False), _idle(pid, http, options.idle, True)
+        print(f"idle: {idle:.2%} of a core, watched {watched:.2%}")
         _cost(pid, http, options.seconds)  # warms up
         for pair in range(options.pairs):
             costs = {watched: _turn(pid, http, options.seconds, watched) for watched in _order(pair)}
@@ -45,12 +49,26 @@ def _order(pair: int) -> tuple[bool, bool]:
     return (False, True) if pair % 2 else (True, False)
 
 
+def _idle(pid: int, http: httpx.Client, seconds: float, watched: bool) -> float:
+    """CPU seconds a second."""
+    with _with(http, watched):
+        cpu = cpu_seconds(pid)
+        time.sleep(seconds)
+        return (cpu_seconds(pid) - cpu) / seconds
+
+
 def _turn(pid: int, http: httpx.Client, seconds: float, watched: bool) -> float:
+    with _with(http, watched):
+        return _cost(pid, http, seconds)
+
+
+@contextmanager
+def _with(http: httpx.Client, watched: bool) -> Iterator[None]:
     with ExitStack() as stack:
         if watched:
             stack.enter_context(_watching(str(http.base_url)))
             stack.enter_context(_reporting(str(http.base_url)))
-        return _cost(pid, http, seconds)
+        yield
 
 
 def _cost(pid: int, http: httpx.Client, seconds: float) -> float:
