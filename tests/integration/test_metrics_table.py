@@ -64,10 +64,12 @@ def test_the_table_lists_fields_of_reward_model_records() -> None:
     assert {field.name for field in fields(PreferenceStats)} | {"kind", "step"} == documented("reward-model step")
 
 
+@pytest.mark.slow
 def test_batches_that_the_server_refused_are_counted(run_dir: Path) -> None:
     assert [record["refused_batches"] for record in steps_of(run_dir)] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_number(run_dir: Path) -> None:
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()

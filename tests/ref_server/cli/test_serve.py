@@ -159,6 +159,7 @@ def test_a_second_server_keeps_off(model_dir: Path, tmp_path: Path, capsys: pyte
     assert f"another process holds {tmp_path}" in output
 
 
+@pytest.mark.slow
 def test_a_teacher_beside_the_model(model_dir: Path, tmp_path: Path, rollout: Rollout) -> None:
     """The same model twice: both score alike."""
     options = ("--model", str(model_dir), "--teacher", str(model_dir), "--threads", "1")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count
@@ -179,6 +180,7 @@ def test_one_that_does_not_read_blocks_no_other_and_is_cut_off_at_the_end(
     make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchers, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(watchers, "_END_SECONDS", 0.1)
     service = make_service()
     describe, numbers = service.describe_queue, count()
 
@@ -195,4 +197,5 @@ def test_one_that_does_not_read_blocks_no_other_and_is_cut_off_at_the_end(
             first(events, "queue", lambda data: True)
         service.drain()
         assert all(name == "queue" for name, _ in events)
+        time.sleep(2 * watchers._END_SECONDS)  # one that reads again in time is let go in order, its connection stays
         assert rest(deaf).startswith(b"HTTP/1.1 200")  # up to where the server ends it
