@@ -35,7 +35,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.text, comments=True)
+        return shlex.split(self.text.replace("\\\n", " "), comments=True)
 
     def __str__(self) -> str:
         return f"{self.block}: {' '.join(self.words)[:60]}"
@@ -71,9 +71,11 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def all_commands() -> list[Command]:
-    return [
-        command for page in PAGES for block in blocks(page) if block.language == "sh" for command in commands(block)
-    ]
+    return [command for page in PAGES for command in commands_of(page)]
+
+
+def commands_of(page: Path) -> list[Command]:
+    return [command for block in blocks(page) if block.language == "sh" for command in commands(block)]
 
 
 def _is_open(text: str) -> bool:

@@ -12,9 +12,11 @@ QUICK = (
 )  # fmt: skip
 
 
-def train(model: Path, server: Server, run_dir: Path, *options: str) -> Process:
+def train(model: Path | str, server: Server | None, run_dir: Path, *options: str) -> Process:
+    """server: None for one that the trainer starts itself."""
+    place = () if server is None else ("--server", server.url)
     return Process(
-        "policy_trainer", "train", "--model", str(model), "--server", server.url, "--run-dir", str(run_dir), *options,
+        "policy_trainer", "train", "--model", str(model), *place, "--run-dir", str(run_dir), *options,
         log=run_dir.parent / f"{run_dir.name}.log",
     )  # fmt: skip
 

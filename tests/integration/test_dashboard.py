@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
-from tests.integration.processes import Process, steps_of, until
-from tests.integration.runs import QUICK
+from tests.integration.processes import steps_of, until
+from tests.integration.runs import QUICK, train
 from tests.ref_server.dashboard.conftest import Tab, chromium, open_tab
 
 __all__ = ["chromium", "open_tab"]
@@ -25,10 +25,7 @@ def test_a_run_is_watched_while_it_trains(
 ) -> None:
     run_dir = tmp_path / "watched"
     options = (*QUICK, "--sampling.max-completion-length", "40", "--samples.every", "1", "--max-steps", "1000")
-    log = tmp_path / "watched.log"
-    trainer = start(
-        Process("policy_trainer", "train", "--model", str(base_model), "--run-dir", str(run_dir), *options, log=log)
-    )
+    trainer = start(train(base_model, None, run_dir, *options))
     until(lambda: len(steps_of(run_dir)) >= 2, "two steps", trainer)
     with httpx.Client(base_url=read_url(RunDirectory(run_dir)) or "") as http:
         tab = open_tab(http)

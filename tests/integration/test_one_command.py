@@ -12,17 +12,14 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
 from shared.client import RefServerClient
 from tests.integration.processes import Process, processes_of, steps_of, until
-from tests.integration.runs import QUICK
+from tests.integration.runs import QUICK, train
 
 # Lengths differ, so that a random model learns something.
 OPTIONS = (*QUICK, "--device", "cpu", "--rewards", "accuracy", "length")
 
 
 def alone(model: Path | str, run_dir: Path, *options: str) -> Process:
-    return Process(
-        "policy_trainer", "train", "--model", str(model), "--run-dir", str(run_dir), *OPTIONS, *options,
-        log=run_dir.parent / f"{run_dir.name}.log",
-    )  # fmt: skip
+    return train(model, None, run_dir, *OPTIONS, *options)
 
 
 def wait_for_the_end(run_dir: Path) -> None:

@@ -3,22 +3,22 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT, texts
+from tests.docs.pages import ROOT, blocks, commands, texts
 
-PAGE = "reward-models.md"
+PAGE = ROOT / "docs" / "reward-models.md"
 SECONDS = 900
 
 
-def run(command: str, directory: Path) -> None:
-    program, *arguments = shlex.split(command)
+def run(words: Sequence[str], directory: Path) -> None:
+    program, *arguments = words
     start = {"python": [], "policy-trainer": ["-m", "policy_trainer"]}[program]
     # Python finds what is installed, the repository, and the modules of this directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(directory)])}
@@ -36,12 +36,13 @@ def evaluations(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.long
 def test_the_road(tmp_path: Path) -> None:
-    for code in texts(PAGE, "python"):
+    for code in texts(PAGE.name, "python"):
         name = re.match(r"# (\w+\.py)", code)
         assert name, "a block begins with its file"
         (tmp_path / name[1]).write_text(code)
-    for command in texts(PAGE, "sh")[-1].replace("\\\n", " ").splitlines():
-        run(command, tmp_path)
+    *_, last = (block for block in blocks(PAGE) if block.language == "sh")
+    for command in commands(last):
+        run(command.words, tmp_path)
 
     before, *_, after = evaluations(tmp_path / "runs/taste/judge")
     assert after["low"] > 0.8 > before["low"]

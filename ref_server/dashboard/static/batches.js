@@ -17,6 +17,8 @@ const MOST = 10000;
 // A short list is read again as the queue changes; a long one when that is asked for.
 const SHORT = 200;
 const SECONDS_BETWEEN_READS = 3;
+// Why batches expire that no trainer will ask for any more.
+const ENDED = new Set(["finished", "abandoned"]);
 
 const COLUMNS = [
   { name: "batch", of: (batch) => batch.id, cell: (batch, open) => el("a", { class: "id", href: link(["batch", batch.id]), click: open, title: batch.id }, shortId(batch.id)) },
@@ -118,9 +120,6 @@ function sorted(batches, sort) {
   keyed.sort(([a], [b]) => sign * (a < b ? -1 : a > b ? 1 : 0));
   return keyed.map(([, batch]) => batch);
 }
-
-// Why batches expire that no trainer will ask for any more.
-const ENDED = new Set(["finished", "abandoned"]);
 
 function requeueButton(batch, said, load) {
   if (!["dead", "expired"].includes(batch.state)) return "";

@@ -1,6 +1,5 @@
 """docs/reward-models.md: its lines are pairs, and its commands parse."""
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,17 @@ from policy_trainer.config import EvalConfig, RewardTrainingConfig, SftConfig, T
 from policy_trainer.config.reward_training import PairsConfig
 from policy_trainer.reward_model.preferences import read_preferences
 from shared.settings import load_settings
-from tests.docs.pages import ROOT, texts
+from tests.docs.pages import ROOT, Command, commands_of, texts
 
 PAGE = (ROOT / "docs" / "reward-models.md").read_text(encoding="utf-8")
 CLASSES = {"sft": SftConfig, "reward-model": RewardTrainingConfig, "train": TrainConfig, "eval": EvalConfig}
-COMMANDS = [
-    line
-    for block in texts("reward-models.md", "sh")
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.startswith("policy-trainer")
-]
+COMMANDS = [one for one in commands_of(ROOT / "docs" / "reward-models.md") if one.words[0] == "policy-trainer"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    _, verb, *arguments = shlex.split(command)
+    _, verb, *arguments = command.words
     load_settings(CLASSES[verb], arguments, prog="policy-trainer", schema=FileSchema)
 
 

@@ -1,6 +1,5 @@
 """docs/sft.md: its lines are demonstrations, its commands parse, and its code writes the files that they use."""
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,10 @@ from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, SftConfig, TrainConfig
 from policy_trainer.sft.demonstrations import read_demonstrations
 from shared.settings import load_settings
-from tests.docs.pages import texts
+from tests.docs.pages import ROOT, Command, commands_of, texts
 
 CLASSES = {"sft": SftConfig, "eval": EvalConfig, "train": TrainConfig}
-
-
-COMMANDS = [line for block in texts("sft.md", "sh") for line in block.replace("\\\n", " ").splitlines()]
+COMMANDS = commands_of(ROOT / "docs" / "sft.md")
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +19,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("policy-trainer")])
-def test_commands(command: str) -> None:
-    _, verb, *arguments = shlex.split(command)
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.words[0] == "policy-trainer"], ids=str)
+def test_commands(command: Command) -> None:
+    _, verb, *arguments = command.words
     load_settings(CLASSES[verb], arguments, prog="policy-trainer", schema=FileSchema)
 
 
