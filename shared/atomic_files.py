@@ -24,23 +24,35 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_directory(target: Path) -> Iterator[Path]:
+def whole_directory(target: Path, *, siblings: str | None = None) -> Iterator[Path]:
     """A temporary directory to fill, which replaces `target`: it is synced and renamed to `target` when the block ends.
 
-    Directories that killed writers left behind are removed first.
+    What a killed writer of `target` left behind is removed first; if it was killed between the two renames, the old
+    directory comes back. Nothing else in the parent directory is touched. siblings: a glob for the numbered ones that
+    only this caller writes here; their leftovers are removed too.
     """
-    for leftover in target.parent.glob(".tmp-*"):
-        shutil.rmtree(leftover)
-    temporary = target.parent / f".tmp-{target.name}"
+    temporary, replaced = target.with_name(f".tmp-{target.name}"), target.with_name(f".replaced-{target.name}")
+    if replaced.exists() and not target.exists():
+        replaced.rename(target)
+    for leftover in (temporary, replaced, *(target.parent.glob(f".tmp-{siblings}") if siblings else ())):
+        _remove(leftover)
     temporary.mkdir(parents=True)
     yield temporary
     for file in (*temporary.rglob("*"), temporary):
         sync(file)
     if target.exists():  # a directory can be renamed only to a name that is free, or to an empty one
-        target.rename(target.parent / f".tmp-old-{target.name}")
+        target.rename(replaced)
     temporary.rename(target)
-    shutil.rmtree(target.parent / f".tmp-old-{target.name}", ignore_errors=True)
+    _remove(replaced)
     sync(target.parent)
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory, a file or a link, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

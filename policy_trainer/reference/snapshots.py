@@ -41,7 +41,7 @@ class Snapshots:
         Raises OSError, SafetensorError.
         """
         name = f"{self._run}/epoch-{epoch:04d}-version-{version:08d}"
-        with whole_directory(self.root / name) as directory:
+        with whole_directory(self.root / name, siblings="epoch-*") as directory:
             save_model(model, tokenizer, directory, state)
         return name
 

@@ -114,7 +114,7 @@ class Checkpoints:
                 _write_state(target, state, average)
                 block.callback(sync, target)
             else:
-                directory = block.enter_context(whole_directory(target))
+                directory = block.enter_context(whole_directory(target, siblings="step-*"))
                 writing = write(directory)
                 _write_state(directory, state, average)
             return Saving(target, state, writing, block.pop_all(), self._remove_old)

@@ -59,7 +59,8 @@ class RecordingDirectory:
                 shutil.rmtree(later)
 
     def keep(self, step: int, batches: Sequence[Batch]) -> None:
-        with write_failures(self._root), whole_directory(self._root / f"{_STEP}{step:08d}") as directory:
+        target = self._root / f"{_STEP}{step:08d}"
+        with write_failures(self._root), whole_directory(target, siblings=f"{_STEP}*") as directory:
             for place, batch in enumerate(batches):
                 (directory / f"{place:05d}-{rollout_of(batch).id}{_BODY}").write_bytes(wire.encode(batch))
 

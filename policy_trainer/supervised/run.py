@@ -5,7 +5,6 @@ resuming needs.
 """
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -183,7 +182,6 @@ class SupervisedRun:
     def _save_model(self) -> None:
         with write_failures(self.directory.model), whole_directory(self.directory.model) as temporary:
             save_model(self.learner.model, self.tokenizer, temporary)
-            shutil.rmtree(self.directory.model, ignore_errors=True)  # from an earlier process that finished
 
 
 def _not_finite(what: str) -> RunFailed:

@@ -17,6 +17,7 @@ from policy_trainer.weights.publication import KEPT, Publication
 from shared.atomic_files import whole_directory, write_json
 
 LATEST = "latest.json"
+_VERSIONS = "[0-9]*-[0-9]*"
 
 
 class WeightsDirectory:
@@ -30,10 +31,10 @@ class WeightsDirectory:
         self._root.mkdir(parents=True, exist_ok=True)
         version = self._root / publication.name
         if not version.exists():  # at the end of a run only latest.json changes
-            with whole_directory(version) as temporary:
+            with whole_directory(version, siblings=_VERSIONS) as temporary:
                 copy.save(temporary)
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
-        for old in sorted(self._root.glob("[0-9]*-[0-9]*"))[:-KEPT]:
+        for old in sorted(self._root.glob(_VERSIONS))[:-KEPT]:
             shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all
 
     def has(self, publication: Publication) -> bool:

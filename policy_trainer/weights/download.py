@@ -16,6 +16,7 @@ from shared.atomic_files import whole_directory
 from shared.client import RefServerClient, RefServerError
 
 # A poll lasts so long, and then looks whether another training has begun, or this one has ended.
+_VERSIONS = "[0-9]*-[0-9]*"
 _POLL_SECONDS = 5.0
 # How long the end of a worker waits for the thread.
 _ENDING_SECONDS = 1.0
@@ -41,7 +42,7 @@ def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Pa
     try:
         with write_failures(target, "make room, and start this worker again"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            with whole_directory(target) as temporary:
+            with whole_directory(target, siblings=_VERSIONS) as temporary:
                 for file, content in found.files.items():
                     client.download_weights(found.name, file, content, temporary / file)
     except RefServerError as error:
@@ -131,7 +132,7 @@ class DownloadedWeights:
         words = {name: value for name, value in found.words.items() if name != SETTINGS}
         self._newest = Publication.parse({**words, **asdict(found.name)})
         with self._changing:
-            versions = sorted(self._directory.glob("*/[0-9]*-[0-9]*"), key=lambda path: path.stat().st_mtime)
+            versions = sorted(self._directory.glob(f"*/{_VERSIONS}"), key=lambda path: path.stat().st_mtime)
             for old in versions[:-KEPT]:
                 if old != target and old not in self._reading:
                     shutil.rmtree(old)

@@ -1,9 +1,12 @@
 """A file that is replaced is read as the old or the new one, wherever its writer is killed."""
 
 import json
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from shared.atomic_files import whole_directory, write_json
 
@@ -24,3 +27,48 @@ def test_a_whole_directory_replaces_an_older_one(tmp_path: Path) -> None:
         with whole_directory(tmp_path / "model") as directory:
             (directory / name).touch()
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/second"]
+
+
+def test_what_others_keep_in_the_parent_directory_stays(tmp_path: Path) -> None:
+    kept = [tmp_path / ".tmp-directory-of-another-program", tmp_path / ".tmp-step-9"]
+    for directory in kept:
+        directory.mkdir()
+    (tmp_path / ".tmp-file").write_text("another program's")
+    with whole_directory(tmp_path / "model") as directory:
+        (directory / "weights").touch()
+    assert all(directory.is_dir() for directory in kept)
+    assert (tmp_path / ".tmp-file").read_text() == "another program's"
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step-7").mkdir()
+    (tmp_path / ".tmp-step-8").write_text("a file by that name")
+    with whole_directory(tmp_path / "step-8", siblings="step-*") as directory:
+        (directory / "weights").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-8"]
+
+
+def test_wherever_its_writer_is_killed_the_old_or_the_new_directory_is_there_after_the_next(
+    tmp_path: Path, fuse: Any
+) -> None:
+    target = tmp_path / "model"
+
+    def write(content: str) -> None:
+        with whole_directory(target) as directory:
+            (directory / "weights").write_text(content)
+
+    def fail() -> None:
+        with whole_directory(target):
+            raise KeyboardInterrupt
+
+    number = 0
+    write("0")
+    for number in count(1):
+        survived = fuse.lives(number, partial(write, str(number)))
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert (target / "weights").read_text() in (str(number - 1), str(number))
+        write(str(number))
+        if survived:
+            break
+    assert number > 3  # killed between the two renames, among others

@@ -174,7 +174,7 @@ def test_the_newest_few_and_the_best_are_kept(run: Run) -> None:
 
 def test_a_leftover_temporary_directory_is_ignored_and_goes(run: Run) -> None:
     first = run.save(1)
-    leftover = first.with_name(".tmp-00000002")
+    leftover = first.with_name(".tmp-step-00000002")
     leftover.mkdir()
     (leftover / "trainer.json").write_text("{}")
     assert run.checkpoints.newest() == first
