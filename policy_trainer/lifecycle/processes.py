@@ -9,8 +9,14 @@ from pathlib import Path
 from shared.lifetime import child_environment
 
 _LAST_LINES = 12
-# How the names of torchrun's variables begin: with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …
-_TORCHRUN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_")
+# What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these
+# would take itself for that rank.
+_TORCHRUN = {
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_TIMER_FILE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+}  # fmt: skip
 # Longer than a reference server takes to shut down.
 _STOP_SECONDS = 35.0
 
@@ -86,7 +92,11 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without settings, which would override the child's configuration file, and without
-    what torchrun told this process alone."""
-    prefixes = ("POLICY_TRAINER_", "REF_SERVER_", "TORCHELASTIC_", *_TORCHRUN)
-    return {name: value for name, value in child_environment().items() if not name.startswith(prefixes)}
+    """This process's environment without settings, which would override the child's configuration file, and under
+    torchrun without the variables of this rank."""
+    of_rank = _TORCHRUN if in_torchrun() else set[str]()
+    return {
+        name: value
+        for name, value in child_environment().items()
+        if name not in of_rank and not name.startswith(("POLICY_TRAINER_", "REF_SERVER_"))
+    }

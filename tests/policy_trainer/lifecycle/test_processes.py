@@ -102,6 +102,23 @@ class TestChild:
         until(lambda: child.exit_status is not None)
         assert child.last_words() == "{'POLICY_TRAINER_TOKEN': 'a-secret'} False"
 
+    @pytest.mark.parametrize("torchrun", [False, True])
+    def test_a_user_s_variables_stay_and_a_rank_s_go_under_torchrun(
+        self, modules: Callable[[str, str], None], open_child: OpenChild, monkeypatch: pytest.MonkeyPatch,
+        torchrun: bool,
+    ) -> None:  # fmt: skip
+        users = {"MASTER_KEY", "LOCAL_CACHE", "ROLE_ARN", "GROUP_ID", "RANKING", "WORLD_SIZES", "MASTER_PORTAL"}
+        rank = {"RANK", "WORLD_SIZE"} if torchrun else set[str]()
+        of_a_job = {"MASTER_ADDR", "LOCAL_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"}
+        for name in users | rank | of_a_job:
+            monkeypatch.setenv(name, "1")
+        modules("tells", "import os\nprint(*sorted(os.environ), sep='|')\n")
+        child = open_child("tells")
+        child.start()
+        until(lambda: child.exit_status is not None)
+        inherited = set(child.last_words().split("|"))
+        assert inherited & (users | rank | of_a_job) == (users if torchrun else users | of_a_job)
+
     def test_can_be_started_again(self, modules: Callable[[str, str], None], open_child: OpenChild) -> None:
         modules("talks", "import os\nprint(os.getpid())\n")
         child = open_child("talks")
