@@ -81,7 +81,7 @@ def _check_files(directory: Path, name: str) -> None:
     if index.exists():
         try:
             files = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReferenceConflict("bad_snapshot", f"{name}/{index.name} is damaged: {error}") from None
         for file in files:
             if not isinstance(file, str) or Path(file).name != file:

@@ -6,15 +6,19 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import structlog
 from anyio import to_thread
 
 from ref_server.access.shares import Shares
 from ref_server.config import ServeConfig
+from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.interface import Queue
 from ref_server.scoring.reference import Busy
 from ref_server.weights.store import WeightsStore
 from ref_server.weights.versions import FOLDER, Published, version_of_snapshot
 from shared.api import WeightsFile, WeightsName
+
+log = structlog.get_logger()
 
 # How often a request that waits looks by itself, in seconds: servers may share the store, and its client may have left.
 LOOK_SECONDS = 2.0
@@ -40,7 +44,10 @@ class Weights:
         self.check_open()
         published = self.store.commit(name, files, words)
         self.wake()
-        self.tidy()
+        try:
+            self.tidy()
+        except (StorageBroken, StorageFull) as error:  # the version is committed all the same
+            log.warning("old weights cannot be removed", error=str(error))
         return published
 
     def tidy(self) -> bool:

@@ -1,25 +1,49 @@
 """Reads from the disk which versions are committed."""
 
+import errno
 import json
+import os
+import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import structlog
+from pydantic import BaseModel, Field
+
+from ref_server.weights.staging import has_size
 from ref_server.weights.versions import Published
-from shared.api import WeightsFile, WeightsName
+from shared.api import PLAIN_NAME, PlainName, WeightsFile, WeightsName
+
+log = structlog.get_logger()
 
 # No uploaded file can have this name: it begins with a dot.
 MANIFEST = ".manifest.json"
+# A commit is at most 1 MiB of JSON, of which a character may take three times as many bytes here.
+_MOST_BYTES = 8 * 2**20
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+# The whole disk or process is at fault, not a version: nothing is said about any of them.
+_NOT_OF_ONE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class _Manifest(BaseModel):
+    number: int = Field(ge=0, strict=True)
+    files: dict[PlainName, WeightsFile] = Field(min_length=1)
+    words: dict[str, Any]
 
 
 class Catalog:
     """The versions below a root: directories RUN/LINEAGE/EPOCH/VERSION with a manifest.
 
-    They may go while they are listed: then they are left out.
+    They may go while they are listed: then they are left out. So are damaged ones, as if they had never been committed;
+    the log names each once.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._damaged: set[WeightsName] = set()
 
     def directory(self, name: WeightsName) -> Path:
         return self._root / name.path
@@ -29,18 +53,28 @@ class Catalog:
             yield from sorted(path.name for path in self._root.iterdir() if not path.name.startswith("."))
 
     def read(self, name: WeightsName) -> Published | None:
+        directory = self.directory(name)
         try:
-            manifest = json.loads((self.directory(name) / MANIFEST).read_text(encoding="utf-8"))
+            manifest = _read_manifest(directory)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        files = {file: WeightsFile.model_validate(content) for file, content in manifest["files"].items()}
-        return Published(name, manifest["number"], files, manifest["words"])
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: of JSON, of UTF-8, of pydantic
+            if isinstance(error, OSError) and error.errno in _NOT_OF_ONE_FILE:
+                raise
+            self._report(name, error)
+            return None
+        self._damaged.discard(name)
+        return Published(name, manifest.number, manifest.files, manifest.words)
 
     def of_run(self, run: str) -> list[Published]:
         """The newest first; those of the lineage that committed last before all others."""
         names = [path.parts[-3:] for path in (self._root / run).glob("*/*/*")]
-        known = [(line, int(epoch), int(one)) for line, epoch, one in names if epoch.isdecimal() and one.isdecimal()]
-        found = [one for name in known if (one := self.read(WeightsName(run, *name)))]
+        known = [
+            WeightsName(run, lineage, int(epoch), int(version))
+            for lineage, epoch, version in names
+            if re.match(PLAIN_NAME, lineage) and _NUMBER.fullmatch(epoch) and _NUMBER.fullmatch(version)
+        ]
+        found = [one for name in known if (one := self.read(name))]
         last = max(found, key=lambda one: one.number).name.lineage if found else ""
         return sorted(found, key=lambda one: (one.name.lineage == last, one.name.order), reverse=True)
 
@@ -53,3 +87,27 @@ class Catalog:
             return (self.directory(name) / MANIFEST).stat().st_mtime
         except FileNotFoundError:
             return time.time()
+
+    def _report(self, name: WeightsName, error: Exception) -> None:
+        directory = self.directory(name)
+        if name not in self._damaged and os.path.lexists(directory / MANIFEST):  # else it is being removed
+            self._damaged.add(name)
+            log.error(
+                "published weights are damaged, and count as never committed",
+                directory=str(directory),
+                error=str(error)[:300],
+                remedy="publish this version again, or remove the directory",
+            )
+
+
+def _read_manifest(directory: Path) -> _Manifest:
+    """Raises OSError, ValueError or RecursionError if it is damaged, or a file of the version is missing."""
+    path = directory / MANIFEST
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+        raise ValueError(f"{MANIFEST} must be a file of at most {_MOST_BYTES} bytes")
+    manifest = _Manifest.model_validate(json.loads(path.read_bytes()))
+    for file, content in manifest.files.items():
+        if not has_size(directory / file, content.bytes):
+            raise ValueError(f"{file} is missing, or has not the {content.bytes} bytes that it was committed with")
+    return manifest

@@ -46,10 +46,10 @@ class Staging:
         return True
 
     def found(self) -> dict[str, WeightsFile]:
-        """The whole files. After a power cut a digest may be there without its file."""
+        """The whole files. After a power cut a digest may be there without its file, or be damaged."""
         digests = self._digests.iterdir() if self._digests.is_dir() else ()
-        known = {path.name: WeightsFile.model_validate_json(path.read_bytes()) for path in digests if _is_plain(path)}
-        return {file: content for file, content in known.items() if _has_size(self.files / file, content.bytes)}
+        known = {path.name: content for path in digests if _is_plain(path) and (content := _read_digest(path))}
+        return {file: content for file, content in known.items() if has_size(self.files / file, content.bytes)}
 
     def sweep(self, seconds: float) -> None:
         """Removes parts of dead processes, and all of it when it was not touched for so long."""
@@ -104,12 +104,20 @@ def check_same(file: str, known: WeightsFile, content: WeightsFile) -> None:
         raise WeightsConflict(f"{file} is there with SHA-256 {known.sha256}, and this one has {content.sha256}")
 
 
+def _read_digest(path: Path) -> WeightsFile | None:
+    """None if it is damaged: the file has to be uploaded again."""
+    try:
+        return WeightsFile.model_validate_json(path.read_bytes())
+    except ValueError:
+        return None
+
+
 def _is_plain(path: Path) -> bool:
     """Not one that is being written."""
     return not path.name.startswith(".")
 
 
-def _has_size(path: Path, size: int) -> bool:
+def has_size(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 

@@ -4,11 +4,13 @@ A committed version is the directory ROOT/RUN/LINEAGE/EPOCH/VERSION, which a ren
 is a model directory, so a server can load it. The disk alone knows what there is, so servers may share a root.
 """
 
+import json
+import os
 import shutil
 import threading
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -23,7 +25,7 @@ from ref_server.weights.readers import Readers
 from ref_server.weights.staging import Part, Staging, check_same
 from ref_server.weights.versions import Published
 from shared.api import WeightsFile, WeightsName
-from shared.atomic_files import sync, write_json
+from shared.atomic_files import sync, write_text
 
 # Two: a worker may still be reading the version before the newest.
 KEPT = 2
@@ -130,16 +132,23 @@ class WeightsStore:
         return Held(len(published), sum(file.bytes for found in published for file in found.files.values()))
 
     def tidy(self, pinned: Collection[WeightsName]) -> None:
-        """Removes old versions, but those that are pinned or being read, and stale uploads."""
+        """Removes old versions, but those that are pinned or being read, and stale uploads.
+
+        A directory that cannot be removed does not keep the others from being removed.
+        """
+        failures: list[OSError] = []
         with disk_failures():
             for run in self._catalog.runs():
-                self._remove_old(run, pinned)
+                with _noting(failures):
+                    self._remove_old(run, pinned)
             for path in (self._root / _STAGING).glob("*/*/*/*"):
-                with self._lock:
+                with _noting(failures), self._lock:
                     Staging(path).sweep(STALE_SECONDS)
                     _remove_empty(path.parent, self._root)
             for path in (self._root / _REMOVED).glob("*"):
                 shutil.rmtree(path, ignore_errors=True)
+            if failures:
+                raise failures[0]
 
     def _make_visible(
         self, name: WeightsName, staging: Staging, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
@@ -155,6 +164,8 @@ class WeightsStore:
         self._write_manifest(staging.files, number, files, words)
         target = self._catalog.directory(name)
         target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target):  # damaged, or it would have been found
+            self._put_aside(target)
         staging.files.rename(target)
         for above in (target.parent, *target.parent.parents[:4]):
             sync(above)
@@ -164,7 +175,8 @@ class WeightsStore:
         self, directory: Path, number: int, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
     ) -> None:
         described = {file: content.model_dump() for file, content in files.items()}
-        write_json(directory / MANIFEST, {"number": number, "files": described, "words": dict(words)})
+        # In one line: indented, deep JSON would take hundreds of times as many bytes as its commit.
+        write_text(directory / MANIFEST, json.dumps({"number": number, "files": described, "words": dict(words)}))
         sync(directory)
 
     def _remove_old(self, run: str, pinned: Collection[WeightsName]) -> None:
@@ -176,13 +188,16 @@ class WeightsStore:
                 self._remove(old.name)
 
     def _remove(self, name: WeightsName) -> None:
-        removed, directory = self._root / _REMOVED, self._catalog.directory(name)
-        removed.mkdir(exist_ok=True)
-        target = removed / uuid4().hex
+        directory = self._catalog.directory(name)
         with suppress(FileNotFoundError), self._lock:  # another server may have been faster
-            directory.rename(target)
+            self._put_aside(directory)
             _remove_empty(directory.parent, self._root)
-        shutil.rmtree(target, ignore_errors=True)
+
+    def _put_aside(self, directory: Path) -> Path:
+        """Renames it, so that nobody finds it any more. `tidy` deletes what is left there."""
+        removed = self._root / _REMOVED
+        removed.mkdir(exist_ok=True)
+        return directory.rename(removed / uuid4().hex)
 
     def _staging(self, name: WeightsName) -> Staging:
         return Staging(self._root / _STAGING / name.path)
@@ -194,6 +209,14 @@ class WeightsStore:
                 f"the disk is full: {space.free / _MIB:,.1f} MiB are free in {self._root}, and min_free_mib keeps "
                 f"{space.floor / _MIB:,.1f} MiB; make room, or publish to another server"
             )
+
+
+@contextmanager
+def _noting(failures: list[OSError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failures.append(error)
 
 
 def _describe(content: WeightsFile) -> str:

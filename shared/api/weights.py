@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import to_json
 
 from shared.api.base import Answer, example
 
@@ -65,8 +66,10 @@ class CommitBody(BaseModel):
     def _words_are_json(self) -> "CommitBody":
         try:
             json.dumps(self.words, allow_nan=False, ensure_ascii=False).encode()
-        except ValueError:
-            raise ValueError("JSON has neither NaN nor infinity, nor half a character") from None
+            to_json([[self.words]])  # a few levels more than where they will stand in an answer
+        except (ValueError, RecursionError):
+            message = "JSON has neither NaN nor infinity, nor half a character, and at most some 200 levels"
+            raise ValueError(message) from None
         return self
 
 

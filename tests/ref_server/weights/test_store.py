@@ -1,5 +1,6 @@
 """The store of weights on a real disk: what is visible is whole, whenever it is asked and wherever it was killed."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace
@@ -342,6 +344,95 @@ def test_a_disk_that_others_filled_is_full() -> None:
         Path("/dev/full").write_bytes(b"a")
     with pytest.raises(StorageBroken, match="/none"), disk_failures():
         Path("/none").read_bytes()
+
+
+def _manifest(**changes: Any) -> Callable[[Path], object]:
+    """Replaces keys of a version's manifest."""
+
+    def damage(directory: Path) -> None:
+        file = directory / ".manifest.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return damage
+
+
+def _bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda directory: (directory / ".manifest.json").write_bytes(content)
+
+
+def _replaced(file: str, by: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda directory: ((directory / file).unlink(), by(directory / file))
+
+
+DAMAGE = {
+    "not text": _bytes(b"\xff\x00"),
+    "cut off": _bytes(b'{"number": 2, "fi'),
+    "empty": _bytes(b""),
+    "no object": _bytes(b"[]"),
+    "deeper than the stack": _bytes(b"[" * 100_000),
+    "huge": lambda directory: os.truncate(directory / ".manifest.json", 2**40),
+    "number": _manifest(number="2"),
+    "files": _manifest(files=["config.json"]),
+    "no files": _manifest(files={}),
+    "a file elsewhere": _manifest(files={"../1/config.json": {"bytes": 2, "sha256": "0" * 64}}),
+    "words": _manifest(words=[]),
+    "a directory": _replaced(".manifest.json", Path.mkdir),
+    "a loop": _replaced(".manifest.json", lambda path: path.symlink_to(path)),
+    "a pipe": _replaced(".manifest.json", os.mkfifo),
+    "a file is gone": _replaced("model.safetensors", lambda path: None),
+    "a file is short": _replaced("model.safetensors", lambda path: path.write_bytes(b"a")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_version_counts_as_never_committed(
+    make: Callable[..., WeightsStore], root: Path, damage: Callable[[Path], object]
+) -> None:
+    publish(make(), version(1), step=1)
+    publish(make(), version(2), step=2)
+    damage(root / "run/first/0/2")
+    weights = make()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            newest = weights.newest("run")
+            assert newest is not None and newest.name == version(1)
+            assert weights.held().versions == 1
+            with pytest.raises(NoWeights):
+                weights.get(version(2))
+            weights.tidy([])
+    assert [entry["directory"] for entry in logs] == [str(root / "run/first/0/2")]
+    publish(weights, version(3), step=3)
+    publish(weights, version(2), step=2)
+    assert whole(weights, version(2)) and whole(weights, version(3))
+
+
+def test_a_damaged_upload_is_uploaded_again(weights: WeightsStore, root: Path) -> None:
+    put(weights, version(), "model.safetensors", b"a")
+    (digest,) = root.rglob("digests/*")
+    digest.write_bytes(b"{")
+    assert put(weights, version(), "model.safetensors", b"a")
+    weights.commit(version(), contents({"model.safetensors": b"a"}), {})
+    assert whole(weights, version())
+
+
+def test_a_directory_that_cannot_be_tidied_keeps_no_other_from_it(
+    make: Callable[..., WeightsStore], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
+    for run in ("a", "b"):
+        for number in (1, 2, 3):
+            publish(make(), version(number, run=run))
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == root / "a/first/0/1":
+            raise PermissionError("not yours")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(StorageBroken, match="not yours"):
+        make().tidy([])
+    assert sorted(path.parent.name for path in root.glob("b/*/*/*/.manifest.json")) == ["2", "3"]
 
 
 def test_versions_are_listed_while_they_go(weights: WeightsStore, root: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ref_server.queue.errors import StorageBroken
 from ref_server.service import weights as waiting
 from ref_server.service.service import Service
 from ref_server.weights import readers
@@ -146,7 +147,7 @@ def test_numbers_are_whole(http: httpx.Client, at: str) -> None:
     assert put(http, f"/v1/weights/run/first/{at}/file", b"a").status_code == 422
 
 
-@pytest.mark.parametrize("words", ['"a": NaN', '"a": "\\ud800"', '"a": 1e999'])
+@pytest.mark.parametrize("words", ['"a": NaN', '"a": "\\ud800"', '"a": 1e999', f'"a": {"[" * 300}{"]" * 300}'])
 def test_words_are_json(http: httpx.Client, at: str, words: str) -> None:
     put(http, f"{at}/0/1/file", b"a")
     body = json.dumps(manifest({"file": b"a"}))[:-1] + f", {words}}}"
@@ -202,6 +203,32 @@ def test_a_poll_sees_what_another_server_commits(
         publisher.start()
         assert there.get(run, params={"after": "0.1", "wait_seconds": 60}).json()["version"] == 2
         publisher.join()
+
+
+def test_one_damaged_version_harms_no_other(make_service: Callable[..., Service], serve: Serve, at: str) -> None:
+    service = make_service()
+    with serve(service) as http:
+        publish(http, f"{at}/0/1")
+        publish(http, f"{at}/0/2")
+        (directory,) = service.config.data_dir.glob("weights/*/first/0/2")
+        (directory / ".manifest.json").write_bytes(b"{")
+        assert http.get("/metrics").status_code == 200
+        assert http.get(at.rpartition("/")[0]).json()["version"] == 1
+        assert code(http.get(f"{at}/0/2"))[0] == 404
+        assert publish(http, f"{at}/0/3").status_code == 200
+        assert publish(http, f"{at}/0/2").status_code == 200
+
+
+def test_a_commit_is_kept_when_nothing_can_be_tidied(
+    make_service: Callable[..., Service], serve: Serve, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pinned: object) -> None:
+        raise StorageBroken("no")
+
+    service = make_service()
+    monkeypatch.setattr(service.weights.store, "tidy", refuse)
+    with serve(service) as http:
+        assert publish(http, f"{at}/0/1").status_code == 200
 
 
 def test_old_versions_go(http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
