@@ -112,12 +112,20 @@ def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Se
 
 
 def _earlier_life(cls: type[BaseModel], said: Mapping[str, Any]) -> Path | None:
-    """The settings of the run that --resume continues, if it has left any."""
+    """The settings of the run that --resume continues, if it has left any. Raises ValueError if settings are missing
+    that they would have given."""
     run_dir = said.get("run_dir") or cls.model_fields["run_dir"].default
     if not TypeAdapter(bool).validate_python(said.get("resume", False)):
         return None
     config = RunDirectory(Path(run_dir)).config
-    return config if config.exists() else None
+    if config.exists():
+        return config
+    if missing := [name for name, field in cls.model_fields.items() if field.is_required() and name not in said]:
+        raise ValueError(
+            f"run_dir: there is no run in {run_dir} to resume; give the directory of a run, or what a new one needs: "
+            + ", ".join(missing)
+        )
+    return None  # with all settings, --resume begins a run that has not begun yet, as under docker compose
 
 
 EARLIER: Mapping[str, EarlierLife] = {

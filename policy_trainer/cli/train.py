@@ -11,6 +11,7 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.cli.status import tell_device, training_status
 from policy_trainer.config import TrainConfig
 from policy_trainer.lifecycle.processes import in_torchrun
+from policy_trainer.run_files.run_directory import RunDirectory
 from shared.lifetime import when_parent_is_gone
 
 if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
@@ -19,6 +20,16 @@ if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
 
 def run(arguments: list[str]) -> int:
     config = read_settings(TrainConfig, arguments, "train")
+    directory = RunDirectory(config.run_dir)
+    if not config.dry_run and os.environ.get("RANK", "0") == "0":
+        directory.check(config, resume=config.resume)
+        if config.resume and config.max_steps and directory.finished >= config.max_steps:
+            print(
+                f"policy-trainer train: step {directory.finished} was the last of {directory.root}, and the model is "
+                f"in {directory.model}; a higher --max-steps goes on",
+                file=sys.stderr,
+            )
+            return 0
     return _as_rank(config) if in_torchrun() else _train(config)
 
 

@@ -55,22 +55,21 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All records; none without a file. Lines that are not JSON are skipped: a crash may cut the last one short."""
+    """All records; none without a file. Lines that are no JSON object are skipped: a crash may cut off the last."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+    # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with suppress(ValueError):
             records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
+    return [record for record in records if isinstance(record, dict)]
 
 
 def truncate_metrics(path: Path, step: int) -> None:
     """Drops the records after `step`, which the run resumes from. Step 0 is a new run and drops all of them."""
     if path.exists():
-        kept = [record for record in read_metrics(path) if step and record["step"] <= step]
+        kept = [record for record in read_metrics(path) if step and record.get("step", 0) <= step]
         write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 

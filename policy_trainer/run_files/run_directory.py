@@ -13,11 +13,13 @@ from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.resuming import NOT_KEPT, Change, changes
-from policy_trainer.run_files.locks import hold
+from policy_trainer.run_files.locks import hold, is_held
 from shared.atomic_files import write_json, write_text
 from shared.errors import UserError
 from shared.settings.files import read_known
 
+REPLAY = "a replay cannot be continued: choose another --run-dir"
+_CONTINUE = "add --resume to continue it, or choose another --run-dir"
 # A refusal names so many settings.
 _LISTED = 2
 
@@ -94,13 +96,42 @@ class RunDirectory:
         write_json(self.identity, {"lineage": lineage})
         return lineage
 
+    def mark_finished(self, step: int) -> None:
+        """Records that nothing is left to do after this step: the model is saved, and the server knows."""
+        write_json(self.identity, {"lineage": self.lineage, "finished": step})
+
+    @property
+    def finished(self) -> int:
+        """The last step of a finished run whose model is still here; 0 if there is none."""
+        if not self.identity.exists() or not self.model.exists():
+            return 0
+        return json.loads(self.identity.read_text()).get("finished", 0)
+
     def hold(self) -> IO[bytes]:
-        """Locks the directory until the returned file is closed. Raises UserError while another trainer has it."""
+        """Locks the directory until the returned file is closed. Raises UserError while another process has it."""
         with self._refusals():
-            return hold(
-                self.root / "lock",
-                f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir",
-            )
+            return hold(self._lock, self._in_use)
+
+    @property
+    def _lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def _in_use(self) -> str:
+        return f"run_dir: another trainer is at work in {self.root}; stop it, or choose another --run-dir"
+
+    def check(self, config: BaseSettings, *, resume: bool, remedy: str = _CONTINUE) -> None:
+        """Raises UserError for what `hold` and `open` would refuse. It writes nothing and needs no model.
+
+        remedy: what to do if the directory holds a run and resume is off.
+        """
+        with self._refusals():
+            if self._lock.exists() and is_held(self._lock):
+                raise UserError(self._in_use)
+        if not resume:
+            self.refuse_trained(remedy)
+        elif self.holds_a_run():
+            self._changes(config)
 
     def holds_a_run(self) -> bool:
         return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
@@ -128,7 +159,7 @@ class RunDirectory:
         off, or if batches that wait would be wrong under the new settings, or if the directory cannot be written.
         """
         if not resume:
-            self.refuse_trained("add --resume to continue it, or choose another --run-dir")
+            self.refuse_trained(_CONTINUE)
         with self._refusals():
             known = self.holds_a_run()
         if resume and not known:
@@ -143,14 +174,18 @@ class RunDirectory:
 
     def _compare(self, config: BaseSettings, console: Console) -> None:
         """Prints what differs from the run's config.toml. Raises UserError for what must not differ."""
-        if not self.config.exists():
-            return
-        before, _ = read_known(self.config, type(config))
-        found = changes(before, config)
-        if fixed := [change for change in found if not change.allowed]:
-            raise UserError(self._refusal(fixed))
-        for change in found:
+        for change in self._changes(config):
             console.print(f"since the run was last started: {change}", highlight=False, markup=False, soft_wrap=True)
+
+    def _changes(self, config: BaseSettings) -> list[Change]:
+        """What differs from the run's config.toml. Raises UserError for what must not differ."""
+        if not self.config.exists():
+            return []
+        before, _ = read_known(self.config, type(config))
+        differences = changes(before, config)
+        if fixed := [change for change in differences if not change.allowed]:
+            raise UserError(self._refusal(fixed))
+        return differences
 
     def _refusal(self, fixed: Sequence[Change]) -> str:
         newest = max(self.checkpoints.glob("step-*"), default=None)

@@ -97,6 +97,13 @@ def train_on_rows(config: SupervisedConfig, recipe: Recipe[Any], console: Consol
     """
     use_threads(config.threads)
     directory = RunDirectory(config.run_dir)
+    with directory.hold():
+        return _train(config, directory, recipe, console)
+
+
+def _train(
+    config: SupervisedConfig, directory: RunDirectory, recipe: Recipe[Any], console: Console
+) -> SupervisedResult:
     resumed = directory.open(config, console, resume=config.resume)
     checkpoints = Checkpoints(directory.checkpoints, keep=config.checkpoint.save_total_limit)
     checkpoint = checkpoints.newest() if resumed else None

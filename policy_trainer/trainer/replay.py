@@ -1,13 +1,13 @@
 """Trains from recorded batches: no server, no sampler, the same steps each time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 
 from rich.console import Console
 
-from policy_trainer.config import ReplayConfig
+from policy_trainer.config import ReplayConfig, TrainConfig
 from policy_trainer.learner.groups import Batch, PartWeights, rollout_of
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.lifecycle.endings import RunFailed, StopRequest
@@ -16,7 +16,7 @@ from policy_trainer.queue_client.intake import Intake
 from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.run_files.recording import read_recording
-from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.policy import load_alone
@@ -37,7 +37,18 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
     recorded = read_recording(config.batches, config.groups_per_step)
     counted = count_steps(config, cache(partial(make_task, config)), console)
     directory = RunDirectory(config.run_dir)
-    directory.refuse_trained("a replay cannot be continued: choose another --run-dir")
+    with directory.hold():
+        return _replay(config, counted, recorded, directory, console)
+
+
+def _replay(
+    config: ReplayConfig,
+    counted: TrainConfig,
+    recorded: Iterator[tuple[int, list[Batch]]],
+    directory: RunDirectory,
+    console: Console,
+) -> TrainResult:
+    directory.refuse_trained(REPLAY)
     directory.open(config, console, resume=False)
     tokenizer, weights = load_tokenizer(config.model, revision=config.revision), _part_weights(config)
     loaded = load_alone(counted, config.model, config.revision, None, tokenizer, weights)

@@ -205,6 +205,7 @@ class Trainer:
             # An earlier process may have been killed between its checkpoint and its acks.
             self._source.feed.settle_rest(check=self._stop.check)
             self._source.feed.finish()
+            self._files.directory.mark_finished(state.step)
         elif self._source.ledger.ids() or state.step:
             self._checkpoint()
             self._settle()

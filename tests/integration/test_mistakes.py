@@ -87,6 +87,11 @@ def reward(name: str, *words: str) -> Mistake:
 NAMES = {
     "command": Mistake("policy-trainer trian", ("COMMAND", "did you mean train?")),
     "no model": train("", "model: is required", "--model"),
+    "no run": Mistake(
+        "policy-trainer train --resume --run-dir never",
+        ("run_dir: there is no run in never to resume", "the directory of a run", "model"),
+    ),
+    "no run on rows": Mistake("policy-trainer sft --resume --run-dir never", ("no run in never to resume", "data")),
     "misspelt option": train("--model model --learning-rat 1", "--learning-rat", "--optimizer.learning-rate?"),
     "TRL's option": train("--model_name_or_path model", "--model_name_or_path", "did you mean --model?"),
     "TRL's batch": train("--per_device_train_batch_size 4", "--per_device", "--groups-per-step"),

@@ -91,3 +91,18 @@ def test_invalid_input_is_refused_without_a_traceback(
     refused = start(sft(random_model, path, tmp_path / "run", *options))
     assert refused.wait() == 2
     assert message in refused.output() and "Traceback" not in refused.output()
+
+
+@pytest.mark.slow
+def test_two_at_a_time_in_one_directory_are_refused(
+    random_model: Path, data: Path, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    run_dir = tmp_path / "sft"
+    first = start(sft(random_model, data, run_dir))
+    until(lambda: len(steps_of(run_dir)) >= 2, "steps", first)
+    for options in ((), ("--resume",)):
+        second = start(sft(random_model, data, run_dir, *options))
+        assert second.wait() == 2
+        assert f"run_dir: another trainer is at work in {run_dir}" in second.output()
+    assert first.wait() == 0, first.output()
+    assert [record["step"] for record in steps_of(run_dir)] == list(range(1, 46))

@@ -120,9 +120,16 @@ class TestResume:
         config = read("train", *RUN, "--config", "mine.toml", "--loss.beta", "0.3")
         assert (config.max_steps, config.groups_per_step, config.loss.beta, config.loss.kl) == (8, 3, 0.3, "k2")
 
-    @pytest.mark.parametrize("arguments", [["--run-dir", "runs/a"], ["--resume", "--run-dir", "runs/b"], ["--resume"]])
-    def test_of_this_run_alone(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-        assert refused(capsys, "train", *arguments).startswith("policy-trainer train: model: ")
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            (["--run-dir", "runs/a"], "model: is required"),
+            (["--resume", "--run-dir", "runs/b"], "run_dir: there is no run in runs/b to resume"),
+            (["--resume"], "run_dir: there is no run in runs/default to resume"),
+        ],
+    )
+    def test_of_this_run_alone(self, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:
+        assert refused(capsys, "train", *arguments).startswith(f"policy-trainer train: {reason}")
 
     def test_may_be_asked_for_by_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("POLICY_TRAINER_RESUME", "true")

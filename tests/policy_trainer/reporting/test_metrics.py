@@ -77,6 +77,19 @@ class TestFile:
             {"step": 3, "again": True},
         ]
 
+    def test_texts_may_hold_what_unicode_calls_a_line_end(self, tmp_path: Path) -> None:
+        path = tmp_path / "samples.jsonl"
+        records = [{"step": step, "text": f"a{end}b"} for step, end in enumerate("\u2028\u2029\x85\x0b\x0c\x1c", 1)]
+        path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        truncate_metrics(path, 4)
+        assert read_metrics(path) == records[:4]
+
+    def test_what_is_no_record_is_dropped(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1}\n5\nnull\n["step"]\n{"kind": "step"}\n')
+        truncate_metrics(path, 1)
+        assert read_metrics(path) == [{"step": 1}, {"kind": "step"}]
+
     def test_a_new_run_keeps_nothing(self, tmp_path: Path) -> None:
         """A run resumed at step 0 evaluates again."""
         path = tmp_path / "metrics.jsonl"

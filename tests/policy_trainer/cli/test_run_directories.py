@@ -1,0 +1,81 @@
+"""What a run's directory alone says is answered before PyTorch is imported, and one process at a time trains in it."""
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.errors import UserError
+
+# The module of each command that imports PyTorch.
+HEAVY = {
+    "train": "policy_trainer.trainer.run",
+    "sft": "policy_trainer.sft.sft",
+    "reward_model": "policy_trainer.reward_model.training",
+    "replay": "policy_trainer.trainer.replay",
+}
+SETTINGS = {
+    "train": [],
+    "sft": ["--data.path", "rows.jsonl"],
+    "reward_model": ["--data.path", "rows.jsonl"],
+    "replay": ["--batches", "recorded"],
+}
+commands = pytest.mark.parametrize("command", HEAVY)
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs a command that may not import PyTorch."""
+    monkeypatch.chdir(tmp_path)
+    for module in HEAVY.values():
+        monkeypatch.setitem(sys.modules, module, None)  # importing it raises ImportError
+
+    def run(command: str, *options: str) -> int:
+        arguments = ["--model", "model", "--run-dir", "run", *SETTINGS[command], *options]
+        return import_module(f"policy_trainer.cli.{command}").run(arguments)
+
+    return run
+
+
+@commands
+def test_a_directory_with_a_run_is_refused(command: str, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ImportError):
+        run(command)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "kind": "step"}\n')
+    with pytest.raises(UserError, match=r"run_dir: run holds a run already; .*another --run-dir"):
+        run(command)
+
+
+@commands
+def test_a_directory_that_another_process_trains_in_is_refused(command: str, run: Run, tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run").hold(), pytest.raises(UserError, match="another trainer is at work in run;"):
+        run(command)
+
+
+def test_a_changed_setting_that_must_stay_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.toml").write_text('model = "other"\n')
+    with pytest.raises(UserError, match="model: --resume cannot change it"):
+        run("train", "--resume")
+
+
+def test_the_last_step_of_a_finished_run_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.make()
+    directory.begin_lineage()
+    lineage = directory.lineage
+    directory.mark_finished(40)
+    with pytest.raises(ImportError):  # its model is gone, so the run goes on to save it
+        run("train", "--resume", "--max-steps", "40")
+    directory.model.mkdir()
+    assert run("train", "--resume", "--max-steps", "40") == 0
+    assert "step 40 was the last of run, and the model is in run/model; a higher --max-steps" in capsys.readouterr().err
+    with pytest.raises(ImportError):
+        run("train", "--resume", "--max-steps", "41")
+    assert json.loads(directory.identity.read_text()) == {"lineage": lineage, "finished": 40}
