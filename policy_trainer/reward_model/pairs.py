@@ -30,7 +30,7 @@ class Pair:
 def load_pairs(config: RewardTrainingConfig, classifier: TextClassifier, note: Callable[[str], None]) -> RowSet[Pair]:
     """Reads and encodes the pairs, and calls `note` with a summary. Raises UserError for unusable data."""
     encoder = PairEncoder(classifier, _TOO_LONG[config.data.too_long])
-    train, held_back = (encoder.encode_all(found) for found in read_preferences(config.data))
+    train, held_back = (encoder.encode_all(found) for found in read_preferences(config.data, note))
     tokens = sum(len(pair.chosen) + len(pair.rejected) for pair in train)
     note(f"pairs: {len(train)} to train on, of {tokens} tokens; {len(held_back)} held out{encoder.told()}")
     if not train or not held_back:

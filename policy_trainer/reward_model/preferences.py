@@ -1,6 +1,7 @@
 """Preferences: pairs of a better and a worse answer, in TRL's preference form, read from a file or dataset."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from policy_trainer.config.reward_training import PairsConfig
@@ -35,7 +36,7 @@ class Preference:
         return str(problem) if problem.messages else self.chosen.completion
 
 
-def read_preferences(data: PairsConfig) -> tuple[list[Preference], list[Preference]]:
+def read_preferences(data: PairsConfig, note: Callable[[str], None]) -> tuple[list[Preference], list[Preference]]:
     """Pairs to train on, and held-out ones. Without held-out data of its own no prompt is in both.
 
     Raises UserError with file and line for a row that is not a pair.
@@ -44,7 +45,7 @@ def read_preferences(data: PairsConfig) -> tuple[list[Preference], list[Preferen
     found = _preferences(_read(data), source)
     held_out = _read_held_out(data)
     if held_out is None:
-        return every_tenth(found, lambda preference: preference.asked, source)
+        return every_tenth(found, lambda preference: preference.asked, source, note)
     return found, _preferences(held_out, "the held-out data")
 
 

@@ -26,7 +26,7 @@ def load_demonstrations(
         eos=_end_of_completions(model, tokenizer),
         limit=min(limits, default=None),
     )
-    train, held_back = split(data)
+    train, held_back = split(data, note)
     rows, dropped = encode_all(train, encoder, data.too_long)
     eval_rows, eval_dropped = encode_all(held_back, encoder, data.too_long)
     note(
@@ -41,12 +41,12 @@ def load_demonstrations(
     return RowSet(rows, eval_rows, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed)
 
 
-def split(data: SftDataConfig) -> tuple[list[Demonstration], list[Demonstration]]:
+def split(data: SftDataConfig, note: Callable[[str], None]) -> tuple[list[Demonstration], list[Demonstration]]:
     """Demonstrations to train on, and held-out ones. Without data.eval_path no problem is in both."""
     found = read_demonstrations(data.path, "data.path")
     if data.eval_path:
         return found, read_demonstrations(data.eval_path, "data.eval_path")
-    return every_tenth(found, lambda demonstration: str(demonstration.problem), f"data.path: {data.path}")
+    return every_tenth(found, lambda demonstration: str(demonstration.problem), f"data.path: {data.path}", note)
 
 
 def _end_of_completions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -34,8 +34,12 @@ class RowSet(Generic[Row]):
         return [self.rows[self._shuffle.place(place)] for place in places]
 
 
-def every_tenth(found: Sequence[Row], key: Callable[[Row], str], source: str) -> tuple[list[Row], list[Row]]:
-    """Rows to train on, and every tenth one, held out. No key is in both. source: the setting to name, and its value.
+def every_tenth(
+    found: Sequence[Row], key: Callable[[Row], str], source: str, note: Callable[[str], None]
+) -> tuple[list[Row], list[Row]]:
+    """Rows to train on, and every tenth row, held out. No key is in both.
+
+    source: the setting to name, and its value. note: called with the number of rows that are in neither.
 
     Raises UserError where nothing is left to train on.
     """
@@ -46,5 +50,10 @@ def every_tenth(found: Sequence[Row], key: Callable[[Row], str], source: str) ->
         raise UserError(
             f"{source} leaves nothing to train on: one of every {EVAL_EVERY} rows, and each copy of it, is held out; "
             "add some, or name held-out ones with --data.eval-path"
+        )
+    if copies := len(found) - len(train) - len(held_back):
+        note(
+            f"{source} has {len(found)} rows: {copies} of them are left out, because their prompt is held out as every "
+            f"{EVAL_EVERY}th is; name held-out ones with --data.eval-path to train on all"
         )
     return train, list(held_back)

@@ -85,7 +85,7 @@ def test_a_dataset(tmp_path: Path, form: str) -> None:
     splits: Any = {"train": Dataset.from_list([row] * 3), "test": Dataset.from_list([row] * 2)}
     DatasetDict(splits).save_to_disk(tmp_path / "saved")
     data = {"dataset": str(tmp_path / "saved"), "eval_split": "test"}
-    train, held_back = read_preferences(from_values(RewardTrainingConfig, model="none", data=data).data)
+    train, held_back = read_preferences(from_values(RewardTrainingConfig, model="none", data=data).data, print)
     assert (len(train), len(held_back)) == (3, 2)
     assert [one.chosen.completion[-1] + one.rejected.completion[-1] for one in train] == ["34"] * 3
 
@@ -98,7 +98,7 @@ def test_every_tenth_is_held_out_with_all_that_ask_the_same(write: Callable[...,
         return {"chosen": f"{i % 25}", "rejected": "no"} if form == "whole texts" else whole
 
     config = from_values(RewardTrainingConfig, model="none", data={"path": write(*(row(i) for i in range(50)))})
-    train, held_back = read_preferences(config.data)
+    train, held_back = read_preferences(config.data, print)
     assert len(held_back) == 5 and len(train) == 40
     assert not {one.asked for one in train} & {one.asked for one in held_back}
 

@@ -26,7 +26,7 @@ def test_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_lines(tmp_path: Path) -> None:
     (lines,) = texts("reward-models.md", "json")
     (tmp_path / "pairs.jsonl").write_text(lines)
-    found, _ = read_preferences(PairsConfig(path=tmp_path / "pairs.jsonl", eval_path=tmp_path / "pairs.jsonl"))
+    found, _ = read_preferences(PairsConfig(path=tmp_path / "pairs.jsonl", eval_path=tmp_path / "pairs.jsonl"), print)
     assert [one.chosen.completion for one in found] == ["2+3=5", "5", "5", "2+3=5"]
     assert [one.margin for one in found] == [0, 0, 0, 0.5]
 

@@ -167,7 +167,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, path: str) -> None:
 class TestSplit:
     def test_every_tenth_line_is_held_out_with_all_that_ask_the_same(self, write: Callable[..., Path]) -> None:
         lines = [{"prompt": str(i % 25), "completion": str(i)} for i in range(50)]
-        train, eval_lines = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data)
+        train, eval_lines = split(from_values(SftConfig, model="none", data={"path": write(*lines)}).data, print)
         assert [one.completion for one in eval_lines] == ["0", "10", "20", "30", "40"]
         asked = {one.problem.prompt for one in eval_lines}
         assert asked == {"0", "10", "20", "5", "15"}
@@ -176,7 +176,7 @@ class TestSplit:
     def test_too_few(self, write: Callable[..., Path]) -> None:
         path = write({"prompt": "a", "completion": "b"})
         with pytest.raises(UserError, match="leaves nothing to train on"):
-            split(from_values(SftConfig, model="none", data={"path": path}).data)
+            split(from_values(SftConfig, model="none", data={"path": path}).data, print)
 
 
 def test_the_demo_shows_worked_examples_and_then_mostly_answers_alone() -> None:
