@@ -5,18 +5,23 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, mode: int = 0o666) -> None:
     """As write_text."""
-    write_text(path, json.dumps(value, indent=2))
+    write_text(path, json.dumps(value, indent=2), mode=mode)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces the file in one rename, after its bytes are on the disk. A reader sees the old or the new file."""
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replaces the file in one rename, after its bytes are on the disk. A reader sees the old or the new file.
+
+    mode: permissions of the new file, less the umask.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # one left by a killed writer would keep its permissions
+    with open(temporary, "w", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

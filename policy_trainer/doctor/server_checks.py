@@ -9,7 +9,7 @@ from policy_trainer.config import ENV_PREFIX, INLINE, TrainConfig
 from policy_trainer.doctor.findings import Finding, ok, warning, wrong
 from policy_trainer.doctor.subject import Served, Subject
 from policy_trainer.queue_client.matching import check_server
-from policy_trainer.queue_client.server import connect
+from policy_trainer.queue_client.server import connect, token_of
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from shared.api import QueueView, State
@@ -32,14 +32,15 @@ def server(subject: Subject) -> Iterator[Finding]:
     own = choose_server(config, directory, note=lambda text: None)
     subject.stack.callback(own.stop)
     own.start(lambda reason, seconds: None)
-    client = connect(subject.config, own.url, partial(_wait, subject.config, own))
+    wait = partial(_wait, subject.config, own)
+    own.await_answer(wait)
+    client = connect(config, own.url, wait)
     subject.stack.callback(client.close)
     try:
         model, queue = check_server(client, subject.config, subject.outline, subject.tokenizer)
     except ClientError as error:
         raise UserError(f"server: {error}{remedy(error, ENV_PREFIX)}") from None
-    own.answered()
-    subject.served = Served(client, model)
+    subject.served = Served(client, model, token_of(config))
     yield from _described(subject.config, subject.served, queue)
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from textwrap import shorten
 
+from pydantic import SecretStr
 from rich.console import Console
 
 from policy_trainer.config import TrainConfig
@@ -63,7 +64,10 @@ def group(subject: Subject) -> Iterator[Finding]:
 
 def _trial(subject: Subject) -> TrainConfig:
     """On the server of the earlier check. The KL does not end it: it is a check of its own."""
-    config = subject.config.model_copy(update={"server": subject.served.client.url, "weights": "directory"})
+    token = subject.served.token and SecretStr(subject.served.token)
+    config = subject.config.model_copy(
+        update={"server": subject.served.client.url, "token": token, "weights": "directory"}
+    )
     return one_group(config, subject.directory).model_copy(update={"expect_reference": "different"})
 
 

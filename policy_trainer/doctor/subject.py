@@ -23,10 +23,11 @@ _DRAWN = 3
 
 @dataclass(frozen=True)
 class Served:
-    """The server that answered. model: what it scores with."""
+    """The server that answered. model: what it scores with. token: what it was asked with."""
 
     client: RefServerClient
     model: ModelInfo
+    token: str | None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from uuid import uuid4
 
 from policy_trainer.config import INLINE, RunConfig
 from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.server_address import read_token
 from shared.api import LeaseBody, Order, QueueView, State
 from shared.batch import RolloutBatch
 from shared.client import Leased, RefServerClient
@@ -32,7 +34,16 @@ def connect(config: RunConfig, url: str, on_wait: OnWait, patience: float | None
 
 
 def token_of(config: RunConfig) -> str | None:
-    """The token for the server; None without one. Raises UserError for an unusable file."""
+    """The token for the server: the configured one, else that of a server which the trainer started; None without one.
+
+    Raises UserError for an unusable file.
+    """
+    token = configured_token(config)
+    return read_token(RunDirectory(config.run_dir)) if token is None and config.server == INLINE else token
+
+
+def configured_token(config: RunConfig) -> str | None:
+    """The token that the user gave; None without one. Raises UserError for an unusable file."""
     try:
         return choose_token(config.token, config.token_file)
     except ValueError as error:

@@ -1,30 +1,76 @@
-"""RUN_DIR/server.json: where the reference server listens that a trainer has started."""
+"""RUN_DIR/server.json: where the reference server listens that a trainer has started, and its token."""
 
-import json
+import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import TypeAdapter
+
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.atomic_files import write_json
+from shared.errors import UserError
+
+_CONTENT = TypeAdapter(dict[str, str])
+# The token is an admin's.
+_PRIVATE = 0o600
+_OTHERS = 0o077
 
 
-def write_address(directory: RunDirectory, port: int) -> str:
-    """Returns the server's URL. Workers of this machine read it, and the next trainer takes the same port again."""
+def write_address(directory: RunDirectory, port: int, token: str | None = None) -> str:
+    """Returns the server's URL. Workers of the same user read it, and the next trainer takes the same port again.
+
+    token: None if the server has the one that the user configured, which is in no file of the run.
+    """
     url = f"http://127.0.0.1:{port}"
-    write_json(_file(directory), {"url": url})
+    write_json(server_file(directory), {"url": url, **({"token": token} if token else {})}, mode=_PRIVATE)
     return url
 
 
 def read_url(directory: RunDirectory) -> str | None:
-    """None if no trainer has started a server for this run."""
-    file = _file(directory)
-    return json.loads(file.read_text()).get("url") if file.exists() else None
+    """None if no trainer has started a server for this run. Raises UserError for a file that cannot be used."""
+    return _read(directory).get("url")
 
 
 def read_port(directory: RunDirectory) -> int | None:
+    """As read_url."""
     url = read_url(directory)
     return urlsplit(url).port if url else None
 
 
-def _file(directory: RunDirectory) -> Path:
+def read_token(directory: RunDirectory) -> str | None:
+    """As read_url."""
+    return _read(directory).get("token")
+
+
+def choose_token(directory: RunDirectory) -> str:
+    """The token of the run's server: the one of the trainer before, unless other users could read it; else a new one.
+
+    Raises UserError as read_url.
+    """
+    token = read_token(directory)
+    if token and not server_file(directory).stat().st_mode & _OTHERS:
+        return token
+    return secrets.token_urlsafe(32)
+
+
+def server_file(directory: RunDirectory) -> Path:
     return directory.root / "server.json"
+
+
+def _read(directory: RunDirectory) -> dict[str, str]:
+    file = server_file(directory)
+    try:
+        content = _CONTENT.validate_json(file.read_bytes())
+        _ = urlsplit(content["url"]).port
+    except FileNotFoundError:
+        return {}
+    except PermissionError:
+        raise UserError(
+            f"server: {file} belongs to the user who started the trainer, and only that user may read it; workers of "
+            "other users need a server of their own address and token: --server URL --token-file FILE"
+        ) from None
+    except (ValueError, LookupError):
+        raise UserError(
+            f"server: {file} is damaged; delete it, and start the trainer again with --resume, which writes a new one"
+        ) from None
+    return content

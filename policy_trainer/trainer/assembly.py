@@ -61,7 +61,9 @@ def build_trainer(
     display = make_display(console, config.max_steps, files.state.step)
     stop = stack.enter_context(StopRequest())
     stack.callback(display.stop)
-    server = choose_server(config, files.directory, display.note)
+    server = choose_server(
+        config, files.directory, display.note, on_terminal=console.is_terminal and console.file.isatty()
+    )
     stack.callback(server.stop)
 
     def wait(reason: str, seconds: float) -> None:
@@ -94,8 +96,8 @@ def build_trainer(
     client = connect(config, server.url, outage)
     stack.callback(client.close)
     with stopwatch("server"):
+        server.await_answer(outage)
         reference, queue = check_server(client, config, policy.learner.model, policy.tokenizer)
-    server.answered()
     renewal = choose_renewal(
         config.reference.model_copy(update={"snapshot_root": server.snapshot_root}),
         config.run,

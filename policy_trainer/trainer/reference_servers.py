@@ -1,10 +1,15 @@
 """The reference server of a trainer: one that it starts itself, or one that the user names."""
 
+import select
 import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, Protocol
+from urllib.parse import urlsplit
 
 import torch
 
@@ -12,10 +17,10 @@ from policy_trainer.config import INLINE, TrainConfig, WeightsPlace
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.lifecycle.processes import Child
 from policy_trainer.lifecycle.restarts import RestartedChild
-from policy_trainer.queue_client.server import token_of
+from policy_trainer.queue_client.server import configured_token
 from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.run_files.server_address import read_port, write_address
+from policy_trainer.run_files.server_address import choose_token, read_port, server_file, write_address
 from shared.client.connection import OnWait
 from shared.devices import choose_device
 
@@ -23,6 +28,8 @@ from shared.devices import choose_device
 _LASTING_SECONDS = 300.0
 # A server whose trainer was killed finishes what it scores: ref-server's --drain-seconds, and a little.
 _PREDECESSOR_SECONDS = 40.0
+# Between looks at the server's process, and while waiting for its first answer.
+_LOOK_SECONDS = 0.2
 
 
 class ReferenceServer(Protocol):
@@ -35,8 +42,8 @@ class ReferenceServer(Protocol):
         """on_wait: called while waiting; it may raise to stop."""
         ...
 
-    def answered(self) -> None:
-        """Called when the server has answered for the first time."""
+    def await_answer(self, on_wait: OnWait) -> None:
+        """Returns once a server that the trainer started has answered. on_wait: called meanwhile; may raise to stop."""
         ...
 
     def check(self) -> None:
@@ -50,8 +57,11 @@ class ReferenceServer(Protocol):
     def stop(self) -> None: ...
 
 
-def choose_server(config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> ReferenceServer:
-    return InlineServer(config, directory, note) if config.server == INLINE else NamedServer(config)
+def choose_server(
+    config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], *, on_terminal: bool = False
+) -> ReferenceServer:
+    """on_terminal: whether notes are shown on a terminal. Elsewhere, as in a log file, they contain no token."""
+    return InlineServer(config, directory, note, on_terminal) if config.server == INLINE else NamedServer(config)
 
 
 # A server that shares no directory is brought the snapshots, so the trainer may write them where it likes.
@@ -71,7 +81,7 @@ class NamedServer:
     def start(self, on_wait: OnWait) -> None:
         pass
 
-    def answered(self) -> None:
+    def await_answer(self, on_wait: OnWait) -> None:
         pass
 
     def check(self) -> None:
@@ -88,49 +98,93 @@ class InlineServer:
     """`ref-server serve` as a child process: on this machine only, with its queue and its log in the run's directory.
 
     It has the model that the policy began as, the teacher, or both. It is restarted when it dies, unless it never
-    answered.
+    answered. The listening socket is the trainer's: no other process can take the port, and requests wait in it while
+    the server starts.
     """
 
-    def __init__(self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: TrainConfig, directory: RunDirectory, note: Callable[[str], None], on_terminal: bool
+    ) -> None:
         self.url = ""
         self.snapshot_root: Path | None = config.reference.snapshot_root or directory.snapshots
         self._config = config
         self._directory = directory
         self._note = note
+        self._on_terminal = on_terminal
         self._log = directory.logs / "ref_server.log"
         self._lock: IO[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._process: RestartedChild | None = None
         self._answered = False
+        self._failure: Exception | None = None
+        self._stopped = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="reference server", daemon=True)
 
     def start(self, on_wait: OnWait) -> None:
         """Raises UserError for an unusable token, or if the server of an earlier trainer does not end."""
         config = self._config
         data = self._directory.root / "server"
         self._lock = _hold(data, on_wait)
-        port = _free_port(read_port(self._directory))
-        self.url = write_address(self._directory, port)
+        self._socket = _listen(read_port(self._directory))
+        port, fd = self._socket.getsockname()[1], self._socket.fileno()
+        configured = configured_token(config)
+        token = configured or choose_token(self._directory)
+        self.url = write_address(self._directory, port, None if configured else token)
         device = reference_device(config.reference.device, config.device)
         command = [
             "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
-            "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
+            "--fd", str(fd), "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
             "--max-batch-tokens", str(_largest_batch(config)),
             *([] if config.threads is None else ["--threads", str(config.threads)]),
         ]  # fmt: skip
-        child = Child("reference server", "ref_server", command, self._log, _secrets(config), (self._lock.fileno(),))
+        secret = {"REF_SERVER_TOKEN": token}
+        child = Child("reference server", "ref_server", command, self._log, secret, (self._lock.fileno(), fd))
         self._process = RestartedChild(child, self._note, lasting=_LASTING_SECONDS)
         self._process.start()
-        self._note(f"reference server: process {self._process.pid}, on {device}; its dashboard: {self.url}")
+        self._supervisor.start()
+        dashboard = self._dashboard(None if configured else token)
+        self._note(f"reference server: process {self._process.pid}, on {device}; its dashboard: {dashboard}")
 
-    def answered(self) -> None:
+    def _dashboard(self, token: str | None) -> str:
+        """Its address. token: the run's; None for a configured one, which is not shown."""
+        if token is None:
+            return self.url
+        if self._on_terminal:
+            return f"{self.url}/#token={token}"
+        return f"{self.url} (its token is in {server_file(self._directory)})"
+
+    def await_answer(self, on_wait: OnWait) -> None:
+        """Raises RunFailed if the server died first."""
+        began = time.monotonic()
+        with socket.socket() as probe:
+            with suppress(ConnectionError):  # the server died, and `check` raises
+                probe.connect(("127.0.0.1", urlsplit(self.url).port))
+                probe.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            while not select.select([probe], [], [], _LOOK_SECONDS)[0]:
+                on_wait("it has not answered yet", time.monotonic() - began)
+        self.check()
         self._answered = True
 
     def check(self) -> None:
         """Raises RunFailed if the server died before it ever answered, or too often."""
+        if self._failure is not None:
+            raise self._failure
         if self._process is None:
             return
         if not self._answered and (epitaph := self._process.epitaph):
             raise RunFailed(f"{epitaph}\nall of it is in {self._log}")
         self._process.check()
+
+    def _supervise(self) -> None:
+        """Restarts a dead server: requests that wait in the socket would only notice when they time out."""
+        while not self._stopped.wait(_LOOK_SECONDS):
+            try:
+                self.check()
+            except Exception as error:  # RunFailed, or a process cannot be started
+                self._failure = error
+                assert self._socket is not None
+                self._socket.close()  # requests that wait fail now, and then call `check`
+                return
 
     def describe(self, reason: str) -> str:
         if not self._answered:
@@ -140,10 +194,13 @@ class InlineServer:
         return f"{reason}; its log is {self._log}"
 
     def stop(self) -> None:
+        self._stopped.set()
         if self._process is not None:
+            self._supervisor.join()
             self._process.stop()
-        if self._lock is not None:
-            self._lock.close()
+        for resource in (self._socket, self._lock):
+            if resource is not None:
+                resource.close()
 
 
 def reference_device(reference: str, policy: str) -> str:
@@ -176,12 +233,6 @@ def _largest_batch(config: TrainConfig) -> int:
     return config.data.max_prompt_length + sampling.num_generations * sampling.max_completion_length
 
 
-def _secrets(config: TrainConfig) -> dict[str, str]:
-    """The run's token, if it has one, is the one that the server asks for."""
-    token = token_of(config)
-    return {"REF_SERVER_TOKEN": token} if token else {}
-
-
 def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
     """Locks the server's directory. The server inherits the lock, so that it lasts as long as the server does.
 
@@ -197,14 +248,10 @@ def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
     )
 
 
-def _free_port(wanted: int | None) -> int:
-    """The wanted port if it is free, else any: workers outside of the trainer keep the URL over a restart."""
+def _listen(wanted: int | None) -> socket.socket:
+    """Listens at the wanted port if it is free, else at any: workers outside of the trainer keep the URL over a
+    restart."""
     for port in (wanted or 0, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return probe.getsockname()[1]
+        with suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
     raise RunFailed("no port of 127.0.0.1 is free for the reference server")

@@ -68,6 +68,8 @@ class ServeConfig(BaseSettings):
     """Address to listen on. Anything but loopback needs tokens, or --insecure."""
     port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
+    fd: int | None = Field(default=None, ge=3)
+    """File descriptor of a socket that listens at host and port already, from the process that starts this one."""
     allowed_hosts: list[str] = []
     """Additional names of this server. It always accepts localhost, and beyond loopback also IP addresses and the
     machine's name."""

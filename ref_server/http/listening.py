@@ -6,6 +6,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -36,10 +37,13 @@ class Listener(socket.socket):
     then it neither accepts a request nor stops to log so, and the store cannot open its files.
     """
 
-    def __init__(self, family: int, address: Any, connections: Shares) -> None:
+    def __init__(self, family: int, address: Any, connections: Shares, fd: int | None = None) -> None:
+        """fd: of a socket that is bound to the address already."""
         # The protocol is named, or asyncio would not turn off Nagle's algorithm and every answer would take 40 ms.
-        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fd)
         self.connections = connections
+        if fd is not None:
+            return
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -109,9 +113,24 @@ def listening(config: ServeConfig) -> Iterator[list[Listener]]:
     Raises CannotListen. Enter it before a model is loaded for minutes.
     """
     connections = Shares(_most_connections())
-    ports = [config.port] if config.legacy_port is None else [config.port, config.legacy_port]
+    first = _listeners(config.host, config.port, connections) if config.fd is None else _inherited(config, connections)
+    second = () if config.legacy_port is None else _listeners(config.host, config.legacy_port, connections)
     with ExitStack() as stack:
-        yield [stack.enter_context(one) for port in ports for one in _listeners(config.host, port, connections)]
+        yield [stack.enter_context(listener) for listener in chain(first, second)]
+
+
+def _inherited(config: ServeConfig, connections: Shares) -> Iterator[Listener]:
+    """The socket that the parent process has passed. Raises CannotListen."""
+    address = (config.host, config.port)
+    try:
+        listener = Listener(socket.AF_INET6 if ":" in config.host else socket.AF_INET, address, connections, config.fd)
+        bound = listener.getsockname()[:2]
+    except OSError as error:
+        raise CannotListen(f"file descriptor {config.fd}: {str(error.strerror).lower()}") from error
+    if bound != address:
+        listener.close()
+        raise CannotListen(f"file descriptor {config.fd} listens at {bound}, and host and port are {address}")
+    yield listener
 
 
 def _listeners(host: str, port: int, connections: Shares) -> Iterator[Listener]:

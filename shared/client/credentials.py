@@ -1,5 +1,6 @@
 """Access to a server: reads a command's token, trusts a private CA, and suggests a fix when access is refused."""
 
+import json
 import ssl
 from functools import cache
 from http import HTTPStatus
@@ -53,15 +54,28 @@ def remedy(error: ClientError, prefix: str) -> str:
 
 
 def _first_token(file: Path) -> str:
-    """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN …`; `#` starts a comment."""
+    """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN …`; `#` starts a comment.
+
+    A RUN_DIR/server.json is read, too.
+    """
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else _read_once(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', 'it is not text')}") from None
+    if text.startswith("{"):
+        return _token_of_run(file, text)
     words = next((words for line in text.splitlines() if (words := line.partition("#")[0].split())), [])
     if not words:
         raise ValueError(f"{file} holds no token")
     return words[0] if len(words) == 1 else words[1]
+
+
+def _token_of_run(file: Path, text: str) -> str:
+    """The token in the RUN_DIR/server.json of a trainer that started its reference server."""
+    try:
+        return str(json.loads(text)["token"])
+    except (ValueError, LookupError):
+        raise ValueError(f"{file} holds no token") from None
 
 
 @cache

@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.server_address import read_token, read_url
 from shared.client import RefServerClient
 from tests.ports import free_port
 
@@ -91,6 +93,12 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
     return [record for record in records if record["kind"] == "step"]
+
+
+def client_of(run_dir: Path) -> RefServerClient:
+    """Of the server that the run's trainer has started."""
+    directory = RunDirectory(run_dir)
+    return RefServerClient(str(read_url(directory)), token=read_token(directory))
 
 
 def processes_of(run_dir: Path) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.run_files.server_address import read_url
+from policy_trainer.run_files.server_address import read_token, read_url
 from tests.integration.processes import steps_of, until
 from tests.integration.runs import QUICK, train
 from tests.ref_server.dashboard.conftest import Tab, chromium, open_tab
@@ -27,9 +27,10 @@ def test_a_run_is_watched_while_it_trains(
     options = (*QUICK, "--sampling.max-completion-length", "40", "--samples.every", "1", "--max-steps", "1000")
     trainer = start(train(base_model, None, run_dir, *options))
     until(lambda: len(steps_of(run_dir)) >= 2, "two steps", trainer)
-    with httpx.Client(base_url=read_url(RunDirectory(run_dir)) or "") as http:
+    directory = RunDirectory(run_dir)
+    with httpx.Client(base_url=read_url(directory) or "") as http:
         tab = open_tab(http)
-        page = tab.at("#/run/watched")
+        page = tab.at(f"#token={read_token(directory)}&/run/watched")
         reward = page.get_by_role("group", name=re.compile("^Reward;"))
         expect(reward).to_contain_text("step")
         first = newest(reward.inner_text())

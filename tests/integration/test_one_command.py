@@ -1,5 +1,6 @@
 """`policy-trainer train` alone on a machine: it starts its reference server and its worker, and all ends together."""
 
+import json
 import signal
 import subprocess
 import time
@@ -10,8 +11,8 @@ import pytest
 
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
-from shared.client import RefServerClient
-from tests.integration.processes import Process, processes_of, steps_of, until
+from shared.client import RefServerClient, RefServerError
+from tests.integration.processes import Process, client_of, processes_of, steps_of, until
 from tests.integration.runs import QUICK, train
 
 # Lengths differ, so that a random model learns something.
@@ -47,9 +48,13 @@ def test_killed_it_ends_whole_and_resumes_with_its_queue(random_model: Path, tmp
     until(lambda: len(steps_of(run_dir)) >= 5, "step 5", trainer)
     trainer.kill()
     resumed = start(alone(random_model, run_dir, *options, "--resume"))  # at once: the old server still ends
-    url = read_url(RunDirectory(run_dir))
+    file = run_dir / "server.json"
+    address = file.read_text()
     assert resumed.wait() == 0, resumed.output()
-    assert read_url(RunDirectory(run_dir)) == url
+    assert file.read_text() == address, "the port and the token stay"
+    token = json.loads(address)["token"].encode()
+    logs = [path for path in (*run_dir.rglob("*"), trainer.log, resumed.log) if path.is_file() and path != file]
+    assert not any(token in path.read_bytes() for path in logs)
     wait_for_the_end(run_dir)
     steps = steps_of(run_dir)
     assert [record["step"] for record in steps] == list(range(1, 13))
@@ -63,11 +68,15 @@ def test_a_server_that_dies_is_started_again(random_model: Path, tmp_path: Path,
     run_dir = tmp_path / "shaken"
     trainer = start(alone(random_model, run_dir, "--max-steps", "8"))
     until(lambda: len(steps_of(run_dir)) >= 2, "step 2", trainer)
-    with RefServerClient(str(read_url(RunDirectory(run_dir)))) as client:
+    with client_of(run_dir) as client:
         assert client.model().name == str(random_model)
+        url = client.url
+    with RefServerClient(url) as stranger, pytest.raises(RefServerError, match="a token is required"):
+        stranger.finish_run("shaken")
     servers = [pid for pid in processes_of(run_dir) if b"ref_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     subprocess.run(["kill", "-9", *map(str, servers)], check=True)
     assert trainer.wait() == 0, trainer.output()
+    assert read_url(RunDirectory(run_dir)) == url
     assert "the reference server died with status -9" in trainer.output() and "starting it again" in trainer.output()
     assert not processes_of(run_dir)
 

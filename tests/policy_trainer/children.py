@@ -30,6 +30,7 @@ class FakeChild:
         inherited: Sequence[int] = (),
     ) -> None:
         self.name, self.module, self.arguments, self.log, self.secrets = name, module, list(arguments), log, secrets
+        self.inherited = inherited
         self.exit_status: int | None = None
         self.pid = 0
         self.stopped = False

@@ -1,6 +1,7 @@
 """A file that is replaced is read as the old or the new one, wherever its writer is killed."""
 
 import json
+import stat
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,17 @@ def test_a_reader_never_sees_half_a_json_file(tmp_path: Path, fuse: Any) -> None
         if survived:
             break
     assert json.loads(path.read_text()) == {"value": "new"}
+
+
+def test_a_private_file_is_private_whatever_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    for left in (path, tmp_path / ".value.json.tmp"):  # an older version's, and a killed writer's
+        left.touch()
+        left.chmod(0o644)
+    with (tmp_path / ".value.json.tmp").open() as reader:
+        write_json(path, {}, mode=0o600)
+        assert reader.read() == ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_whole_directory_replaces_an_older_one(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ async function ask(path, query, options) {
   if (answer.ok) return answer;
   const message = await messageOf(answer);
   if (answer.status !== 401) throw new ApiError(answer.status, message);
-  const why = used ? "The server no longer knows the one of this tab." : "It was started with --token-file or --token.";
+  const why = used ? "The server no longer knows the one of this tab." : "The link of policy-trainer train has it, and RUN_DIR/server.json; else it is one of --token-file.";
   if (token() !== used || (await askForToken(why))) return ask(path, query, options);
   throw new ApiError(401, "A token is needed.");
 }

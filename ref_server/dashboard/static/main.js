@@ -12,7 +12,7 @@ import { showOverview } from "./overview.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showStep } from "./step.js";
-import { mayAsk } from "./token.js";
+import { mayAsk, takeToken } from "./token.js";
 
 // A view is an async function (root, parts, query, signal): it fills the root, and stops when the signal aborts.
 const VIEWS = { "": showOverview, runs: showRuns, run: showRun, step: showStep, batches: showBatches, batch: showBatch };
@@ -29,6 +29,7 @@ function nameOf(parts) {
 }
 
 async function show() {
+  takeToken();
   mayAsk();
   leaving.abort();
   leaving = new AbortController();

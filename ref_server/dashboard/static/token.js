@@ -8,6 +8,15 @@ let declined = false;
 
 export const token = () => sessionStorage.getItem(KEY) ?? "";
 
+/** Keeps the token of a link such as #token=…, or #token=…&/runs, and removes it from the address. */
+export function takeToken() {
+  const [, given, place] = location.hash.match(/^#token=([^&]+)&?(.*)$/) ?? [];
+  if (!given) return;
+  sessionStorage.setItem(KEY, given);
+  history.replaceState(null, "", `#${place || "/"}`);
+  document.getElementById("token")?.closest("dialog").close("noted"); // it is asked for just now
+}
+
 /** The headers that a request with this token has. */
 export const headersOf = (value) => (value ? { Authorization: `Bearer ${value}` } : {});
 

@@ -1,7 +1,10 @@
 """A trainer's own reference server: what it is told, where it listens, and what its deaths mean to the run."""
 
 import fcntl
+import json
+import os
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from policy_trainer.trainer.reference_servers import InlineServer, NamedServer, 
 from shared.errors import UserError
 from shared.settings import from_values
 from tests.policy_trainer.children import Clock, FakeChild
+from tests.waiting import until
 
 
 def never(reason: str, seconds: float) -> None:
@@ -34,9 +38,9 @@ class Home:
         self.notes: list[str] = []
         self.servers: list[InlineServer] = []
 
-    def server(self, **settings: Any) -> InlineServer:
+    def server(self, *, on_terminal: bool = False, **settings: Any) -> InlineServer:
         config = from_values(TrainConfig, **{"model": "M", "run_dir": self.directory.root, "device": "cpu", **settings})
-        made = choose_server(config, self.directory, self.notes.append)
+        made = choose_server(config, self.directory, self.notes.append, on_terminal=on_terminal)
         assert isinstance(made, InlineServer)
         self.servers.append(made)
         return made
@@ -49,6 +53,19 @@ class Home:
     def option(self, name: str) -> str:
         arguments = self.children[-1].arguments
         return arguments[arguments.index(name) + 1]
+
+    @property
+    def token(self) -> str:
+        """Of the newest server."""
+        return self.children[-1].secrets["REF_SERVER_TOKEN"]
+
+    def answer(self, reason: str, seconds: float) -> None:
+        """The child answers a request that waits in the socket which it has inherited."""
+        with socket.socket(fileno=os.dup(int(self.option("--fd")))) as listener:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
 
 
 @pytest.fixture
@@ -75,7 +92,8 @@ def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
     assert child.log == root / "logs" / "ref_server.log"
     assert "--host" not in child.arguments and "--insecure" not in child.arguments, "it listens on loopback alone"
     assert server.url == f"http://127.0.0.1:{home.option('--port')}" == read_url(home.directory)
-    assert home.notes == [f"reference server: process 1, on cpu; its dashboard: {server.url}"]
+    assert home.option("--fd") == str(child.inherited[1])
+    assert home.notes[0].startswith(f"reference server: process 1, on cpu; its dashboard: {server.url} ")
 
 
 def test_without_a_kl_penalty_it_is_the_queue_alone(home: Home) -> None:
@@ -121,15 +139,31 @@ def test_it_takes_the_longest_group_of_the_run(home: Home) -> None:
     assert home.option("--max-batch-tokens") == "645000"
 
 
-def test_it_asks_for_the_token_of_the_run(home: Home, tmp_path: Path) -> None:
+def test_the_token_is_in_a_private_file_and_stays(home: Home) -> None:
+    home.started().stop()
+    file, token = home.directory.root / "server.json", home.token
+    assert json.loads(file.read_text()) == {"url": read_url(home.directory), "token": token} and len(token) > 40
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert token not in home.children[0].arguments and token not in home.notes[0] and str(file) in home.notes[0]
+    home.started().stop()
+    assert home.token == token
+    file.chmod(0o644)  # anybody may have read it
     home.started()
-    assert home.children[0].secrets == {}
-    home.servers[0].stop()
+    assert home.token != token and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_on_a_terminal_the_link_to_the_dashboard_has_the_token(home: Home) -> None:
+    server = home.started(on_terminal=True)
+    assert home.notes[0].endswith(f"its dashboard: {server.url}/#token={home.token}")
+
+
+def test_a_configured_token_is_used_and_neither_shown_nor_written(home: Home, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    file.write_text("train a-secret\n")
-    home.started(token_file=file)
-    assert home.children[1].secrets == {"REF_SERVER_TOKEN": "a-secret"}
-    assert "a-secret" not in home.children[1].arguments
+    file.write_text("train 0123456789-configured\n")
+    server = home.started(on_terminal=True, token_file=file)
+    assert home.token == "0123456789-configured"
+    assert home.notes[0].endswith(f"its dashboard: {server.url}")
+    assert json.loads((home.directory.root / "server.json").read_text()) == {"url": server.url}
 
 
 def test_the_next_trainer_takes_the_same_port_if_it_is_free(home: Home) -> None:
@@ -140,6 +174,18 @@ def test_the_next_trainer_takes_the_same_port_if_it_is_free(home: Home) -> None:
     second.stop()
     with socket.create_server(("127.0.0.1", read_port(home.directory) or 0)):
         assert home.started().url != first.url
+
+
+def test_nobody_else_can_take_its_port_before_it_serves_or_after_it_died(home: Home) -> None:
+    home.started()
+    for _ in range(2):
+        for host in ("127.0.0.1", "0.0.0.0"):
+            with socket.socket() as thief:
+                thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                with pytest.raises(OSError, match="in use"):
+                    thief.bind((host, int(home.option("--port"))))
+        home.children[0].die(1)
 
 
 def test_it_waits_for_the_server_of_a_killed_trainer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +220,39 @@ def test_but_not_for_one_of_a_living_trainer(home: Home, monkeypatch: pytest.Mon
 def test_one_that_never_answered_ends_the_run_with_its_last_output(home: Home) -> None:
     server = home.started()
     server.check()
-    assert "process 1) loads M; its log is" in server.describe("connection refused")
-    home.children[0].die(1)
-    with pytest.raises(RunFailed, match=r"(?s)reference server died with status 1.*I cannot go on.*ref_server.log"):
+
+    def wait(reason: str, seconds: float) -> None:
+        assert "process 1) loads M; its log is" in server.describe(reason)
+        home.children[0].die(1)
+
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=r"(?s)reference server died with status 1.*I cannot go on.*ref_server.log"):
+            server.await_answer(wait)
+
+
+def test_one_that_dies_under_a_request_is_started_again_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(restarts, "time", clock)
+    server = home.started()
+    server.await_answer(home.answer)
+    with socket.create_connection(("127.0.0.1", int(home.option("--port")))) as request:
+        request.sendall(b"GET")
+        home.children[0].die(1)
+        until(lambda: home.notes[-1].endswith("starting it again"))
+        clock.now += 2
+        until(lambda: home.children[0].pid == 2)
+        home.answer("", 0.0)
+        assert request.recv(4) == b"HTTP"
+
+
+def test_where_it_cannot_be_started_again_requests_fail(home: Home) -> None:
+    server = home.started()
+    server.await_answer(home.answer)
+    with socket.create_connection(("127.0.0.1", int(home.option("--port")))) as request:
+        home.children[0].die(2)
+        with pytest.raises(ConnectionError):
+            request.recv(1)
+    with pytest.raises(RunFailed, match="died with status 2"):
         server.check()
 
 
@@ -184,7 +260,7 @@ def test_one_that_has_answered_is_started_again(home: Home, monkeypatch: pytest.
     clock = Clock()
     monkeypatch.setattr(restarts, "time", clock)
     server = home.started()
-    server.answered()
+    server.await_answer(home.answer)
     for _ in range(7):  # far apart
         clock.now += 1000
         home.children[0].die(1)
@@ -212,7 +288,7 @@ def test_a_named_server_is_only_named(tmp_path: Path) -> None:
     assert isinstance(server, NamedServer)
     server.start(never)
     server.check()
-    server.answered()
+    server.await_answer(never)
     server.stop()
     assert (server.url, server.snapshot_root) == ("http://127.0.0.1:8500", tmp_path)
     assert server.describe("it does not answer") == "it does not answer"

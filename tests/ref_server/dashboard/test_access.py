@@ -63,6 +63,29 @@ def test_a_wrong_token_is_said_to_be_wrong_and_the_right_one_opens(
     assert tab.page.evaluate("Object.keys(localStorage).length") == 0
 
 
+@pytest.mark.parametrize(("place", "seen"), [("", "#/"), ("&/batches?state=dead", "#/batches?state=dead")])
+def test_a_link_brings_its_token(open_tab: Callable[..., Tab], guarded: httpx.Client, place: str, seen: str) -> None:
+    tab = open_tab(guarded)
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.append(request.url))
+    tab.at(f"#token={TOKENS['train']}{place}")
+    expect(tab.page.get_by_text("1 batch.") if place else tab.page.locator(".states")).to_be_visible()
+    assert tab.page.url == f"{tab.url}/{seen}"
+    assert not any(TOKENS["train"] in url for url in asked)
+
+
+def test_a_link_that_is_opened_where_a_token_is_asked_for_answers(
+    open_tab: Callable[..., Tab], guarded: httpx.Client
+) -> None:
+    tab = open_tab(guarded)
+    tab.at("#/batches")
+    dialog = tab.page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    tab.page.evaluate("location.hash = '#token=" + TOKENS["train"] + "&/batches'")
+    expect(dialog).to_have_count(0)
+    expect(tab.page.get_by_text("1 batch.")).to_be_visible()
+
+
 def test_a_role_that_is_too_small_is_told_in_words(open_tab: Callable[..., Tab], guarded: httpx.Client) -> None:
     tab = open_tab(guarded)
     tab.at("#/")

@@ -1,5 +1,6 @@
 """How many connections the server holds, and of whom."""
 
+import os
 import resource
 import socket
 import ssl
@@ -36,9 +37,9 @@ def answers(connection: socket.socket) -> bool:
     """Whether a request on it is answered; False: the server closes it."""
     try:
         connection.sendall(GET)
+        return bool(rest(connection) if connection.recv(1, socket.MSG_PEEK) == b"" else one_answer(connection))
     except OSError:
         return False
-    return bool(rest(connection) if connection.recv(1, socket.MSG_PEEK) == b"" else one_answer(connection))
 
 
 def test_a_peer_leaves_room_for_another() -> None:
@@ -105,6 +106,29 @@ def test_a_name_with_two_addresses_is_listened_on_at_both() -> None:
     with listening(ServeConfig(no_model=True, host="localhost", port=port)) as sockets:
         found = {one.getsockname()[0] for one in sockets}
     assert found == {address[4][0] for address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)}
+
+
+def test_a_socket_of_the_parent_process_is_served() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as parents:
+        port = parents.getsockname()[1]
+        config = ServeConfig(no_model=True, port=port, fd=os.dup(parents.fileno()))
+        with connected(port) as early, listening(config) as (listener,):
+            app = uvicorn_config(PlainTextResponse("ok"), config, lifespan="off")
+            with serving(app, listener):
+                assert answers(early)
+        with connected(port):
+            pass  # the parent still listens
+
+
+def test_a_file_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as other, (tmp_path / "file").open("w") as file:
+        port = other.getsockname()[1]
+        for fd, why in ((os.dup(other.fileno()), "listens at .*127.0.0.2"), (file.fileno(), "non-socket")):
+            with (
+                pytest.raises(CannotListen, match=f"file descriptor {fd}.*{why}"),
+                listening(ServeConfig(no_model=True, port=port, fd=fd)),
+            ):
+                pass
 
 
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "in use"), ("nowhere.invalid", ""), ("192.0.2.1", "assign")])

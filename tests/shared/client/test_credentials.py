@@ -27,6 +27,16 @@ def test_a_file_gives_the_token_that_it_holds_now(tmp_path: Path) -> None:
         assert choose_token(None, file) == token
 
 
+def test_the_file_of_a_runs_server_gives_its_token(tmp_path: Path) -> None:
+    file = tmp_path / "server.json"
+    file.write_text('{\n  "url": "http://127.0.0.1:8400",\n  "token": "secret"\n}')
+    assert choose_token(None, file) == "secret"
+    for damaged in ('{"url": "http://127.0.0.1:8400"}', "{", '{"token"}'):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match=r"server\.json holds no token"):
+            choose_token(None, file)
+
+
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none cannot be read: No such file"):
         choose_token(None, tmp_path / "none")
