@@ -43,7 +43,10 @@ def remedy(error: ClientError, prefix: str) -> str:
     if isinstance(error, Untrusted):
         return "; give the certificate of its authority with --tls-ca"
     if isinstance(error, RefServerError) and error.status == HTTPStatus.UNAUTHORIZED:
-        return f"; give a token of the server with --token-file, or {prefix}TOKEN in the environment"
+        return (
+            f"; give a token of the server with --token-file, or {prefix}TOKEN in the environment; RUN_DIR/server.json "
+            "is the file for a server that a trainer started"
+        )
     if isinstance(error, RefServerError) and "a token of role" in error.message:
         return f"; --token-file, or {prefix}TOKEN in the environment, must give a token of that role"
     if isinstance(error, NotRefServer):

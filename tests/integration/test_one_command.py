@@ -12,6 +12,7 @@ import pytest
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import read_url
 from shared.client import RefServerClient, RefServerError
+from tests.docs.pages import ROOT
 from tests.integration.processes import Process, client_of, processes_of, steps_of, until
 from tests.integration.runs import QUICK, train
 
@@ -71,6 +72,10 @@ def test_a_server_that_dies_is_started_again(random_model: Path, tmp_path: Path,
     with client_of(run_dir) as client:
         assert client.model().name == str(random_model)
         url = client.url
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.endswith("curl -s -K -")]
+    answer = subprocess.run(line.replace("runs/mine", str(run_dir)), shell=True, check=True, capture_output=True)
+    assert json.loads(answer.stdout)["runs"]
     with RefServerClient(url) as stranger, pytest.raises(RefServerError, match="a token is required"):
         stranger.finish_run("shaken")
     servers = [pid for pid in processes_of(run_dir) if b"ref_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -14,7 +14,10 @@ from policy_trainer.queue_client.server import (
     in_flight_allowance,
     leases_are_full,
     store_fills_up,
+    token_of,
 )
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.server_address import write_address
 from shared.api import Order, State
 from shared.client import NotRefServer
 from shared.client.credentials import remedy
@@ -30,6 +33,15 @@ def test_what_is_asked_for() -> None:
     assert (asked.order, asked.wait_seconds, asked.lease_seconds) == (Order.FRESHEST, 2, 30)
     assert asked.incarnation == terms.at(8, wait_seconds=2).incarnation
     assert asked.request_id is None, "the client gives each request one of its own"
+
+
+def test_the_token_of_a_run_is_the_configured_one_else_that_of_its_own_server(tmp_path: Path) -> None:
+    write_address(RunDirectory(tmp_path), 8400, "of-the-server")
+    config = from_values(RolloutConfig, model="m", run_dir=tmp_path)
+    assert token_of(config) == "of-the-server"
+    (tmp_path / "token").write_text("mine")
+    assert token_of(config.model_copy(update={"token_file": tmp_path / "token"})) == "mine"
+    assert token_of(config.model_copy(update={"server": "http://elsewhere:8400"})) is None
 
 
 def test_each_life_has_an_incarnation_of_its_own() -> None:
