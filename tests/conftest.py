@@ -1,7 +1,9 @@
 """Settings for all tests."""
 
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The time of an example depends on the machine's load.
@@ -13,3 +15,15 @@ settings.load_profile("repeatable")
 # A shell starts background jobs with SIGINT ignored, and the processes of our tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Whole folders of slow tests: harnesses, and whole processes. Elsewhere each slow test is marked by itself.
+SLOW = {"api", "bench", "chaos", "docker", "fuzz", "integration", "load"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Marks tests as slow by their folder, and those that start a browser."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in SLOW or "chromium" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)

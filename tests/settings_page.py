@@ -3,6 +3,7 @@
 import re
 from argparse import Action
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +26,7 @@ _TRAIN = "policy-trainer train"
 _DEFAULT = re.compile(r" ?\(default: (.*)\)$")
 
 
+@cache
 def page() -> str:
     others = {f"policy-trainer {name}": cls for name, cls in COMMANDS.items() if name != "train"}
     commands: dict[str, Any] = {_TRAIN: COMMANDS["train"], "ref-server serve": ServeConfig, **others}

@@ -19,7 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(1800))  # the first build downloads half a gigabyte
             if "DOCKER_TEST" not in os.environ:
                 item.add_marker(pytest.mark.skip(reason="make docker-test runs it, with a Docker engine"))
