@@ -59,6 +59,7 @@ def test_every_command_has_a_module_and_help(
     assert capsys.readouterr().out.startswith("usage: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["policy_trainer", "ref_server"])
 def test_help_of_a_program_imports_nothing_heavy(module: str) -> None:
     code = (

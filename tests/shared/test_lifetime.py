@@ -56,6 +56,7 @@ def ends_within(pid: int, seconds: float) -> bool:
     return not alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_child_ends_with_its_parent(number: signal.Signals) -> None:
     parent, child = start("tied")

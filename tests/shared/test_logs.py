@@ -126,6 +126,7 @@ def test_configuring_again_replaces() -> None:
     assert json.loads(line)["event"] == "once"
 
 
+@pytest.mark.slow
 def test_libraries_that_print_by_themselves_no_longer_do() -> None:
     code = """
 from contextlib import suppress

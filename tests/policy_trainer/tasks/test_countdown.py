@@ -45,7 +45,7 @@ def values(numbers: Sequence[Fraction]) -> Iterator[Fraction]:
 
 
 class TestGenerated:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(
         st.builds(
             CountdownConfig,

@@ -194,6 +194,7 @@ class TestWithoutANetwork:
         assert not config.HF_HUB_OFFLINE
 
 
+@pytest.mark.slow
 def test_the_library_is_not_imported_without_need() -> None:
     """It takes most of a second, and every worker starts with the registry."""
     code = "import policy_trainer.tasks.registry, sys; print([m for m in ('datasets', 'pyarrow') if m in sys.modules])"

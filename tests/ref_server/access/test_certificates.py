@@ -61,6 +61,7 @@ def test_files_that_cannot_serve(files: Path, cert: str | None, key: str | None,
         ServeConfig.model_validate({"no_model": True, **given})
 
 
+@pytest.mark.slow
 def test_https(authority: trustme.CA, files: Path, tmp_path: Path) -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)

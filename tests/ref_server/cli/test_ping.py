@@ -125,6 +125,7 @@ def test_help(command: Command) -> None:
     assert "SUPPRESS" not in out and "--token " not in out
 
 
+@pytest.mark.slow
 def test_a_server_with_tokens_and_tls(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """As processes: a server with a private authority, which tells its model to those who have a token."""
     authority = trustme.CA()

@@ -546,6 +546,7 @@ def test_every_state_can_be_listed() -> None:
 # As a process
 
 
+@pytest.mark.slow
 def test_a_process(http: httpx.Client, rollout: Rollout, run: str) -> None:
     id = ready(http, rollout(run=run))
     command = [sys.executable, "-m", "ref_server", "queue", "ls", "--run", run, "--url", str(http.base_url), "--json"]
@@ -554,6 +555,7 @@ def test_a_process(http: httpx.Client, rollout: Rollout, run: str) -> None:
     assert [batch["id"] for batch in json.loads(done.stdout)["batches"]] == [id]
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough(http: httpx.Client) -> None:
     code = "import sys; from ref_server.cli import queue; sys.exit(queue.run(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "stats", "--json", "--url", str(http.base_url)]
@@ -564,6 +566,7 @@ def test_a_reader_that_has_seen_enough(http: httpx.Client) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.slow
 def test_ctrl_c(http: httpx.Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)

@@ -157,6 +157,7 @@ def test_no_server(command: Command) -> None:
     assert err.startswith(f"ref-server score: no server answers at {url}")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_read_by_head(http: httpx.Client, tmp_path: Path) -> None:
     """Whoever reads has seen enough: no traceback."""
     file = lines(tmp_path / "in.jsonl", *[{"prompt": "1", "completions": ["2"]}] * 50)

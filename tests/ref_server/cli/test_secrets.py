@@ -65,6 +65,7 @@ def refused_start(*options: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_is_named_without_its_password(tmp_path: Path) -> None:
     store = f"postgresql://user:{SECRET}@127.0.0.1:1/tandem?connect_timeout=1"
     config = load_settings(ServeConfig, ["--no-model", "--store", store], prog="ref-server", schema=ServeConfig)

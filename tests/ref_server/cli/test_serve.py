@@ -122,6 +122,7 @@ def test_a_queue_outlives_its_server(model_dir: Path, tmp_path: Path, rollout: R
         assert http.get(f"/v1/batches/{leased.id}").json()["state"] == "done"
 
 
+@pytest.mark.slow
 def test_a_queue_without_a_model(tmp_path: Path, rollout: Rollout) -> None:
     batch = rollout()
     with serving_with("--no-model", data_dir=tmp_path) as (process, http):

@@ -14,6 +14,8 @@ from shared.batch import BatchError, RolloutBatch
 from tests.ref_server.processes import Running, running
 from tests.ref_server.sockets import connected, head
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 Rollout = Callable[..., RolloutBatch]

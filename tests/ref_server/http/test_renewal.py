@@ -16,6 +16,8 @@ from shared import wire
 from shared.batch import RolloutBatch
 from tests.ref_server.processes import Running, running
 
+pytestmark = pytest.mark.slow
+
 OLD, NEW = ({"Authorization": f"Bearer {name}-0123456789abcdef"} for name in ("old", "new"))
 
 

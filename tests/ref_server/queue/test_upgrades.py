@@ -136,6 +136,7 @@ for last in count(1):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dump", SQLITE, ids=lambda dump: dump.stem)
 def test_an_upgrade_killed_at_any_statement_leaves_the_old_file_or_the_new(tmp_path: Path, dump: Path) -> None:
     make_old(tmp_path / "old", dump)

@@ -62,6 +62,7 @@ def test_what_was_uploaded_is_leased_at_once_and_as_it_is(plain: httpx.Client, r
     assert [event["state"] for event in history] == ["ready", "leased", "done"]
 
 
+@pytest.mark.slow
 def test_an_upload_wakes_who_waits(tmp_path: Path, serve: Serve, rollout: Rollout, monkeypatch: Any) -> None:
     monkeypatch.setattr("ref_server.service.polls.LOOK_SECONDS", 60)
     with serve(open_service(tmp_path)) as http:
@@ -158,6 +159,7 @@ def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, se
     assert "batches wait to be scored" in output and "batches=1" in output
 
 
+@pytest.mark.slow
 def test_neither_a_queue_nor_its_tools_load_pytorch() -> None:
     modules = "ref_server.cli.serve, ref_server.cli.queue.purge, ref_server.cli.ping, ref_server.cli.score"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"

@@ -14,6 +14,8 @@ from ref_server.service.service import Service
 from tests.docs.pages import texts
 from tests.ref_server.conftest import make_service, model, one_thread, serve, tokenizer
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["make_service", "model", "one_thread", "serve", "tokenizer"]
 
 ROOT = Path(__file__).parents[3]

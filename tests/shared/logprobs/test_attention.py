@@ -52,7 +52,7 @@ def naive(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scale
     return torch.stack(outputs)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SIZES, st.sampled_from([(2, 2), (4, 1), (4, 2)]))
 def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int, int]) -> None:
     layout = layout_of(sizes)

@@ -12,7 +12,7 @@ from tests.shared.logprobs.families import SHAPES, gradients, make, mixed, weigh
 
 HIDDEN, VOCABULARY, TOKENS = 16, 203, 37
 # Tokens and logits of a tile, and logits that are kept for the backward: none, some, all.
-TILES = [(1, 1, 0), (5, 60, 700), (8, 1624, 0), (1024, 2**22, 2**22)]
+TILES = [pytest.param((1, 1, 0), marks=pytest.mark.slow), (5, 60, 700), (8, 1624, 0), (1024, 2**22, 2**22)]
 
 
 class Inputs:

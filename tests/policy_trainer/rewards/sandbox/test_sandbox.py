@@ -38,7 +38,7 @@ def samples(*texts: str) -> list[Sample]:
     return [Sample(ASKED, text) for text in texts]
 
 
-@pytest.mark.parametrize("name", ["hanging", "sleeping"])
+@pytest.mark.parametrize("name", ["hanging", pytest.param("sleeping", marks=pytest.mark.slow)])
 def test_one_stuck_reward_costs_one_completion(name: str) -> None:
     rewards = apart(name, seconds=1.0)
     with capture_logs() as logs:
@@ -299,7 +299,8 @@ def start_parent() -> Iterator[Callable[[str, float], tuple[subprocess.Popen[str
         parent.communicate()
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("sleeping", 100), pytest.param("hanging", 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seconds"), [("sleeping", 100), ("hanging", 2)])
 def test_it_ends_with_its_parent_even_if_that_is_killed(
     start_parent: Callable[[str, float], tuple[subprocess.Popen[str], psutil.Process]], name: str, seconds: float
 ) -> None:

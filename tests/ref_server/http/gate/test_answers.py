@@ -78,6 +78,7 @@ def test_an_answer_arrives_as_it_was(path: str) -> None:
     assert answer.content == (b"small" if path == "/small" else bytes(100_000 if path == "/middling" else LARGE))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("path", ["/large", "/stream"])
 def test_a_reader_that_takes_nothing_is_cut_off(path: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,6 +90,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(path: str, caplog: pytest.LogCap
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_short_answers_that_nobody_reads_are_cut_off() -> None:
     """Each fits the pipes, all of them do not."""
@@ -98,6 +100,7 @@ def test_short_answers_that_nobody_reads_are_cut_off() -> None:
         assert len(rest(connection)) < 300 * 100_000 / 2
 
 
+@pytest.mark.slow
 def test_a_slow_reader_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "FIRST_SECONDS", 1.0)
     monkeypatch.setattr(answers, "BYTES_PER_SECOND", 4 * MIB)
@@ -155,6 +158,7 @@ def test_a_flood_of_answers_of_which_each_has_room_is_cut_off() -> None:
         assert http.get("/small").content == b"small"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_who_is_cut_off_holds_nothing_any_more() -> None:
     with serve(2 * LARGE) as http, ExitStack() as stack:

@@ -52,6 +52,7 @@ def test_a_second_head_that_does_not_end(http: httpx.Client) -> None:
         assert rest(connection) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rather_impatient")
 def test_neither_rest_nor_a_long_poll_is_a_slow_head(http: httpx.Client) -> None:
     poll = b'{"consumer": "c", "run": "none", "wait_seconds": 1.2}'
@@ -123,6 +124,7 @@ def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
 # Many of them
 
 
+@pytest.mark.slow
 def test_silent_connections_do_not_use_up_the_usual_limit_of_files(tmp_path: Path) -> None:
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, usual[1]))

@@ -202,6 +202,7 @@ def test_an_id_that_cannot_be_printed_is_replaced(http: httpx.Client) -> None:
     assert len(http.get("/livez").headers.get_list("X-Request-Id")) == 1
 
 
+@pytest.mark.slow
 def test_the_log_of_a_process_is_json(tmp_path: Path) -> None:
     """Also what uvicorn says, and the traceback of a bug."""
     port = free_port()

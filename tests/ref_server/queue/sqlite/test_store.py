@@ -167,6 +167,7 @@ SqliteQueue(Path(sys.argv[1]), limits=QueueConfig().limits).close()
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_gone(path: Path) -> None:
     with closing(SqliteQueue(path, limits=make_limits())):
         _, error = (refused := run_python(OPEN_ONCE, path)).communicate(timeout=30)
@@ -252,6 +253,7 @@ for name in "abcd":
 """
 
 
+@pytest.mark.slow
 def test_every_acknowledged_upload_survives_a_kill(path: Path) -> None:
     with run_python(PUT_UNTIL_KILLED, path) as child:
         assert child.stdout is not None
