@@ -1,24 +1,22 @@
-"""What people type who come from TRL is answered with the setting that they mean."""
+"""What people type who come from TRL is answered with the setting that they mean, or with why there is none."""
 
 import dataclasses
-import re
-from pathlib import Path
+import inspect
+from typing import Any
 
 import pytest
 
+from policy_trainer import GRPO
 from policy_trainer.cli.settings import read_settings
-from policy_trainer.cli.spellings import ABSENT, RENAMED
+from policy_trainer.cli.spellings import ABSENT, RENAMED, TRL
 from policy_trainer.config import SftConfig, TrainConfig
+from shared.errors import UserError
 from shared.settings.names import setting_names
+from tests import trl_page
 
-PAGE = (Path(__file__).parents[3] / "docs" / "coming-from-trl.md").read_text()
-TABLE = PAGE[PAGE.index("## Settings") : PAGE.index("| `loss_type` | `loss.surrogate` |")]
-ROWS = [
-    [re.findall(r"`([\w.]+)`", cell) for cell in row.split("|")[1:3]]
-    for row in TABLE.splitlines()
-    if row.startswith("| `")
-]
 OURS = {*setting_names(TrainConfig), *setting_names(SftConfig)}
+# Settings of other commands than train.
+ELSEWHERE = {"batch_size", "max_length"}
 
 
 def answer(capsys: pytest.CaptureFixture[str], option: str) -> str:
@@ -29,17 +27,24 @@ def answer(capsys: pytest.CaptureFixture[str], option: str) -> str:
     return words
 
 
+def test_each_name_stands_once() -> None:
+    names = [name for section in TRL.values() for name in section]
+    assert len(names) == len({*names})
+    for section in TRL.values():
+        for name, entry in section.items():
+            ours, _, note = entry.partition(" | ")
+            assert note if ours == "-" else {*ours.split()} <= OURS, name
+
+
 def test_every_renamed_setting_is_one_of_ours() -> None:
     assert {ours for names in RENAMED.values() for ours in names} <= OURS
     assert not {*RENAMED, *ABSENT} & {name for name in setting_names(TrainConfig) if "." not in name}
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [(name, row[1]) for row in ROWS for name in row[0] if name not in TrainConfig.model_fields]
-)
-def test_every_name_of_the_page_is_answered(capsys: pytest.CaptureFixture[str], theirs: str, ours: list[str]) -> None:
-    words = answer(capsys, f"--{theirs}")
-    assert any(f"--{name.replace('_', '-')}" in words for name in ours if name in OURS)
+@pytest.mark.parametrize("name", RENAMED)
+def test_another_name_is_answered_with_ours(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    words = answer(capsys, f"--{name}")
+    assert all(f"--{ours.replace('_', '-')}" in words for ours in RENAMED[name] if ours not in ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", ABSENT)
@@ -47,11 +52,25 @@ def test_what_there_is_not_is_said(capsys: pytest.CaptureFixture[str], name: str
     assert ABSENT[name] in answer(capsys, f"--{name.replace('_', '-')}")
 
 
-def test_names_are_trls_or_its_scripts() -> None:
+@pytest.mark.parametrize("name", ["args", "callbacks", "num_generations_eval", "eval_on_start"])
+def test_from_python(name: str) -> None:
+    settings: dict[str, Any] = {name: 1}
+    with pytest.raises(UserError) as refused:
+        GRPO(model="m", dataset=[{"prompt": "1+1=", "answer": "2"}], **settings)
+    assert f"{name} is not a setting; {ABSENT[name]}" in str(refused.value)
+
+
+def test_every_name_of_trl_has_an_entry() -> None:
     trl = pytest.importorskip("trl")
-    known: set[str] = set()
-    for config in (trl.GRPOConfig, trl.ModelConfig, trl.ScriptArguments, trl.SFTConfig):
+    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    known |= {*inspect.signature(trl.GRPOTrainer.__init__).parameters} - {"self"}
+    entries = {name for section in TRL.values() for name in section}
+    assert known <= entries
+    for config in (trl.ModelConfig, trl.ScriptArguments):
         known |= {field.name for field in dataclasses.fields(config)}
-    # Other programs' names for the same things.
-    others = {"lr", "kl_coef", "kl_beta", "group_size", "max_new_tokens", "max_tokens", "reward_funcs", "torch_dtype"}
-    assert {*RENAMED, *ABSENT} - known <= others | {"reward_model_name_or_path"}
+    assert entries - known == {"reward_model_name_or_path"}  # of TRL's scripts
+
+
+def test_the_page_has_the_names() -> None:
+    page = trl_page.PAGE.read_text()
+    assert page == trl_page.written(page), "run: .venv/bin/python -m tests.trl_page"
