@@ -4,6 +4,10 @@ import torch
 
 from shared.errors import UserError
 
+# Messages of out-of-memory errors that have no type of their own: from the CPU's allocator, and from libraries that
+# allocate by themselves (cuBLAS).
+_NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
 
 def choose_device(name: str) -> torch.device:
     """The device of a setting `device`: auto, cpu, cuda, cuda:1, …
@@ -30,6 +34,11 @@ def describe_device(name: str) -> str:
 def widest_float(device: torch.device) -> torch.dtype:
     """float64, for sums whose order should make no difference; float32 on Apple's GPUs (MPS), which have no other."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return typed or any(text in str(error) for text in _NO_MEMORY)
 
 
 def _gpus() -> str:

@@ -1,6 +1,7 @@
 """The learner: trains a model with its optimizer, one step at a time."""
 
 import math
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ class Learner:
     of each pass, one update each. max_completion_length: where completions are cut off; the `constant`
     aggregation divides by it. reference: where the KL penalty's log-probs come from. part_weights: of the rewards, by
     name.
+    updated: whether the latest step has begun to change the weights.
     The model stays in evaluation mode: with dropout the policy would differ from itself, and the KL at step 0 from 0.
     """
 
@@ -74,6 +76,7 @@ class Learner:
         self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
         self.bonus = choose_bonus(loss.entropy)
         self.weights = make_weights(model, optimizer)
+        self.updated = False
 
     def step(
         self,
@@ -87,8 +90,47 @@ class Learner:
         step: number of earlier steps, the version of the weights. The learning rate depends on nothing else, so that
         resuming needs no state.
         on_groups: called with the group of each batch; those that train have their advantages.
-        Raises ValueError for a batch that lacks what the loss needs.
+        Raises ValueError for a batch that lacks what the loss needs, and RuntimeError where memory does not suffice;
+        `updated` then says whether the weights have changed.
         """
+        self.updated = False
+        groups, training = self._prepare(batches, step)
+        on_groups(groups)
+        lr = self._schedule.learning_rate * lr_factor(step, self._schedule, self._steps)
+        parts = split_evenly(len(training), self._minibatches)
+        updates = [self._update(training[part], lr) for _ in range(self._num_iterations) for part in parts]
+        return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
+
+    def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
+        """What a step on each batch by itself raises, None where it succeeds. Call it when a step has raised.
+
+        It changes no weights, and leaves neither gradients nor activations behind.
+        """
+        return [self._failure(batch, step) for batch in batches]
+
+    def _failure(self, batch: Batch, step: int) -> Exception | None:
+        self._discard_gradients()
+        try:
+            self.noise_floor([batch])
+            self.kl([batch])
+            groups, training = self._prepare([batch], step)
+            updates = [self._gradients(training)[0]] if training else []
+            step_stats(groups, training, updates, num_iterations=1, learning_rate=0.0)
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+            return error
+        finally:
+            self._discard_gradients()
+        return None
+
+    def _discard_gradients(self) -> None:
+        self.weights.finish_gradients()
+        self.model.zero_grad(set_to_none=True)
+        self.weights.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()  # joins fragmented memory; does nothing without CUDA
+
+    def _prepare(self, batches: Sequence[Batch], step: int) -> tuple[list[Group], list[Group]]:
+        """The group of each batch, and those of them that train, which have their advantages."""
         groups = [self._make(batch, step=step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
         training = self._reference.with_logps(training, self._recompute)
@@ -96,11 +138,7 @@ class Learner:
         values = advantages(training, self._loss)
         training = [replace(group, advantages=own) for group, own in zip(training, values, strict=True)]
         trained = iter(training)
-        on_groups([next(trained) if trains(group, self._loss) else group for group in groups])
-        lr = self._schedule.learning_rate * lr_factor(step, self._schedule, self._steps)
-        parts = split_evenly(len(training), self._minibatches)
-        updates = [self._update(training[part], lr) for _ in range(self._num_iterations) for part in parts]
-        return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
+        return [next(trained) if trains(group, self._loss) else group for group in groups], training
 
     def restore_bonus(self, coef: float, entropy: float) -> None:
         """What the entropy bonus was when a checkpoint was written: its state beside the settings."""
@@ -134,16 +172,21 @@ class Learner:
 
     def _update(self, groups: Sequence[Group], lr: float) -> Update:
         """One update on these groups, unless loss or gradient is not finite."""
-        groups = with_high_entropy(groups, self._loss, self._entropies)
-        total = totals(groups, self._max_completion_length)
-        self.weights.optimizer.zero_grad(set_to_none=True)
-        sums = summed([self._accumulate(micro_batch, total) for micro_batch in self._micro_batches(groups)])
-        update = Update(summed(self._ranks.gather(sums)), clip_gradients(self.weights, self._schedule))
+        update, total = self._gradients(groups)
         if update.finite:
+            self.updated = True
             step_weights(self.weights, self._schedule, lr)
             if total.explored:
                 self.bonus.observe(update.explored_entropy)
         return update
+
+    def _gradients(self, groups: Sequence[Group]) -> tuple[Update, Totals]:
+        """Forward and backward of an update, whose gradients the weights then have."""
+        groups = with_high_entropy(groups, self._loss, self._entropies)
+        total = totals(groups, self._max_completion_length)
+        self.weights.optimizer.zero_grad(set_to_none=True)
+        sums = summed([self._accumulate(micro_batch, total) for micro_batch in self._micro_batches(groups)])
+        return Update(summed(self._ranks.gather(sums)), clip_gradients(self.weights, self._schedule)), total
 
     def _micro_batches(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
         for part in self._ranks.parts([group.tokens for group in groups], self._micro_batch_tokens):

@@ -20,6 +20,10 @@ class RunFailed(Exception):
     """The run cannot continue for a reason outside the code. The message says why and what to try."""
 
 
+class RankLost(RunFailed):
+    """Another rank ended, or did not answer, in the middle of a computation."""
+
+
 class StopRequest:
     """While active, SIGINT and SIGTERM set a flag instead of raising in the middle of a step.
 

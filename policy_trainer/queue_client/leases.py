@@ -115,6 +115,16 @@ class LeaseFeed:
             raise
         return taken
 
+    def put_back(self, leased: Sequence[Leased]) -> None:
+        """`take` gives these batches again, before others: they were taken and not trained."""
+        self._stock.put_back(leased)
+
+    def refuse(self, lease: Leased | UnusableBatch, reason: str) -> None:
+        """Gives a batch back with an error: after a few such deliveries it is dead."""
+        log.warning("a batch cannot be trained on", id=lease.id, error=reason)
+        self._ledger.refuse(lease)
+        self._client.release([lease], error=reason[:_MAX_REASON])
+
     def trained(self, leased: Sequence[Leased]) -> None:
         """Marks batches as trained."""
         self._ledger.train(leased)
@@ -177,7 +187,7 @@ class LeaseFeed:
             self._release([leased])
             return False
         if refusal := self._intake.refusal(leased.batch):
-            self._refuse(leased, refusal)
+            self.refuse(leased, refusal)
             return False
         return True
 
@@ -191,12 +201,6 @@ class LeaseFeed:
     def _release(self, leases: Sequence[Leased]) -> None:
         self._ledger.forget(leases)
         self._client.release(leases)
-
-    def _refuse(self, lease: Leased | UnusableBatch, reason: str) -> None:
-        """Gives a batch back with an error: after a few such deliveries it is dead."""
-        log.warning("a batch cannot be trained on", id=lease.id, error=reason)
-        self._ledger.refuse(lease)
-        self._client.release([lease], error=reason[:_MAX_REASON])
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -232,7 +236,7 @@ class LeaseFeed:
         fates = [self._ledger.add(lease) for lease in leases]
         for unusable in held:
             if isinstance(unusable, UnusableBatch):
-                self._refuse(unusable, unusable.reason)
+                self.refuse(unusable, unusable.reason)
         self._stock.add(lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.TRAIN)
         if done := [lease for lease, fate in zip(leases, fates, strict=True) if fate is Fate.ACK]:
             self._ack(done, "an earlier checkpoint")

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shared.client import Leased
 
@@ -30,6 +30,12 @@ class Stock:
     def add(self, batches: Iterable[Leased]) -> None:
         with self._changed:
             self._waiting.extend(batches)
+            self._changed.notify_all()
+
+    def put_back(self, batches: Sequence[Leased]) -> None:
+        """Batches that were taken: they are the next again, in this order."""
+        with self._changed:
+            self._waiting.extendleft(reversed(batches))
             self._changed.notify_all()
 
     def take(self, needed: int, timeout: float) -> Leased | None:

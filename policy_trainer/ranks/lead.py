@@ -56,6 +56,13 @@ class Lead:
             return self._rank.learner.step(batches, step=step, on_groups=on_groups)
 
     @property
+    def updated(self) -> bool:
+        return self._rank.learner.updated
+
+    def failures(self, batches: Sequence[Batch], *, step: int) -> None:
+        """The other ranks wait in the middle of the step that raised: the job must end."""
+
+    @property
     def bonus(self) -> EntropyBonus:
         return self._rank.learner.bonus  # the same on all ranks
 

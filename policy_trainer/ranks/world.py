@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from policy_trainer.lifecycle.endings import RunFailed
+from policy_trainer.lifecycle.endings import RankLost, RunFailed
 from shared.devices import choose_device
 from shared.errors import UserError
 
@@ -80,7 +80,7 @@ class World:
         except RuntimeError as error:
             if not _is_of_a_rank(error):
                 raise
-            raise RunFailed(
+            raise RankLost(
                 f"another of the {self.size} ranks ended, or did not answer for {self.timeout:g} s "
                 "(--rank-timeout-seconds): torchrun's output says which one and why.\n"
                 "The same command with --resume goes on from the last checkpoint, also with another number of ranks"

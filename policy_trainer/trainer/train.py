@@ -1,14 +1,17 @@
 """The training loop: take scored batches, step, publish, evaluate, checkpoint, acknowledge."""
 
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
+from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest
 from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
@@ -17,6 +20,7 @@ from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
+from policy_trainer.trainer.bad_groups import BadGroups, describe
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.step_record import step_record
@@ -68,6 +72,7 @@ class Trainer:
         self._noise_floor: float | None = None
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: Saving | None = None
+        self._bad_groups = BadGroups()
 
     def run(self) -> bool:
         """True when all steps are done, False when stopped before. A checkpoint then includes all trained batches."""
@@ -88,12 +93,19 @@ class Trainer:
                 with self._policy.turns.turn():
                     taken = time.monotonic()
                     batches = [lease.batch for lease in leased]
-                    kl_at_step_0 = self._compare_with_reference(batches)
                     groups: list[Group] = []
-                    with self._stopwatch("learn"):
-                        stats = learner.step(batches, step=state.step, on_groups=groups.extend)
+                    try:
+                        kl_at_step_0 = self._compare_with_reference(batches)
+                        with self._stopwatch("learn"):
+                            stats = learner.step(batches, step=state.step, on_groups=groups.extend)
+                    except Exception as error:
+                        if not self._goes_on_without(leased, error):
+                            raise
+                        continue
                     self._trained = batches
                     feed.trained(leased)
+                    for failure in self._bad_groups.pop():
+                        feed.refuse(failure[0], describe(failure))
                     self._count(leased, stats)
                     seconds = {"waiting": taken - asked, "working": time.monotonic() - taken}
                     self._record(leased, groups, stats, kl_at_step_0, **seconds)
@@ -119,6 +131,35 @@ class Trainer:
         if said := self._first_kl.check(kl, self._noise_floor):
             self._reporters.display.note(said)
         return kl
+
+    def _goes_on_without(self, leased: Sequence[Leased], error: Exception) -> bool:
+        """Sets aside the groups on which a step raises, and keeps the others for the next one. False: the run must end.
+
+        Where weights may have changed, or where it cannot be known which group it was, what is released here counts as
+        a delivery, as that of a killed process does: a resumed run does not fail on the same groups for ever.
+        """
+        learner, feed = self._policy.learner, self._source.feed
+        if isinstance(error, RunFailed) and not isinstance(error, RankLost):
+            return False  # the reference is not the one expected
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+        # A device that has failed can compute nothing more.
+        lost = isinstance(error, torch.AcceleratorError)
+        failures = None if lost else learner.failures([lease.batch for lease in leased], step=self._state.step)
+        if failures is None:
+            for lease in leased:
+                feed.refuse(lease, f"a step with it raised {type(error).__name__}: {error}")
+            return False
+        bad = [(lease, failure) for lease, failure in zip(leased, failures, strict=True) if failure]
+        if not self._bad_groups.add(bad, error):
+            return False
+        if learner.updated:
+            for failure in bad:
+                feed.refuse(failure[0], describe(failure))
+            return False
+        feed.put_back([lease for lease, failure in zip(leased, failures, strict=True) if not failure])
+        for failure in bad:
+            self._reporters.display.note(f"batch {failure[0].id} is set aside: {describe(failure)}")
+        return True
 
     def _evaluate_and_checkpoint(self) -> None:
         """Does what is due after this step. The best weights so far get a checkpoint."""
@@ -297,7 +338,8 @@ class Trainer:
         with write_failures(self._source.weights.describe()):
             lost = self._source.weights.lost()
         if lost:
-            self._publish()
+            with self._policy.turns.turn():  # the probe computes
+                self._publish()
 
     def _idle(self, seconds: float) -> None:
         """Called while there is nothing to train on: checks the workers, and shows the reason."""

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from ref_server.scoring.reference import DeviceLost, Scores, TooLarge
 from shared.batch import TokenGroup
+from shared.devices import is_out_of_memory
 
-# Messages of out-of-memory errors that have no type of their own: from the CPU's allocator, and from libraries that
-# allocate by themselves (cuBLAS). Checked before _LOST, since these messages can begin like those.
-_NO_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-# After one of these errors the process can never use its device again.
+# After one of these errors the process can never use its device again. Checked after is_out_of_memory, whose messages
+# can begin like these.
 _LOST = ("CUDA error", "cuDNN error")
 
 _Part = tuple[Sequence[TokenGroup], Sequence[float]]
@@ -55,16 +54,11 @@ class Scorer:
             with torch.inference_mode():
                 return self._forward(groups, temperatures).float().cpu().numpy()
         except (RuntimeError, MemoryError) as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 return None
             if isinstance(error, torch.AcceleratorError) or any(text in str(error) for text in _LOST):
                 raise DeviceLost(f"the device cannot be used any more: {error}") from error
             raise
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    typed = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return typed or any(text in str(error) for text in _NO_MEMORY)
 
 
 def _halves(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[_Part]:

@@ -79,12 +79,15 @@ def _add_lease(app: FastAPI, service: Service) -> None:
             -d '{"consumer": "me", "run": "curl", "wait_seconds": 5}' --dump-header - --output leased.safetensors
         ```
         """
-        got = await _poll(service, threads, _confined(body, asker), request)
-        if not got:
-            return Response(status_code=204)
-        batches = await _read(service, got, request)
+        deadline = time.monotonic() + body.wait_seconds
+        batches: list[tuple[Lease, bytes]] = []
+        while not batches:  # all that was leased may be purged before it is read
+            got = await _poll(service, threads, _confined(body, asker), request, deadline)
+            batches = await _read(service, got, request)
+            if not got or (not batches and time.monotonic() > deadline):
+                return Response(status_code=204)
         if body.count is None:
-            note(request, id=got[0].id)
+            note(request, id=batches[0][0].id)
             return _one(*batches[0])
         note(request, batches=len(batches))
         return _several(batches)
@@ -134,9 +137,10 @@ def _add_settlements(app: FastAPI, service: Service) -> None:
         return results
 
 
-async def _poll(service: Service, threads: CapacityLimiter, asked: LeaseBody, request: Request) -> list[Lease]:
+async def _poll(
+    service: Service, threads: CapacityLimiter, asked: LeaseBody, request: Request, deadline: float
+) -> list[Lease]:
     """Tries at once and whenever it is woken, until there is a lease or the time is over."""
-    deadline = time.monotonic() + asked.wait_seconds
     with service.polls.join(Wanted.by(asked), request.state.holder) as poll:
         if await request.is_disconnected():
             return []
@@ -170,14 +174,15 @@ async def _try(
 
 
 async def _read(service: Service, got: Sequence[Lease], request: Request) -> list[tuple[Lease, bytes]]:
-    """The leased payloads. Raises Problem 429 if there is no room to send them: the client may repeat its request."""
+    """The leased payloads, without those that were purged meanwhile.
+
+    Raises Problem 429 if there is no room to send them: the client may repeat its request.
+    """
     if not request.state.room(sum(lease.size for lease in got)):
         raise no_room_to_answer()
     bodies = {lease.id: lease.body for lease in got if lease.body is not None}
     if later := [lease.id for lease in got if lease.body is None]:
         bodies |= await run_in_threadpool(service.queue.payloads, later)
-    if not bodies:
-        raise Problem(409, "wrong_state", f"batch {got[0].id} was settled while it was about to be sent", "id")
     return [(lease, bodies[lease.id]) for lease in got if lease.id in bodies]
 
 

@@ -1,8 +1,8 @@
 """The training loop with parts that fail or are stopped at the worst moment."""
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -231,10 +231,23 @@ def test_a_run_ends_with_all_of_it(make_trainer: Any) -> None:
     assert len(kl) == 1 and kl[0] < 1e-9
 
 
-def test_a_trainer_that_waits_publishes_weights_again_that_were_lost(make_trainer: Any) -> None:
-    """Workers that begin meanwhile would wait for it, and it for them."""
+def test_a_trainer_that_waits_publishes_weights_again_that_were_lost(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that begin meanwhile would wait for it, and it for them. Their probe is computed within a turn."""
     trainer, feed, directory, _ = make_trainer()
-    versions = []
+    versions, within, probed = [], [], []
+
+    @contextmanager
+    def turn(self: NoTurns) -> Iterator[None]:
+        assert not within, "turns are not nested"
+        within.append(True)
+        yield
+        within.clear()
+
+    probe = Learner.probe
+    monkeypatch.setattr(NoTurns, "turn", turn)
+    monkeypatch.setattr(Learner, "probe", lambda *given: probed.append(bool(within)) or probe(*given))
 
     def lose(on_idle: Callable[[float], None]) -> None:
         newest = WeightsDirectory(directory.weights).newest
@@ -246,6 +259,7 @@ def test_a_trainer_that_waits_publishes_weights_again_that_were_lost(make_traine
     feed.idle = lose
     assert trainer.run()
     assert versions == [0, 1]
+    assert probed == [True, True, True], "after each step, and of step 1 again"
 
 
 def test_a_model_that_cannot_be_written_leaves_the_old_one(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,10 +119,26 @@ def test_a_batch_that_is_dropped_before_it_is_read_is_left_out(
 
         monkeypatch.setattr(service.queue, "payloads", drop_first)
         assert [head.id for head, _ in read(lease(http, run, count=2))] == [kept]
-        upload(http, rollout(run=run))
-        monkeypatch.setattr(service.queue, "payloads", lambda ids: {})
-        refused = lease(http, run, count=2)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "wrong_state")
+        (dropped,) = upload(http, rollout(run=run))
+        assert lease(http, run, count=2, wait_seconds=0).status_code == 204, "all of it was dropped"
+
+
+def test_a_lease_goes_on_when_all_that_it_got_is_dropped(
+    service: Service, serve: Serve, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.queue.grants.LARGE_BYTES", 1)
+    monkeypatch.setattr("ref_server.queue.grants.MAX_LEASE_BYTES", 1)
+    payloads = service.queue.payloads
+    with serve(service) as http:
+        dropped, kept = upload(http, rollout(run=run), rollout(run=run))
+
+        def drop_first(ids: list[str]) -> dict[str, bytes]:
+            if dropped in ids:
+                service.queue.drop(dropped)
+            return payloads(ids)
+
+        monkeypatch.setattr(service.queue, "payloads", drop_first)
+        assert [head.id for head, _ in read(lease(http, run, count=2, request_id="r"))] == [kept]
 
 
 def test_an_answer_for_which_there_is_no_room_now_is_repeated_later(

@@ -1,0 +1,78 @@
+"""Groups on which a training step raises: each is set aside, unless the code is at fault rather than a group."""
+
+import traceback
+from collections.abc import Sequence
+from itertools import combinations
+
+from shared.client import Leased
+from shared.devices import is_out_of_memory
+
+# Packages whose lines say where an error was raised.
+_OURS = ("policy_trainer", "shared")
+_TOGETHER = (
+    "Each group of this step can be trained by itself, but not all of them together. Where memory is short, lower "
+    "--micro-batch-tokens; --resume then trains these groups first"
+)
+
+Failure = tuple[Leased, Exception]
+
+
+class BadGroups:
+    """Groups on which the latest steps raised. They stay leased until a step succeeds and so shows that the code works.
+
+    Two different groups that fail alike before that are a bug, or a setting that suits no group.
+    """
+
+    def __init__(self) -> None:
+        self._failures: list[Failure] = []
+
+    def add(self, failures: Sequence[Failure], error: Exception) -> bool:
+        """Sets groups aside. False if the run cannot go on without them; error then says why.
+
+        failures: of the groups on which the step that raised `error` fails by itself.
+        """
+        if not failures:
+            error.add_note(_TOGETHER)
+            return False
+        known = {lease.id for lease, _ in failures}
+        self._failures = [failure for failure in self._failures if failure[0].id not in known] + [*failures]
+        for first, second in combinations(self._failures, 2):
+            if _place(first[1]) == _place(second[1]):
+                error.add_note(
+                    f"Two groups failed alike, one after the other, so both are given back uncounted: batch "
+                    f"{first[0].id}, {describe(first)}; batch {second[0].id}, {describe(second)}.\n"
+                    f"`ref-server queue purge {first[0].id} {second[0].id}` drops them if they are to blame"
+                )
+                return False
+        return True
+
+    def pop(self) -> list[Failure]:
+        """All that were set aside, once a step has succeeded."""
+        failures, self._failures = self._failures, []
+        return failures
+
+
+def describe(failure: Failure) -> str:
+    """The group's lengths, what was raised, and what to try."""
+    lease, error = failure
+    group = lease.rollout.group
+    text = (
+        f"a prompt of {len(group.prompt_ids)} tokens with {group.size} completions of up to "
+        f"{group.completion_lengths.max()}: training on it raised {type(error).__name__}: {error}"
+    )
+    if is_out_of_memory(error):
+        text += (
+            ". Lower --sampling.max-completion-length or --sampling.num-generations, or use --gradient-checkpointing: "
+            "a group is never divided among micro-batches"
+        )
+    return text
+
+
+def _place(error: Exception) -> tuple[type[Exception], str, int]:
+    """The type of an error, and the innermost of our lines that it passed."""
+    places = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS
+    ]
+    return type(error), *places[-1]

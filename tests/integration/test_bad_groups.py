@@ -1,0 +1,132 @@
+"""A group on which every step fails is set aside, in the end for good; the others train exactly once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from uuid6 import uuid7
+
+from policy_trainer.run_files.run_directory import RunDirectory
+from shared.api import State
+from shared.batch import RolloutBatch, TokenGroup
+from shared.client import RefServerClient
+from tests.integration.processes import Process, steps_of, until
+from tests.ports import free_port
+
+# Tokens of a group, prompt and completions, for which memory suffices.
+LIMIT = 20
+
+
+@pytest.fixture
+def client(tmp_path: Path, start: Any) -> Iterator[RefServerClient]:
+    port = str(free_port())
+    queue = ("serve", "--no-model", "--port", port, "--data-dir", str(tmp_path / "server"))
+    start(Process("ref_server", *queue, log=tmp_path / "server.log"))
+    with RefServerClient(f"http://127.0.0.1:{port}") as client:
+        yield client
+
+
+def trainer(model: Path, client: RefServerClient, run_dir: Path, ending: str, *options: str) -> Process:
+    return Process(
+        "tests.integration.short_memory", str(LIMIT), ending, "train", "--model", str(model), "--server", client.url,
+        "--run-dir", str(run_dir), "--rollout", "external", "--threads", "1", "--loss.beta", "0",
+        "--sampling.max-completion-length", "64", "--evaluation.problems", "1", "--evaluation.eval-steps", "0",
+        "--checkpoint.save-steps", "1", *options,
+        log=run_dir.parent / "trainer.log",
+    )  # fmt: skip
+
+
+def upload(client: RefServerClient, run_dir: Path, run: Process, lengths: Sequence[int]) -> list[str]:
+    """A group for each length of its two completions."""
+    until(lambda: RunDirectory(run_dir).lineage or run.popen.poll(), "the run to begin", run)
+    return [client.upload(group(run_dir, length)).id for length in lengths]
+
+
+def group(run_dir: Path, length: int) -> RolloutBatch:
+    ids, lengths = np.full(2 * length, 5, np.int64), np.array([length, length])
+    return RolloutBatch(
+        id=str(uuid7()), run=run_dir.name, lineage=RunDirectory(run_dir).lineage, epoch=0, policy_version=0,
+        temperature=1.0, group=TokenGroup(np.array([3, 4]), ids, lengths), rewards=np.array([0, 1], np.float32),
+        finished=np.ones(2, np.bool_), sampler_logps=-np.ones(2 * length, np.float32),
+    )  # fmt: skip
+
+
+def trained(run_dir: Path) -> list[str]:
+    return [id for record in steps_of(run_dir) for id in record["batch_ids"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups_per_step", [1, 2])
+def test_it_is_dead_after_max_deliveries(
+    client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
+) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--groups-per-step", str(groups_per_step))
+    first = start(trainer(random_model, client, run_dir, "raise", *options, "--max-steps", "2"))
+    bad, *good = upload(client, run_dir, first, [50, *[4] * 6 * groups_per_step])
+    assert first.wait() == 0, first.output()
+    assert client.batch(bad).state == State.READY and client.batch(bad).deliveries == 2
+    resumed = start(trainer(random_model, client, run_dir, "raise", *options, "--max-steps", "6", "--resume"))
+    assert resumed.wait() == 0, resumed.output()
+    assert trained(run_dir) == good
+    dead = client.batch(bad)
+    assert dead.state == State.DEAD and dead.deliveries == 5
+    assert "a prompt of 2 tokens with 2 completions of up to 50" in (dead.reason or "")
+    assert "RuntimeError" in (dead.reason or "") and "--gradient-checkpointing" in (dead.reason or "")
+    assert {batch.id for batch in client.batches(State.DONE)} == set(good)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups_per_step", [1, 2])
+def test_two_that_fail_alike_stop_the_run_and_stay(
+    client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
+) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--groups-per-step", str(groups_per_step), "--max-steps", "2")
+    for resume in ((), ("--resume",)):
+        run = start(trainer(random_model, client, run_dir, "raise", *options, *resume))
+        if not resume:
+            bad = upload(client, run_dir, run, [50, 60])
+        assert run.wait() == 1, run.output()
+        assert "Two groups failed alike" in run.output() and "Traceback" in run.output()
+        assert [(batch.id, batch.state) for batch in client.batches()] == [(id, State.READY) for id in bad]
+        assert [client.batch(id).deliveries for id in bad] == [0, 0]
+
+
+@pytest.mark.slow
+def test_once_an_update_has_begun_the_process_ends(
+    client: RefServerClient, random_model: Path, tmp_path: Path, start: Any
+) -> None:
+    """The second of two minibatches fails: weights of half a step are not kept."""
+    run_dir = tmp_path / "run"
+    options = ("--groups-per-step", "2", "--minibatches", "2", "--max-steps", "2")
+    first = start(trainer(random_model, client, run_dir, "raise", *options))
+    one, bad, *_ = upload(client, run_dir, first, [4, 50, 4, 4, 4])
+    assert first.wait() == 1, first.output()
+    assert not trained(run_dir)
+    assert [client.batch(id).deliveries for id in (one, bad)] == [0, 1]
+    resumed = start(trainer(random_model, client, run_dir, "raise", *options, "--resume"))
+    until(lambda: client.batch(bad).deliveries == 2, "the second failure", resumed)
+    assert resumed.wait() == 1, resumed.output()
+    assert client.batch(one).deliveries == 0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_one_that_kills_the_process_is_dead_after_max_deliveries(
+    client: RefServerClient, random_model: Path, tmp_path: Path, start: Any
+) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--groups-per-step", "1", "--max-steps", "1")
+    for deliveries in range(1, 6):
+        resume = ("--resume",) if deliveries > 1 else ()
+        run = start(trainer(random_model, client, run_dir, "kill", *options, *resume))
+        if not resume:
+            bad, good = upload(client, run_dir, run, [50, 4])
+        assert run.wait() == -9, run.output()
+    resumed = start(trainer(random_model, client, run_dir, "kill", *options, "--resume"))
+    assert resumed.wait() == 0, resumed.output()
+    assert trained(run_dir) == [good]
+    assert client.batch(bad).state == State.DEAD
