@@ -262,9 +262,13 @@ def _check_name(field: str, value: str) -> None:
 def _check_sample(text: str) -> None:
     try:
         size = len(text.encode())
-        json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):  # lone surrogates are ValueErrors too
         raise BatchError("sample", "must be JSON") from None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BatchError("sample", "must be JSON of text: it has half of a surrogate pair, which is no UTF-8") from None
     if size > MAX_SAMPLE_BYTES:
         raise BatchError("sample", f"must be at most {MAX_SAMPLE_BYTES} bytes of JSON, got {size}")
 

@@ -180,13 +180,13 @@ class LeaseFeed:
 
     def _trainable(self, leased: Leased) -> bool:
         """Whether it can be trained on now. If not, it has been given back where it should be."""
-        self._terms.check_ours(leased, self._version)
+        self._terms.check_ours(leased)
         if not self._ledger.trainable([leased]):
             return False
         if self._terms.too_old(leased.rollout, self._version):
             self._release([leased])
             return False
-        if refusal := self._intake.refusal(leased.batch):
+        if refusal := self._terms.foreign(leased.rollout, self._version) or self._intake.refusal(leased.batch):
             self.refuse(leased, refusal)
             return False
         return True

@@ -85,11 +85,8 @@ class LeaseTerms:
             lease_seconds=self.lease_seconds,
         )
 
-    def check_ours(self, leased: Leased, version: int) -> None:
-        """Raises RunFailed for a batch that weights of this run cannot have sampled: whatever it is, it is no data.
-
-        version: the run's steps so far.
-        """
+    def check_ours(self, leased: Leased) -> None:
+        """Raises RunFailed for a batch of another run: the server's mistake, which every batch would have."""
         batch = leased.rollout
         if (batch.run, batch.lineage) != (self.run, self.lineage):
             raise RunFailed(
@@ -97,13 +94,15 @@ class LeaseTerms:
                 f"{self.run!r}, lineage {self.lineage!r}.\n"
                 "The reference server mixes runs: use one of this version, with a --data-dir of its own"
             )
-        if batch.policy_version > version:
-            raise RunFailed(
-                f"batch {leased.id} is of policy_version {batch.policy_version}, but this run has made "
-                f"{version} steps: its sampler names versions that do not exist.\n"
-                "policy_version must be the `version` of weights/latest.json; mend the sampler, drop the batch with\n"
-                f"`ref-server queue purge {leased.id}`, and go on with --resume"
-            )
+
+    def foreign(self, batch: RolloutBatch, version: int) -> str | None:
+        """Why weights of this run cannot have sampled the batch; None if they can. version: the run's steps so far."""
+        if batch.policy_version <= version:
+            return None
+        return (
+            f"it is of policy_version {batch.policy_version}, but this run has made {version} steps: its sampler names "
+            "versions that do not exist. policy_version must be the `version` of weights/latest.json"
+        )
 
     def too_old(self, batch: RolloutBatch, version: int) -> bool:
         """Whether a batch is more than max_lag versions behind a policy of that version."""

@@ -76,7 +76,7 @@ def _title(group: SampledGroup) -> str:
     task = f" of {group.task}" if group.task else ""
     answer = f", answer {group.answer}" if group.answer else ""
     step = "" if group.step is None else f"step {group.step} · "
-    return f"{step}{where}{task}{answer}"
+    return printable(f"{step}{where}{task}{answer}").replace("\n", "\\n")
 
 
 def _about(item: SampledCompletion) -> str:

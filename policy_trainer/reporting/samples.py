@@ -36,6 +36,9 @@ class SampledCompletion:
     tokens: int
     finished: bool
 
+    def __post_init__(self) -> None:
+        _make_encodable(self, "text")
+
 
 @dataclass(frozen=True)
 class SampledGroup:
@@ -53,6 +56,16 @@ class SampledGroup:
     prompt: str
     answer: str | None
     completions: tuple[SampledCompletion, ...]
+
+    def __post_init__(self) -> None:
+        _make_encodable(self, "task", "prompt", "answer")
+
+
+def _make_encodable(value: SampledCompletion | SampledGroup, *names: str) -> None:
+    """Escapes lone surrogates, which no file or terminal takes; problems and answers of a user may have them."""
+    for name in names:
+        if text := getattr(value, name):
+            object.__setattr__(value, name, text.encode(errors="backslashreplace").decode())
 
 
 class SampleWriter(Protocol):

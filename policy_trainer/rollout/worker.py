@@ -164,7 +164,8 @@ class RolloutWorker:
         }
         wasted = asdict(sampled.wasted)
         for group in sampled.groups:
-            sample = json.dumps({**group.about, **about, **wasted})
+            sample = json.dumps({**group.about, **about, **wasted}, ensure_ascii=False)
+            sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
             wasted = {}  # only the round's first batch carries the counts
         self._blocked = delivery.blocked_seconds - blocked

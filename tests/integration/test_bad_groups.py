@@ -1,5 +1,6 @@
 """A group on which every step fails is set aside, in the end for good; the others train exactly once."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,19 +64,24 @@ def test_it_is_dead_after_max_deliveries(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
 ) -> None:
     run_dir = tmp_path / "run"
-    options = ("--groups-per-step", str(groups_per_step))
-    first = start(trainer(random_model, client, run_dir, "raise", *options, "--max-steps", "2"))
-    bad, *good = upload(client, run_dir, first, [50, *[4] * 6 * groups_per_step])
-    assert first.wait() == 0, first.output()
-    assert client.batch(bad).state == State.READY and client.batch(bad).deliveries == 2
-    resumed = start(trainer(random_model, client, run_dir, "raise", *options, "--max-steps", "6", "--resume"))
-    assert resumed.wait() == 0, resumed.output()
-    assert trained(run_dir) == good
+    options = ("--groups-per-step", str(groups_per_step), "--max-steps", "1000")
+    first = start(trainer(random_model, client, run_dir, "raise", *options))
+    bad, *good = upload(client, run_dir, first, [50, *[4] * 2 * groups_per_step])
+    until(lambda: client.batch(bad).deliveries, "the group to be given back with its error", first)
+    first.popen.send_signal(signal.SIGINT)
+    assert first.wait() == 130, first.output()
+    assert client.batch(bad).state == State.READY
+    resumed = start(trainer(random_model, client, run_dir, "raise", *options, "--resume"))
+    good += upload(client, run_dir, resumed, [4] * 18 * groups_per_step)
+    until(lambda: len(trained(run_dir)) == len(good), "all others to be trained", resumed)
+    resumed.popen.send_signal(signal.SIGINT)
+    assert resumed.wait() == 130, resumed.output()
+    assert sorted(trained(run_dir)) == sorted(good)
+    assert {batch.id for batch in client.batches(State.DONE)} == set(good)
     dead = client.batch(bad)
-    assert dead.state == State.DEAD and dead.deliveries == 5
+    assert (dead.state, dead.deliveries) == (State.DEAD, 5)
     assert "a prompt of 2 tokens with 2 completions of up to 50" in (dead.reason or "")
     assert "RuntimeError" in (dead.reason or "") and "--gradient-checkpointing" in (dead.reason or "")
-    assert {batch.id for batch in client.batches(State.DONE)} == set(good)
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ def test_group_refuses(prompt: Any, completion: Any, lengths: Any, field: str) -
         {"steps": steps(f32(), i64(), i64(0, 0))},
         {"steps": steps(f32(1, 2), i64(0, 2), i64(0, 2))},
         {"top_p": 1.0, "top_k": 0, "task": "gsm8k", "sample": "null"},
+        {"sample": '"\\ud83d\\ude00 \\u0000"'},
         {"sample": '"' + "x" * (MAX_SAMPLE_BYTES - 2) + '"'},
         {"run": "länger 🦜", "epoch": 2**63 - 1},
         {"temperature": 1},
@@ -180,6 +181,8 @@ def test_accepts(changes: dict[str, Any]) -> None:
         ({"sample": ""}, "sample"),
         ({"sample": "[" * 10_000}, "sample"),
         ({"sample": '"\ud800"'}, "sample"),
+        ({"sample": '"\\ud800"'}, "sample"),
+        ({"sample": '{"answer": ["a", {"\\udfff\\ud800": 1}]}'}, "sample"),
         ({"sample": '"' + "x" * (MAX_SAMPLE_BYTES - 1) + '"'}, "sample"),
         ({"sample": '"' + "ä" * (MAX_SAMPLE_BYTES // 2) + '"'}, "sample"),  # bytes, not characters
     ],

@@ -35,6 +35,13 @@ def test_a_step_lacks_what_it_needs_and_the_few(stock: Stock) -> None:
     assert stock.full, "two wait for the next step"
 
 
+def test_what_was_put_back_is_the_next_in_its_order(stock: Stock) -> None:
+    stock.add(named("a", "b", "c"))
+    taken: list[Any] = [stock.take(1, timeout=0), stock.take(1, timeout=0)]
+    stock.put_back(taken)
+    assert [stock.take(1, timeout=0) for _ in range(3)] == ["a", "b", "c"]
+
+
 def test_what_was_taken_in_vain_is_lacking_again(stock: Stock) -> None:
     stock.add(named("bad", "good"))
     assert [stock.take(1, timeout=0), stock.take(1, timeout=0)] == ["bad", "good"]

@@ -20,7 +20,7 @@ from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import truncate_metrics
 from policy_trainer.reporting.sample_views import TerminalSamples, columns_and_rows, markdown
-from policy_trainer.reporting.samples import SampledGroup, Samples, SamplesFile, read_samples
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, Samples, SamplesFile, read_samples
 from shared.batch import RolloutBatch
 
 
@@ -127,6 +127,20 @@ def test_an_outside_clients_sample_may_say_nothing(
     make_samples(tokenizer, kept).of_step(1, [replace(batch, sample=sample)], [trained(batch)])
     assert (kept[0][0].problem, kept[0][0].answer) == (None, None)
     assert kept[0][0].completions[0].text == "42"
+
+
+def test_half_a_surrogate_pair_is_escaped(
+    tmp_path: Path, batch: RolloutBatch, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """A problem's answer may have one, which UTF-8 does not."""
+    path, shown = tmp_path / "samples.jsonl", io.StringIO()
+    completion = SampledCompletion("a\ud800", 1.0, {}, None, 1, True)
+    group = SampledGroup(0, "eval", None, "task", 0, "\udfff?", "\x1b[31m\nb\ud800", (completion,))
+    writers = [SamplesFile(path), TerminalSamples(Console(file=shown))]
+    make_samples(tokenizer, *writers).of_evaluation([group])
+    (read,) = read_samples(path)
+    assert (read.prompt, read.answer, read.completions[0].text) == ("\\udfff?", "\x1b[31m\nb\\ud800", "a\\ud800")
+    assert "\\x1b[31m\\nb\\ud800" in shown.getvalue() and "\x1b" not in shown.getvalue()
 
 
 def test_a_resumed_run_drops_later_samples(
