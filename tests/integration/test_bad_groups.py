@@ -91,14 +91,14 @@ def test_two_that_fail_alike_stop_the_run_and_stay(
 ) -> None:
     run_dir = tmp_path / "run"
     options = ("--groups-per-step", str(groups_per_step), "--max-steps", "2")
-    for resume in ((), ("--resume",)):
-        run = start(trainer(random_model, client, run_dir, "raise", *options, *resume))
-        if not resume:
-            bad = upload(client, run_dir, run, [50, 60])
+    run = start(trainer(random_model, client, run_dir, "raise", *options))
+    bad = upload(client, run_dir, run, [50, 60])
+    for _ in range(2):
         assert run.wait() == 1, run.output()
         assert "Two groups failed alike" in run.output() and "Traceback" in run.output()
         assert [(batch.id, batch.state) for batch in client.batches()] == [(id, State.READY) for id in bad]
         assert [client.batch(id).deliveries for id in bad] == [0, 0]
+        run = start(trainer(random_model, client, run_dir, "raise", *options, "--resume"))
 
 
 @pytest.mark.slow
@@ -126,13 +126,11 @@ def test_one_that_kills_the_process_is_dead_after_max_deliveries(
 ) -> None:
     run_dir = tmp_path / "run"
     options = ("--groups-per-step", "1", "--max-steps", "1")
-    for deliveries in range(1, 6):
-        resume = ("--resume",) if deliveries > 1 else ()
-        run = start(trainer(random_model, client, run_dir, "kill", *options, *resume))
-        if not resume:
-            bad, good = upload(client, run_dir, run, [50, 4])
+    run = start(trainer(random_model, client, run_dir, "kill", *options))
+    bad, good = upload(client, run_dir, run, [50, 4])
+    for _ in range(5):
         assert run.wait() == -9, run.output()
-    resumed = start(trainer(random_model, client, run_dir, "kill", *options, "--resume"))
-    assert resumed.wait() == 0, resumed.output()
+        run = start(trainer(random_model, client, run_dir, "kill", *options, "--resume"))
+    assert run.wait() == 0, run.output()
     assert trained(run_dir) == [good]
     assert client.batch(bad).state == State.DEAD
