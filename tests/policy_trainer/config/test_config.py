@@ -332,7 +332,7 @@ class TestRoundTrip:
         config = cls(model="m")
         assert dumped(read_back(config, tmp_path)) == dumped(config)
 
-    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.text(st.characters(codec="utf-8"), min_size=1), st.floats(min_value=1e-300, allow_infinity=False))
     def test_of_any_text_and_number(self, tmp_path: Path, text: str, number: float) -> None:
         config = TrainConfig(

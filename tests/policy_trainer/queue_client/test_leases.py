@@ -136,7 +136,8 @@ def server(open_site: Callable[..., Any]) -> RefServer:
 
 
 @pytest.fixture
-def open_feed(server: RefServer) -> Iterator[Callable[..., LeaseFeed]]:
+def open_feed(server: RefServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseFeed]]:
+    monkeypatch.setattr("policy_trainer.queue_client.takeover._ASK_SECONDS", 0.02)
     opened: list[tuple[LeaseFeed, RefServerClient]] = []
 
     def make(

@@ -119,7 +119,7 @@ def test_ten_thousand_steps_stay_small(tmp_path: Path) -> None:
     assert "10,000 of 10,000 steps are done, on 640,000 completions." in page
 
 
-@pytest.mark.parametrize("cut", [1, 40, 300, 900])
+@pytest.mark.parametrize("cut", [300, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (1, 40, 900))])
 def test_files_that_are_cut_short(tmp_path: Path, cut: int) -> None:
     root = learning_run(tmp_path / "killed")
     for name, ending in (("metrics.jsonl", b'{"kind": "step", "st'), ("samples.jsonl", "é".encode()[:1])):

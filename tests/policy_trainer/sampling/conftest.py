@@ -5,6 +5,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from tests.policy_trainer.sampling.architectures import ARCHITECTURES, VOCABULARY
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between attempts to reach a vLLM server."""
+    monkeypatch.setattr("policy_trainer.sampling.vllm_client._RETRY_SECONDS", 0.02)
+
+
 @pytest.fixture(params=list(ARCHITECTURES))
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """Of each architecture one. Every fourth token ends a completion, so that rows end at different times."""

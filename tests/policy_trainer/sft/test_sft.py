@@ -96,7 +96,7 @@ def test_the_rate_follows_the_schedule(configure: Callable[..., SftConfig], cons
     assert rates == pytest.approx([min(1, (i + 1) / 4) * (1 - 0.5 * i / 7) for i in range(8)])
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("steps", [3, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 5))])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_run_ends_with_the_same_weights(
     configure: Callable[..., SftConfig],

@@ -46,7 +46,7 @@ def logps(model: PreTrainedModel) -> Callable[[], torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(3, 128, 256, 2, 1), (6, 128, 384, 4, 4)])
+@pytest.mark.parametrize("sizes", [pytest.param((3, 128, 256, 2, 1), marks=pytest.mark.slow), (6, 128, 384, 4, 4)])
 class TestOfActivations:
     @pytest.mark.parametrize("recompute", [False, True])
     def test_a_backward_allocates_them(

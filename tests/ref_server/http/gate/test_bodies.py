@@ -30,6 +30,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BYTES_PER_SECOND", 100)
 
 
+@pytest.fixture
+def brief_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For clients that neither send the rest of their body nor leave."""
+    monkeypatch.setattr(bodies, "LINGER_IDLE_SECONDS", 0.05)
+
+
 def dripping(connection: socket.socket, pieces: Iterator[bytes]) -> tuple[int, bytes]:
     """Sends a piece every 50 ms until the server has had enough, then reads its answer."""
     connection.setblocking(False)
@@ -158,6 +164,7 @@ def test_a_refused_body_may_be_broken(http: httpx.Client, caplog: pytest.LogCapt
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.usefixtures("brief_linger")
 @pytest.mark.parametrize("expecting", ["Content-Length: 1073741824", "Content-Type: text/plain"])
 def test_who_asks_first_need_not_send(http: httpx.Client, expecting: str) -> None:
     lines = ["Expect: 100-continue", expecting]
@@ -252,6 +259,7 @@ def test_no_route_with_json_keeps_another_busy(make_service: Callable[..., Servi
     ],
 )
 @pytest.mark.parametrize("length", ["Content-Length: 1048575", "Transfer-Encoding: chunked"])
+@pytest.mark.usefixtures("brief_linger")
 def test_a_route_without_a_body_reads_none(http: httpx.Client, method: str, path: str, length: str) -> None:
     """Each of them used to read as much as an upload, also without a token: four stopped all uploads."""
     with connected(http) as connection:
