@@ -1,6 +1,6 @@
 """A whole queue in one file, which needs no program of ours to be read: lines of JSON, and bodies as they are.
 
-    {"format": "tandem-queue/2", "made_at": 1763823600.0}
+    {"format": "tandem-queue/3", "made_at": 1763823600.0}
     {"batches": {"id": …, …}, "history": [[at, state, detail], …], "body_bytes": 1234, "training_bytes": null}
     1234 bytes, then a line break; nothing where body_bytes is null. The same for training_bytes
     {"epochs": {…}}   and likewise runs, incarnations, reference, curves, metrics
@@ -20,16 +20,16 @@ from typing import IO, Any
 from ref_server.queue.transaction import Database, Value
 from shared.api import State
 
-FORMAT = "tandem-queue/2"
-# Those that are read. The first had no training_bytes.
-_FORMATS = ("tandem-queue/1", FORMAT)
+FORMAT = "tandem-queue/3"
+# Those that are read. The first had no training_bytes, the first two no uploader.
+_FORMATS = ("tandem-queue/1", "tandem-queue/2", FORMAT)
 # By table: its columns, and those of them that a page goes on after.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "batches": (
-        "id", "content_hash", "run", "lineage", "epoch", "policy_version", "prompt_tokens", "completion_tokens",
-        "completions", "payload_bytes", "admitted_at", "state", "reason", "settled_at", "scored", "scoring_attempts",
-        "interruptions", "deliveries", "returned", "in_doubt", "released_token", "token", "consumer", "incarnation",
-        "request_id", "lease_seconds", "started",
+        "id", "content_hash", "run", "lineage", "uploader", "epoch", "policy_version", "prompt_tokens",
+        "completion_tokens", "completions", "payload_bytes", "admitted_at", "state", "reason", "settled_at", "scored",
+        "scoring_attempts", "interruptions", "deliveries", "returned", "in_doubt", "released_token", "token",
+        "consumer", "incarnation", "request_id", "lease_seconds", "started",
     ),
     "epochs": ("run", "lineage", "epoch", "fork_version"),
     "runs": ("run", "lineage", "seconds", "finished"),
@@ -146,6 +146,8 @@ def _plain(name: str, value: Any) -> Any:
 
 def _insert(db: Database, record: dict[str, Any], payload: dict[str, bytes], now: float) -> None:
     table, row = next(iter(record.items()))
+    if table == "batches":
+        row.setdefault("uploader", "")
     if table not in COLUMNS or set(row) != set(COLUMNS[table]):
         raise BadArchive(f"a record is not one of {FORMAT}: {str(record)[:80]}")
     if table == "runs":

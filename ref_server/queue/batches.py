@@ -29,7 +29,7 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
     useless = lineages.useless(tx, upload.run, upload.lineage)
     if not useless:
         freshness.check_epoch(tx, upload.run, upload.lineage, upload.epoch)
-        _check_room(tx, upload.run, len(upload.body))
+        _check_room(tx, upload.run, upload.uploader, len(upload.body))
         if not stored.make_room(tx, len(upload.body)):
             raise stored.MoreToDrop(upload.id)
     state = State.QUEUED if upload.to_score else State.READY
@@ -85,7 +85,7 @@ def requeue(tx: Transaction, id: str) -> State:
     run, scored, payload_bytes = tx.one("SELECT run, scored, payload_bytes FROM batches WHERE seq = ?", seq)
     if payload_bytes == 0:
         raise WrongState(f"batch {id} was dropped: there is nothing left to queue again")
-    _check_room(tx, run, payload_bytes)
+    _check_room(tx, run, "", payload_bytes)  # an operator asks
     state = State.READY if scored else State.QUEUED
     fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
     tx.move(seq, state, "requeued", returned=False, in_doubt=False, **fresh)
@@ -150,41 +150,48 @@ def interrupt(tx: Transaction, seq: int) -> None:
         tx.count(Count.DEAD_INTERRUPTED)
 
 
-def _check_room(tx: Transaction, run: str, payload_bytes: int) -> None:
-    """Raises QueueFull when one more batch of payload_bytes would exceed a limit, or the run's share of one."""
+def _check_room(tx: Transaction, run: str, uploader: str, payload_bytes: int) -> None:
+    """Raises QueueFull when one more batch of payload_bytes would exceed a limit, or the share of one that the run or
+    its uploader has.
+    """
     limits = tx.limits
-    batches, size, of_run, size_of_run = tx.one(
+    batches, size, of_run, size_of_run, of_uploader, size_of_uploader = tx.one(
         f"""
         SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
                CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
                CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT),
-               CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT)
+               CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT),
+               CAST(coalesce(sum(batches) FILTER (WHERE uploader = ? AND uploader <> ''), 0) AS BIGINT),
+               CAST(coalesce(sum(payload_bytes) FILTER (WHERE uploader = ? AND uploader <> ''), 0) AS BIGINT)
         FROM depths WHERE {WAITING}
         """,
         run,
         run,
+        uploader,
+        uploader,
     )
-    count = Share(run, of_run, batches, "batches", "wait")
+    count = Share(run, of_run, of_uploader, batches, "batches", "wait")
     if why := count.refusal(1, limits.max_batches, "max_batches", limits.max_batches_per_run):
         raise NoRoom(why, run)
-    volume = Share(run, size_of_run, size, "bytes", "wait")
+    volume = Share(run, size_of_run, size_of_uploader, size, "bytes", "wait")
     if why := volume.refusal(payload_bytes, limits.max_bytes, "max_bytes", limits.max_bytes_per_run):
         # A large batch found no room: smaller ones may.
         raise NoRoom(why, run) if payload_bytes <= limits.max_bytes // 100 else QueueFull(why)
-    stored.check_share(tx, run, payload_bytes)
+    stored.check_share(tx, run, uploader, payload_bytes)
 
 
 def _insert(tx: Transaction, upload: Upload, state: State) -> int:
     seq = tx.one(
         """
-        INSERT INTO batches (id, content_hash, run, lineage, epoch, policy_version, prompt_tokens, completion_tokens,
-                             completions, payload_bytes, admitted_at, state, scored)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
+        INSERT INTO batches (id, content_hash, run, lineage, uploader, epoch, policy_version, prompt_tokens,
+                             completion_tokens, completions, payload_bytes, admitted_at, state, scored)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
         """,
         upload.id,
         upload.content_hash,
         upload.run,
         upload.lineage,
+        upload.uploader,
         upload.epoch,
         upload.policy_version,
         upload.prompt_tokens,

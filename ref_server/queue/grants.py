@@ -20,6 +20,7 @@ _SEEN_SECONDS = 60.0
 class _Ready(NamedTuple):
     seq: int
     run: str
+    uploader: str
     payload_bytes: int
     returned: bool
 
@@ -105,7 +106,7 @@ def _choose(tx: Transaction, request: LeaseBody) -> list[_Ready]:
             break
         if why:
             raise TooManyInFlight(why)
-        in_flight.add(batch.run)
+        in_flight.add(batch.run, batch.uploader)
         chosen.append(batch)
     return chosen
 

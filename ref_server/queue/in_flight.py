@@ -1,6 +1,6 @@
 """How many batches are leased and not yet settled, and how many more may be."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from ref_server.queue.share import Share
 from ref_server.queue.transaction import Transaction
@@ -11,7 +11,15 @@ class InFlight:
 
     def __init__(self, tx: Transaction) -> None:
         self._limits = tx.limits
-        self._of_run = Counter(batches_by_run(tx, "leased"))
+        self._of_run: Counter[str] = Counter()
+        self._of_uploader: Counter[str] = Counter()
+        self._uploaders: defaultdict[str, set[str]] = defaultdict(set)
+        leased = "CAST(coalesce(sum(batches) FILTER (WHERE state = 'leased'), 0) AS BIGINT)"
+        of_runs = f"SELECT run, uploader, {leased} FROM depths WHERE state IN ('ready', 'leased')"
+        for run, uploader, batches in tx.rows(f"{of_runs} GROUP BY run, uploader HAVING sum(batches) > 0"):
+            self._of_run[run] += batches
+            self._of_uploader[uploader] += batches
+            self._uploaders[run].add(uploader)
 
     def refusal(self, run: str | None) -> str | None:
         """Why no batch of the run, or of any, may be leased; None if one may."""
@@ -27,12 +35,16 @@ class InFlight:
             return self._share(run).room(self._limits.max_in_flight, self._limits.max_in_flight_per_run)
         return max(0, self._limits.max_in_flight - self._of_run.total())
 
-    def add(self, run: str) -> None:
-        """One more of the run is leased."""
+    def add(self, run: str, uploader: str) -> None:
+        """One more of the run is leased, and of the token that it was uploaded with."""
         self._of_run[run] += 1
+        self._of_uploader[uploader] += 1
 
     def _share(self, run: str) -> Share:
-        return Share(run, self._of_run[run], self._of_run.total(), "batches", "are leased and not settled")
+        # The least: a token that uploads to the run of another must not use up what that one may have.
+        of_uploader = min((self._of_uploader[each] if each else 0 for each in self._uploaders[run]), default=0)
+        leased = self._of_run.total()
+        return Share(run, self._of_run[run], of_uploader, leased, "batches", "are leased and not settled")
 
 
 def batches_by_run(tx: Transaction, state: str) -> dict[str, int]:

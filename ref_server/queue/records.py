@@ -14,7 +14,7 @@ MAX_LEASE_BYTES = 64 * 2**20
 class Upload:
     """A checked batch to admit. content_hash: 32 bytes. completions: G. to_score: False makes it ready at once.
 
-    lineage: empty for clients that name none.
+    lineage: empty for clients that name none. uploader: the name of the token; empty without one.
     """
 
     id: str
@@ -28,6 +28,7 @@ class Upload:
     body: bytes
     to_score: bool = True
     lineage: str = ""
+    uploader: str = ""
 
 
 @dataclass(frozen=True)

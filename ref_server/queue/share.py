@@ -2,16 +2,22 @@
 
 from typing import NamedTuple
 
+# A run may use at most so many times what is free, less what all runs of its uploader have.
+_OF_UPLOADER = 3
+
 
 class Share(NamedTuple):
     """What a run has of a limited amount: of_run of it, all runs together have of_all.
 
     A run alone gets half, n runs that want all get 1 / (n + 1) each, and something is always free for another run.
+    Clients name the runs, so the uploader counts, too: of_uploader is what all batches have that were uploaded with the
+    same token; 0 without tokens. However many runs a token names, they get three quarters, and share these as fairly.
     unit, what: for messages, as in `batches` that `wait`.
     """
 
     run: str
     of_run: int
+    of_uploader: int
     of_all: int
     unit: str
     what: str
@@ -24,8 +30,18 @@ class Share(NamedTuple):
         free = most - self.of_all
         if self.of_run + size > free - size:
             return f"{has}, this is {size} more, and at most as many as are free may: {free} are, {limit} is {most}"
+        if self.of_uploader and self.of_uploader + size + self.of_run + size > _OF_UPLOADER * (free - size):
+            return (
+                f"{has}, and {self.of_uploader} of all runs of its token; this is {size} more, and together at most "
+                f"{_OF_UPLOADER} times as many as are free may: {free} are, {limit} is {most}; a run "
+                "with a token of its own gets more"
+            )
         return None
 
     def room(self, most: int, most_of_run: int) -> int:
         """How many more of size 1 the run may have."""
-        return max(0, min(most_of_run - self.of_run, (most - self.of_all - self.of_run) // 2))
+        free = most - self.of_all
+        room = min(most_of_run - self.of_run, (free - self.of_run) // 2)
+        if self.of_uploader:
+            room = min(room, (_OF_UPLOADER * free - self.of_uploader - self.of_run) // (_OF_UPLOADER + 2))
+        return max(0, room)

@@ -16,18 +16,22 @@ class MoreToDrop(Exception):
     """A transaction may not drop enough payloads to make room: drop some in others first."""
 
 
-def check_share(tx: Transaction, run: str, size: int) -> None:
-    """Raises QueueFull when `size` more bytes exceed the run's share of what batches that are not settled may have."""
-    unsettled, of_run = tx.one(
+def check_share(tx: Transaction, run: str, uploader: str, size: int) -> None:
+    """Raises QueueFull when `size` more bytes exceed the share of the run, or of its uploader, of what batches that are
+    not settled may have.
+    """
+    unsettled, of_run, of_uploader = tx.one(
         """
         SELECT CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
-               CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT)
+               CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT),
+               CAST(coalesce(sum(payload_bytes) FILTER (WHERE uploader = ? AND uploader <> ''), 0) AS BIGINT)
         FROM depths WHERE state IN ('queued', 'scoring', 'ready', 'leased')
         """,
         run,
+        uploader,
     )
     most = tx.limits.max_stored_bytes
-    share = Share(run, of_run, unsettled, "bytes", "wait or are leased")
+    share = Share(run, of_run, of_uploader, unsettled, "bytes", "wait or are leased")
     if why := share.refusal(size, most, "max_stored_bytes", most):
         # A large batch found no room: smaller ones may.
         raise NoRoom(why, run) if size <= most // 100 else QueueFull(why)

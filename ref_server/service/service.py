@@ -130,6 +130,7 @@ class Service:
             content_hash=parsed.content_hash(),
             run=batch.run,
             lineage=batch.lineage,
+            uploader=asker.name if asker.role else "",
             epoch=batch.epoch,
             policy_version=batch.policy_version,
             prompt_tokens=len(batch.group.prompt_ids),

@@ -7,7 +7,7 @@ from ref_server.queue.indexes import ADDED_INDEXES, INDEXES
 from ref_server.queue.postgres.upgrades import UPGRADES
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
@@ -19,6 +19,7 @@ CREATE TABLE batches (
     content_hash      BYTEA NOT NULL,
     run               TEXT COLLATE "C" NOT NULL,
     lineage           TEXT COLLATE "C" NOT NULL DEFAULT '',
+    uploader          TEXT COLLATE "C" NOT NULL DEFAULT '',
     epoch             BIGINT NOT NULL,
     policy_version    BIGINT NOT NULL,
     prompt_tokens     BIGINT NOT NULL,
@@ -122,6 +123,7 @@ CREATE TABLE metrics (
 CREATE TABLE depths (
     state         TEXT COLLATE "C" NOT NULL,
     run           TEXT COLLATE "C" NOT NULL,
+    uploader      TEXT COLLATE "C" NOT NULL,
     started       BOOLEAN NOT NULL,
     batches       BIGINT NOT NULL,
     payload_bytes BIGINT NOT NULL
@@ -131,18 +133,20 @@ CREATE TABLE probe (written_at DOUBLE PRECISION NOT NULL);
 INSERT INTO probe VALUES (0);
 
 CREATE FUNCTION batches_come() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO depths SELECT state, run, started, count(*), sum(payload_bytes) FROM new GROUP BY state, run, started;
+    INSERT INTO depths SELECT state, run, uploader, started, count(*), sum(payload_bytes) FROM new
+        GROUP BY state, run, uploader, started;
     RETURN NULL;
 END $$;
 CREATE FUNCTION batches_move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO depths SELECT state, run, started, sum(batches), sum(size) FROM (
-        SELECT state, run, started, -1 AS batches, -payload_bytes AS size FROM old
-        UNION ALL SELECT state, run, started, 1, payload_bytes FROM new
-    ) AS moves GROUP BY state, run, started HAVING sum(batches) <> 0 OR sum(size) <> 0;
+    INSERT INTO depths SELECT state, run, uploader, started, sum(batches), sum(size) FROM (
+        SELECT state, run, uploader, started, -1 AS batches, -payload_bytes AS size FROM old
+        UNION ALL SELECT state, run, uploader, started, 1, payload_bytes FROM new
+    ) AS moves GROUP BY state, run, uploader, started HAVING sum(batches) <> 0 OR sum(size) <> 0;
     RETURN NULL;
 END $$;
 CREATE FUNCTION batches_go() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO depths SELECT state, run, started, -count(*), -sum(payload_bytes) FROM old GROUP BY state, run, started;
+    INSERT INTO depths SELECT state, run, uploader, started, -count(*), -sum(payload_bytes) FROM old
+        GROUP BY state, run, uploader, started;
     RETURN NULL;
 END $$;
 CREATE TRIGGER come AFTER INSERT ON batches
@@ -156,8 +160,8 @@ CREATE TRIGGER go AFTER DELETE ON batches
 # One statement, so nobody reads a partial sum. Does nothing for 100 rows or fewer: there is nothing to gain.
 ADD_UP = """
 WITH gone AS (DELETE FROM depths WHERE (SELECT count(*) FROM depths) > 100 RETURNING *)
-INSERT INTO depths SELECT state, run, started, sum(batches), sum(payload_bytes) FROM gone
-GROUP BY state, run, started HAVING sum(batches) <> 0 OR sum(payload_bytes) <> 0
+INSERT INTO depths SELECT state, run, uploader, started, sum(batches), sum(payload_bytes) FROM gone
+GROUP BY state, run, uploader, started HAVING sum(batches) <> 0 OR sum(payload_bytes) <> 0
 """
 
 

@@ -66,4 +66,36 @@ CREATE TABLE metrics (
     FOREIGN KEY (run, lineage, kind) REFERENCES curves ON DELETE CASCADE
 );
 """
-UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5}
+# Batches are counted by uploader, too.
+_FROM_6 = """
+ALTER TABLE batches ADD COLUMN uploader TEXT COLLATE "C" NOT NULL DEFAULT '';
+DROP TABLE depths;
+CREATE TABLE depths (
+    state         TEXT COLLATE "C" NOT NULL,
+    run           TEXT COLLATE "C" NOT NULL,
+    uploader      TEXT COLLATE "C" NOT NULL,
+    started       BOOLEAN NOT NULL,
+    batches       BIGINT NOT NULL,
+    payload_bytes BIGINT NOT NULL
+);
+INSERT INTO depths SELECT state, run, uploader, started, count(*), sum(payload_bytes) FROM batches
+    GROUP BY state, run, uploader, started;
+CREATE OR REPLACE FUNCTION batches_come() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO depths SELECT state, run, uploader, started, count(*), sum(payload_bytes) FROM new
+        GROUP BY state, run, uploader, started;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE FUNCTION batches_move() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO depths SELECT state, run, uploader, started, sum(batches), sum(size) FROM (
+        SELECT state, run, uploader, started, -1 AS batches, -payload_bytes AS size FROM old
+        UNION ALL SELECT state, run, uploader, started, 1, payload_bytes FROM new
+    ) AS moves GROUP BY state, run, uploader, started HAVING sum(batches) <> 0 OR sum(size) <> 0;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE FUNCTION batches_go() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO depths SELECT state, run, uploader, started, -count(*), -sum(payload_bytes) FROM old
+        GROUP BY state, run, uploader, started;
+    RETURN NULL;
+END $$;
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5, 6: _FROM_6}

@@ -8,7 +8,7 @@ from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import INDEXES
 from ref_server.queue.sqlite.upgrades import UPGRADES
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 # Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
 # admission and statistics cost the same at any depth. Only the triggers below write it.
@@ -19,6 +19,7 @@ CREATE TABLE batches (
     content_hash      BLOB NOT NULL,
     run               TEXT NOT NULL,
     lineage           TEXT NOT NULL DEFAULT '',    -- which training of the run's name sampled it
+    uploader          TEXT NOT NULL DEFAULT '',    -- name of the token that it was uploaded with, if any
     epoch             INTEGER NOT NULL,
     policy_version    INTEGER NOT NULL,
     prompt_tokens     INTEGER NOT NULL,
@@ -123,10 +124,11 @@ CREATE TABLE metrics (
 CREATE TABLE depths (
     state         TEXT NOT NULL,
     run           TEXT NOT NULL,
+    uploader      TEXT NOT NULL,
     started       INTEGER NOT NULL,
     batches       INTEGER NOT NULL,
     payload_bytes INTEGER NOT NULL,
-    PRIMARY KEY (state, run, started)
+    PRIMARY KEY (state, run, uploader, started)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE probe (written_at REAL NOT NULL) STRICT;
@@ -134,14 +136,14 @@ INSERT INTO probe VALUES (0);
 """
 
 _ENTER = """
-    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.started, 1, NEW.payload_bytes)
+    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.uploader, NEW.started, 1, NEW.payload_bytes)
     ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
 """
 _LEAVE = """
     UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
-    WHERE state = OLD.state AND run = OLD.run AND started = OLD.started;
+    WHERE state = OLD.state AND run = OLD.run AND uploader = OLD.uploader AND started = OLD.started;
     DELETE FROM depths
-    WHERE state = OLD.state AND run = OLD.run AND started = OLD.started AND batches = 0;
+    WHERE state = OLD.state AND run = OLD.run AND uploader = OLD.uploader AND started = OLD.started AND batches = 0;
 """
 _TRIGGERS = f"""
 CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN {_ENTER} END;

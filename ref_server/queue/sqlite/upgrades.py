@@ -129,4 +129,41 @@ CREATE TABLE metrics (
     FOREIGN KEY (run, lineage, kind) REFERENCES curves ON DELETE CASCADE
 ) STRICT;
 """
-UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5, 6: _FROM_6}
+# Batches are counted by uploader, too.
+_FROM_7 = """
+DROP TRIGGER batch_comes;
+DROP TRIGGER batch_moves;
+DROP TRIGGER batch_goes;
+DROP TABLE depths;
+ALTER TABLE batches ADD COLUMN uploader TEXT NOT NULL DEFAULT '';
+CREATE TABLE depths (
+    state         TEXT NOT NULL,
+    run           TEXT NOT NULL,
+    uploader      TEXT NOT NULL,
+    started       INTEGER NOT NULL,
+    batches       INTEGER NOT NULL,
+    payload_bytes INTEGER NOT NULL,
+    PRIMARY KEY (state, run, uploader, started)
+) STRICT, WITHOUT ROWID;
+INSERT INTO depths SELECT state, run, uploader, started, count(*), sum(payload_bytes) FROM batches
+    GROUP BY state, run, uploader, started;
+CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN
+    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.uploader, NEW.started, 1, NEW.payload_bytes)
+    ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
+END;
+CREATE TRIGGER batch_moves AFTER UPDATE OF state, started, payload_bytes ON batches BEGIN
+    UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
+    WHERE state = OLD.state AND run = OLD.run AND uploader = OLD.uploader AND started = OLD.started;
+    DELETE FROM depths
+    WHERE state = OLD.state AND run = OLD.run AND uploader = OLD.uploader AND started = OLD.started AND batches = 0;
+    INSERT INTO depths VALUES (NEW.state, NEW.run, NEW.uploader, NEW.started, 1, NEW.payload_bytes)
+    ON CONFLICT DO UPDATE SET batches = batches + 1, payload_bytes = payload_bytes + excluded.payload_bytes;
+END;
+CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN
+    UPDATE depths SET batches = batches - 1, payload_bytes = payload_bytes - OLD.payload_bytes
+    WHERE state = OLD.state AND run = OLD.run AND uploader = OLD.uploader AND started = OLD.started;
+    DELETE FROM depths
+    WHERE state = OLD.state AND run = OLD.run AND uploader = OLD.uploader AND started = OLD.started AND batches = 0;
+END;
+"""
+UPGRADES = {1: _FROM_1, 2: _FROM_2, 3: _FROM_3, 4: _FROM_4, 5: _FROM_5, 6: _FROM_6, 7: _FROM_7}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import Requirement, requirement_of
+from ref_server.config import QueueConfig
 from ref_server.http.app import create_app
 from ref_server.service.service import Service
 from shared import bundle, wire
@@ -50,6 +52,19 @@ def routes(service: Service) -> Iterator[tuple[str, str, Requirement]]:
 
 def upload(http: httpx.Client, batch: RolloutBatch, who: dict[str, str]) -> httpx.Response:
     return http.post("/v1/batches", content=wire.encode(batch), headers=SAFETENSORS | who)
+
+
+def test_a_token_that_invents_runs_leaves_room_for_others(
+    make_service: Callable[..., Service], serve: Serve, rollout: Rollout, tmp_path: Path
+) -> None:
+    """An upload waits for seven days, and names cost nothing."""
+    (tmp_path / "tokens").write_text("upload mallory-0123456789\nupload honest-0123456789 name=ann run=honest\n")
+    mallory, ann = ({"Authorization": f"Bearer {name}-0123456789"} for name in ("mallory", "honest"))
+    limits = QueueConfig(max_batches=12)
+    with serve(make_service(token_file=tmp_path / "tokens", queue=limits)) as http:
+        admitted = [upload(http, rollout(run=f"made-up-{i}"), mallory).status_code for i in range(10)]
+        assert admitted == [201] * 8 + [429] * 2
+        assert upload(http, rollout(run="honest"), ann).status_code == 201
 
 
 def lease(http: httpx.Client, who: dict[str, str], **body: object) -> httpx.Response:

@@ -164,7 +164,7 @@ class ModelQueue:
             self._settle(entry, State.EXPIRED, reason)
         else:
             self._check_epoch(upload)
-            self._check_room(upload.run, len(upload.body))
+            self._check_room(upload.run, upload.uploader, len(upload.body))
             self._make_room(len(upload.body))
         self.entries.append(entry)
         return entry.state, True
@@ -209,7 +209,7 @@ class ModelQueue:
         for count in range(len(waiting) + 1):
             displaced = waiting[:count]
             welcome = self._known(upload.id) or self._useless_from_now(upload)
-            if welcome or self._has_room(upload.run, len(upload.body), displaced):
+            if welcome or self._has_room(upload.run, upload.uploader, len(upload.body), displaced):
                 for entry in displaced:
                     entry.body = None
                     self._settle(entry, State.EXPIRED, "displaced")
@@ -313,6 +313,19 @@ class ModelQueue:
         if run is None:
             return free >= 0
         of_run = sum(entry.upload.run == run for entry in leased) + more + 1
+        of_uploader = min(
+            (
+                sum(each.upload.uploader == uploader for each in leased) if uploader else 0
+                for uploader in {
+                    entry.upload.uploader
+                    for entry in self.entries
+                    if entry.upload.run == run and entry.state in (State.READY, State.LEASED)
+                }
+            ),
+            default=0,
+        )
+        if of_uploader and of_run + of_uploader + more + 1 > 3 * free:
+            return False
         return of_run <= free and of_run <= self.limits.max_in_flight_per_run
 
     def _check_in_flight(self, leased: Sequence[Entry], run: str | None) -> None:
@@ -384,7 +397,7 @@ class ModelQueue:
         entry = self._find(id)
         if entry.state not in (State.EXPIRED, State.DEAD) or entry.body is None:
             raise WrongState
-        self._check_room(entry.upload.run, entry.size)
+        self._check_room(entry.upload.run, "", entry.size)
         entry.state = State.READY if entry.scored else State.QUEUED
         entry.reason, entry.returned, entry.in_doubt = None, False, False
         entry.attempts = entry.interruptions = entry.deliveries = 0
@@ -445,8 +458,8 @@ class ModelQueue:
         if opened and upload.epoch > max(opened) + 1:
             raise EpochAhead
 
-    def _check_room(self, run: str, size: int) -> None:
-        if not self._has_room(run, size):
+    def _check_room(self, run: str, uploader: str, size: int) -> None:
+        if not self._has_room(run, uploader, size):
             raise QueueFull("full")
 
     def _make_room(self, size: int) -> None:
@@ -458,18 +471,22 @@ class ModelQueue:
     def _stored(self) -> int:
         return sum(entry.size for entry in self.entries)
 
-    def _has_room(self, run: str, size: int, without: Sequence[Entry] = ()) -> bool:
+    def _has_room(self, run: str, uploader: str, size: int, without: Sequence[Entry] = ()) -> bool:
         waiting = [entry for entry in self.entries if entry.waits and entry not in without]
-        for amounts, more, of_all, of_one in (
-            ([1] * len(waiting), 1, self.limits.max_batches, self.limits.max_batches_per_run),
-            ([entry.size for entry in waiting], size, self.limits.max_bytes, self.limits.max_bytes_per_run),
-        ):
-            of_run = sum(n for n, entry in zip(amounts, waiting, strict=True) if entry.upload.run == run) + more
-            if of_run > of_all - sum(amounts) - more or of_run > of_one:
-                return False
         used = [entry for entry in self.entries if entry.state not in SETTLED and entry not in without]
-        of_run = sum(entry.size for entry in used if entry.upload.run == run) + size
-        return of_run <= self.limits.max_stored_bytes - sum(entry.size for entry in used) - size
+        limits = self.limits
+        for entries, amounts, more, of_all, of_one in (
+            (waiting, [1] * len(waiting), 1, limits.max_batches, limits.max_batches_per_run),
+            (waiting, [entry.size for entry in waiting], size, limits.max_bytes, limits.max_bytes_per_run),
+            (used, [entry.size for entry in used], size, limits.max_stored_bytes, limits.max_stored_bytes),
+        ):
+            pairs = [*zip(amounts, entries, strict=True)]
+            of_run = sum(n for n, entry in pairs if entry.upload.run == run) + more
+            of_uploader = sum(n for n, entry in pairs if uploader and entry.upload.uploader == uploader)
+            free = of_all - sum(amounts) - more
+            if of_run > of_one or of_run > free or (of_uploader and of_run + of_uploader + more > 3 * free):
+                return False
+        return True
 
     def _supersede_older(self, request: LeaseBody) -> None:
         if request.incarnation is None:

@@ -48,11 +48,11 @@ lineages = st.sampled_from(["", "", "l", "m"])
 small = st.integers(0, 4)
 ids = st.integers(0, 24).map(str)
 uploads = st.builds(
-    lambda id, run, lineage, epoch, version, size, to_score: Upload(
+    lambda id, run, lineage, epoch, version, size, to_score, uploader: Upload(
         id, f"{run}{lineage}{epoch}{version}{size}".ljust(32).encode(), run, epoch, version, 4, size, 2, b"u" * size,
-        to_score, lineage,
+        to_score, lineage, uploader,
     ),
-    ids, runs, lineages, st.integers(0, 3), small, st.integers(1, 20), st.booleans(),
+    ids, runs, lineages, st.integers(0, 3), small, st.integers(1, 20), st.booleans(), st.sampled_from(["", "t", "u"]),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 
@@ -12,6 +13,7 @@ from ref_server.metrics.activity import Count
 from ref_server.queue.errors import (
     ContentConflict,
     EpochAhead,
+    NoRoom,
     QueueFull,
     StorageBroken,
     Superseded,
@@ -24,7 +26,7 @@ from ref_server.queue.records import Lease, Upload, Wanted
 from ref_server.queue.sql import WAITING_SECONDS
 from ref_server.queue.transaction import KEPT_EVENTS
 from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded
-from tests.ref_server.queue.backends import RETENTION, Clock, Open
+from tests.ref_server.queue.backends import RETENTION, Backend, Clock, Open, make_limits
 
 LEASE_SECONDS = 10.0
 
@@ -43,6 +45,7 @@ def upload(
     version: int = 0,
     tokens: int = 10,
     body: bytes = b"raw",
+    uploader: str = "",
 ) -> Upload:
     return Upload(
         id=id,
@@ -55,6 +58,7 @@ def upload(
         completion_tokens=tokens - 4,
         completions=2,
         body=body,
+        uploader=uploader,
     )
 
 
@@ -188,6 +192,38 @@ def test_a_run_may_have_as_many_as_are_free(open_queue: Open) -> None:
     assert fill(queue, "three") == 2
 
 
+def test_a_token_gets_no_more_by_naming_runs(backend: Backend, clock: Clock) -> None:
+    limits = make_limits(max_batches=400)
+    with closing(backend.open(clock, limits)) as queue, pytest.raises(NoRoom, match="299 of all runs of its token"):
+        for i in range(400):
+            queue.put(upload(f"{i}", run=f"made up {i}", uploader="one"))
+    with closing(backend.open(clock, limits)) as queue:
+        queue.drop("0")
+        assert fill(queue, "again", uploader="one") == 1
+        assert fill(queue, "honest", uploader="two") == 50
+        assert fill(queue, "third", uploader="three") == 25
+
+
+@pytest.mark.parametrize("limit", ["max_bytes", "max_stored_bytes"])
+def test_bytes_are_shared_among_tokens(open_queue: Open, limit: str) -> None:
+    queue = open_queue(**{limit: 4000})
+    with pytest.raises(QueueFull, match=f"of all runs of its token.*{limit} is 4000"):
+        for i in range(40):
+            queue.put(upload(f"{i}", run=f"made up {i}", uploader="one", body=b"." * 100))
+    assert queue.put(upload("honest", run="honest", uploader="two", body=b"." * 100)).created
+
+
+def test_a_token_leases_no_more_by_naming_runs(open_queue: Open) -> None:
+    queue = open_queue(max_in_flight=40)
+    made_up = [upload(f"made up {i}", run=f"made up {i}", uploader="one") for i in range(40)]
+    make_ready(queue, *made_up, *(upload(f"honest {i}", run="honest", uploader="two") for i in range(9)))
+    with pytest.raises(TooManyInFlight, match="of all runs of its token"):
+        for each in made_up:
+            lease(queue, run=each.run)
+    assert len(ask_many(queue, run="honest", count=9)) == 5
+    assert queue.look({Wanted("made up 39"): 1, Wanted("honest"): 1}, []) == {}
+
+
 def test_a_run_may_lease_as_many_as_are_free(open_queue: Open) -> None:
     queue = open_queue(max_in_flight=6)
     make_ready(queue, *(upload(f"{run} {i}", run=run) for run in ("one", "two") for i in range(6)))
@@ -203,12 +239,12 @@ def test_a_run_may_lease_as_many_as_are_free(open_queue: Open) -> None:
     assert lease(queue, run="two").id == "two 1"
 
 
-def fill(queue: Queue, run: str) -> int:
+def fill(queue: Queue, run: str, uploader: str = "") -> int:
     """Uploads until the run is full; how many were admitted."""
     known = sum(batch.run == run for batch in queue.list(None, None, 1000, None).batches)
     for admitted in count():
         try:
-            queue.put(upload(f"{run} {known + admitted}", run=run))
+            queue.put(upload(f"{run} {known + admitted}", run=run, uploader=uploader))
         except QueueFull:
             return admitted
     raise AssertionError
