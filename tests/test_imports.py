@@ -25,7 +25,7 @@ ROOMS = {
         "training", "api", "bundle", "devices", "allocator", "models", "logprobs", "client",
     ),
     "ref_server": (
-        "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",
+        "background", "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",
         "http", "cli", "__main__",
     ),
     "policy_trainer": (

@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import structlog
+
 from policy_trainer.reporting.metrics import Metrics, without_nan
 from shared.api import MAX_RECORD_BYTES, MAX_RECORDS
 from shared.client import ClientError, RefServerClient, RefServerError
+
+log = structlog.get_logger()
 
 # Records are gathered for so long.
 _EVERY_SECONDS = 1.0
@@ -108,6 +112,9 @@ class ServerMetrics:
             self._say(f"the reference server refuses metrics, which only metrics.jsonl has then: {error}")
         except ClientError:
             return _RETRY_SECONDS
+        except Exception as error:  # a bug, which the same records would meet again
+            log.exception("metrics could not be sent")
+            self._say(f"metrics could not be sent to the reference server; only metrics.jsonl has them: {error!r}")
         else:
             self._after = None
         self._forget(records)

@@ -13,6 +13,7 @@ import structlog
 from anyio import CapacityLimiter, to_thread
 
 from ref_server.access.shares import Shares
+from ref_server.background import BackgroundLoop
 from ref_server.http.queue_stats import QueueStats
 from ref_server.queue.curves import Curve
 from ref_server.queue.errors import StorageBroken, StorageFull
@@ -90,6 +91,8 @@ class Watchers:
     def __init__(self, service: Service, stats: QueueStats) -> None:
         self._service = service
         self._stats = stats
+        self._background = BackgroundLoop("the look for events")
+        service.loops.append(self._background)
         self._shares = Shares(MOST)
         self._watchers: set[Watcher] = set()
         self._known: dict[Hashable, _News] = {}
@@ -137,18 +140,16 @@ class Watchers:
             self._producer.cancel()
         self._producer = None
         self._known = {}
+        self._background.reset()
 
     async def _produce(self) -> None:
-        try:
-            while True:
+        while True:
+            with self._background.turn():
                 try:
                     self._spread(await self._look())
                 except (StorageBroken, StorageFull) as error:
                     log.debug("watchers are told nothing", error=str(error))
-                await asyncio.sleep(EVERY_SECONDS)
-        except Exception:  # a bug: the clients connect again, and this is logged
-            self._end()
-            raise
+            await asyncio.sleep(EVERY_SECONDS + self._background.pause)
 
     async def _look(self) -> dict[Hashable, _News]:
         stats = await self._stats.now()

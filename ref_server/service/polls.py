@@ -11,6 +11,7 @@ from operator import attrgetter
 from anyio import CapacityLimiter, to_thread
 
 from ref_server.access.shares import Shares
+from ref_server.background import BackgroundLoop
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import Wanted
@@ -64,6 +65,7 @@ class Polls:
     """
 
     def __init__(self, most: int = MAX_POLLS) -> None:
+        self.background = BackgroundLoop("the look for batches on behalf of waiting leases")
         self._shares = Shares(most)
         self._lines: dict[str | None, dict[Poll, None]] = {}
         self._arrivals = itertools.count()
@@ -130,10 +132,14 @@ class Polls:
             now = self._loop.time()
             alive = self._alive() if now >= alive_due else frozenset()
             alive_due = now + ALIVE_SECONDS if alive else alive_due
-            try:
-                self._grant(await to_thread.run_sync(queue.look, waiting, alive, limiter=thread))
-            except (StorageBroken, StorageFull):
-                self._wake_all()  # each finds out for itself, and says so
+            with self.background.turn():
+                try:
+                    self._grant(await to_thread.run_sync(queue.look, waiting, alive, limiter=thread))
+                except Exception as error:
+                    self._wake_all()  # each finds out for itself, and says so
+                    if not isinstance(error, StorageBroken | StorageFull):
+                        raise
+            await asyncio.sleep(self.background.pause)
 
     def _waiting(self) -> Mapping[Wanted, int]:
         return Counter(poll.wanted for line in self._lines.values() for poll in line if not poll.rung)

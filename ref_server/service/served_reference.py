@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from ref_server.background import BackgroundLoop
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.interface import Queue
 from ref_server.queue.records import WantedReference
@@ -42,6 +43,7 @@ class ServedReference:
         self.current = first
         self.lacking: str | None = None
         self.wanted_version = first.version
+        self.background = BackgroundLoop("the look for another wanted reference")
         self._queue = queue
         self._replacing = threading.Lock()
         self._retry_at = 0.0
@@ -93,11 +95,12 @@ class ServedReference:
             self._replacing.release()
 
     def _keep_following(self) -> None:
-        while not self._ending.wait(LOOK_SECONDS):
-            try:
-                self.follow()
-            except (StorageFull, StorageBroken) as error:
-                log.warning("the queue cannot say which reference it wants", error=str(error))
+        while not self._ending.wait(LOOK_SECONDS + self.background.pause):
+            with self.background.turn():
+                try:
+                    self.follow()
+                except (StorageFull, StorageBroken) as error:
+                    log.warning("the queue cannot say which reference it wants", error=str(error))
 
     def _wanted(self) -> Reference | None:
         """The wanted reference, loaded; None if this server has it, or cannot have it, which `lacking` then says."""

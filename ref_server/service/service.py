@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ref_server.access.keys import ANYBODY, Holder
+from ref_server.background import BackgroundLoop
 from ref_server.config import ServeConfig
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.interface import Queue
@@ -29,18 +30,23 @@ class Service:
         self.config = config
         self.queue = queue
         self.polls = Polls()
-        self._watch: asyncio.Task[None] | None = None
-        self._tidying: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self.draining = False
         self._endings: list[Callable[[], None]] = []
         self.closed = False
         self.weights = Weights(config, queue, self.check_open)
         self._served = ServedReference(reference, queue, self.polls.look_now)
         self.scoring = self._served.scoring
+        self._tidying = {
+            BackgroundLoop("the tidying of the queue"): self.queue.tidy,
+            BackgroundLoop("the tidying of published weights"): self.weights.tidy,
+        }
+        self.loops = [self.polls.background, self._served.background, *self._tidying]
+        """Those that /readyz looks at."""
 
     def start(self) -> None:
-        self._watch = asyncio.create_task(self.polls.watch(self.queue))
-        self._tidying = [asyncio.create_task(keep_tidy(tidy)) for tidy in (self.queue.tidy, self.weights.tidy)]
+        work = [self.polls.watch(self.queue), *(keep_tidy(tidy, loop) for loop, tidy in self._tidying.items())]
+        self._tasks = [asyncio.create_task(each) for each in work]
         self._served.start()
 
     def at_draining(self, end: Callable[[], None]) -> None:
@@ -103,9 +109,9 @@ class Service:
             return "the scoring loop has ended"
         if self._served.lacking is not None:
             return f"no batch is scored here: {self._served.lacking}"
-        if self._watch is not None and self._watch.done():
-            return "nobody looks for batches on behalf of waiting leases"
-        return None
+        if any(task.done() for task in self._tasks):
+            return "a background loop has ended; the log has the reason"
+        return next((failure for loop in self.loops if (failure := loop.failure)), None)
 
     def broken_store_reason(self) -> str | None:
         """Why an upload could not be stored now, or None. Writes to the store, durably."""

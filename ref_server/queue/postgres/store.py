@@ -15,6 +15,7 @@ import structlog
 from psycopg.errors import DeadlockDetected, DiskFull, ReadOnlySqlTransaction, UndefinedTable
 from psycopg_pool import ConnectionPool, PoolClosed
 
+from ref_server.background import BackgroundLoop
 from ref_server.metrics.activity import Tally
 from ref_server.queue import grants
 from ref_server.queue.errors import StorageBroken, StorageFull
@@ -63,8 +64,10 @@ class PostgresQueue(SqlQueue):
         super().__init__(limits, retention_seconds, max_waiting_seconds)
         self._claim_seconds = claim_seconds
         self._upkeep_seconds = upkeep_seconds
+        self._longest_pause = claim_seconds / 4  # however often it failed, the claims must not expire
         self._clock = clock
         self._claims: set[str] = set()
+        self._background = BackgroundLoop("the renewal of claims")
         self._closing = threading.Event()
         self._pool = _connect(url)
         self._upkeep = threading.Thread(target=self._keep_up, name="queue-upkeep", daemon=True)
@@ -92,6 +95,11 @@ class PostgresQueue(SqlQueue):
         state = super().fail(id, error)
         self._claims.discard(id)
         return state
+
+    def check(self) -> None:
+        super().check()
+        if why := self._background.failure:
+            raise StorageBroken(why)
 
     def close(self) -> None:
         """Closes the connections. Every later call raises StorageBroken."""
@@ -133,12 +141,13 @@ class PostgresQueue(SqlQueue):
 
     def _keep_up(self) -> None:
         """Renews this server's claims and adds up the rows of `depths`, every upkeep_seconds until close."""
-        while not self._closing.wait(self._upkeep_seconds):
-            try:
-                self._run(self._renew)
-                self._run(lambda tx: tx.execute(schema.ADD_UP))
-            except (StorageBroken, StorageFull) as error:
-                log.warning("the database cannot be used", error=str(error))
+        while not self._closing.wait(self._upkeep_seconds + min(self._background.pause, self._longest_pause)):
+            with self._background.turn():
+                try:
+                    self._run(self._renew)
+                    self._run(lambda tx: tx.execute(schema.ADD_UP))
+                except (StorageBroken, StorageFull) as error:
+                    log.warning("the database cannot be used", error=str(error))
 
     def _renew(self, tx: Transaction) -> None:
         """Renews the known claims. If a claim's commit was not confirmed, it expires and the batch is claimed again."""

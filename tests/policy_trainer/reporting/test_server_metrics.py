@@ -52,6 +52,26 @@ def watch() -> Told:
     return Told()
 
 
+def test_a_bug_costs_the_records_that_met_it_and_is_told(
+    open_site: Opener, watch: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = RefServerClient.report_metrics
+
+    def fail_first(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(RefServerClient, "report_metrics", report)
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(RefServerClient, "report_metrics", fail_first)
+    site = open_site(lambda _: site.answer(200, KEPT))
+    with watch.sending(site.url) as metrics:
+        metrics.write(step(1))
+        until(lambda: bool(watch.notes))
+        metrics.write(step(2))
+        until(lambda: bool(site.requests))
+    assert [record["step"] for record in told(site)] == [2]
+    assert "only metrics.jsonl has them: TypeError('a bug')" in watch.notes[0]
+
+
 def test_all_records_arrive_in_order_by_the_end(open_site: Opener, watch: Told) -> None:
     site = open_site(lambda _: site.answer(200, KEPT))
     with watch.sending(site.url, after=4, past=(step(3), step(4))) as metrics:

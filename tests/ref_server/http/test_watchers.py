@@ -13,6 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from ref_server import background
 from ref_server.http import watchers
 from ref_server.service.service import Service
 from shared import wire
@@ -153,6 +154,22 @@ def test_a_comment_comes_in_a_silence(
         lines = answer.iter_lines()
         assert next(line for line in lines if line.startswith("event")) == "event: queue"
         assert next(line for line in lines if line.startswith(":")) == ":"
+
+
+def test_a_bug_is_survived_and_makes_the_server_unready(
+    make_service: Callable[..., Service], serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(watchers, "EVERY_SECONDS", 0.01)
+    service = make_service()
+    with serve(service) as http, watching(http) as events:
+        assert next(events)[0] == "queue"
+        with monkeypatch.context() as broken:
+            broken.setattr(service.queue.metrics, "curves", lambda: 1 / 0)
+            until(lambda: "the look for events failed" in http.get("/readyz").text)
+        report(http, "run", 1)
+        assert first(events, "metrics", lambda data: data["run"] == "run")["step"] == 1
+        until(lambda: http.get("/readyz").status_code == 200)
 
 
 def test_the_end_of_the_server_ends_all_streams(make_service: Callable[..., Service], serve: Serve) -> None:

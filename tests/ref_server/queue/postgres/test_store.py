@@ -13,6 +13,7 @@ import pytest
 
 from ref_server.queue.errors import QueueFull, StorageBroken, WrongState
 from ref_server.queue.interface import Queue
+from ref_server.queue.postgres import schema
 from ref_server.queue.postgres.store import PostgresQueue, database_time
 from ref_server.queue.records import Upload
 from shared.api import Key, LeaseBody, Outcome, State
@@ -226,6 +227,26 @@ def test_a_server_that_lives_keeps_its_claims(backend: PostgresBackend) -> None:
         time.sleep(1.5)
         assert state(queue, "a") is State.SCORING
         queue.complete("a", b"scored")
+
+
+def test_the_renewal_of_claims_survives_a_bug(backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is not ready as long as it keeps failing; then it goes on with the claims that it had."""
+    with closing(PostgresQueue(backend.url, limits=make_limits(), claim_seconds=8, upkeep_seconds=0.1)) as queue:
+        queue.put(upload("a"))
+        queue.claim(100)
+        with monkeypatch.context() as broken:
+            broken.setattr(schema, "ADD_UP", "SELECT 1 / 0")
+            until(lambda: _check(queue).startswith("the renewal of claims failed 3 times in a row"))
+        until(lambda: not _check(queue))
+        queue.complete("a", b"scored")
+
+
+def _check(queue: Queue) -> str:
+    try:
+        queue.check()
+    except StorageBroken as error:
+        return str(error)
+    return ""
 
 
 def test_a_restart_of_a_server_changes_nothing_for_leases(backend: PostgresBackend) -> None:

@@ -1,0 +1,106 @@
+"""Loops in the background of a real server: what fails is logged and tried again, and /readyz names it."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from ref_server import background
+from ref_server.background import BackgroundLoop
+from ref_server.queue.interface import Queue
+from ref_server.service.service import Service
+from shared import wire
+from shared.batch import RolloutBatch
+from tests.waiting import until
+
+Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
+
+
+class Odd:
+    """A queue of which one method has a bug, as long as it is named."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.broken = ""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if name == self.broken:
+                raise TypeError("a bug")
+            return getattr(self.queue, name)(*arguments)
+
+        return call if name in ("tidy", "look", "wanted_reference") else getattr(self.queue, name)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_LONGEST_PAUSE", 0.01)
+
+
+def test_pauses_grow_and_several_failures_in_a_row_are_told() -> None:
+    loop, pauses, failures = BackgroundLoop("the work"), [], []
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(8):
+            with loop.turn():
+                raise TypeError("a bug")
+            pauses.append(loop.pause)
+            failures.append(loop.failure)
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert failures[:2] == [None, None]
+    assert failures[2] == "the work failed 3 times in a row, at last with TypeError('a bug'); the log has more"
+    assert [(entry["loop"], entry["again_in_seconds"]) for entry in logs[:2]] == [("the work", 2), ("the work", 4)]
+    with loop.turn():
+        pass
+    assert (loop.pause, loop.failure) == (0, None)
+
+
+def test_what_ends_a_loop_is_not_held_up() -> None:
+    loop = BackgroundLoop("the work")
+    with pytest.raises(KeyboardInterrupt), loop.turn():
+        raise KeyboardInterrupt
+    assert loop.pause == 0
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("tidy", ["the tidying of the queue"]),
+        ("wanted_reference", ["the look for another wanted reference", "the tidying of published weights"]),
+    ],
+)
+def test_a_loop_that_keeps_failing_makes_the_server_unready_until_it_works(
+    make_service: Callable[..., Service], serve: Serve, method: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ref_server.service.housekeeping.EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("ref_server.service.served_reference.LOOK_SECONDS", 0.01)
+    service = make_service(wrap=Odd)
+    odd: Any = service.queue
+    with serve(service) as http:
+        odd.broken = method
+        until(
+            lambda: sorted(str(loop.failure).partition(" failed")[0] for loop in service.loops if loop.failure) == names
+        )
+        answer = http.get("/readyz")
+        assert answer.status_code == 503
+        assert f"{names[0]} failed" in answer.text or f"{names[-1]} failed" in answer.text
+        odd.broken = ""
+        until(lambda: http.get("/readyz").status_code == 200)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_leases_that_wait_get_their_batches_though_nobody_can_look_for_them(
+    make_service: Callable[..., Service], serve: Serve, rollout: Callable[..., RolloutBatch]
+) -> None:
+    service = make_service(wrap=Odd)
+    odd: Any = service.queue
+    odd.broken = "look"
+    with serve(service) as http, ThreadPoolExecutor(1) as threads:
+        lease = threads.submit(http.post, "/v1/batches/lease", json={"consumer": "c", "wait_seconds": 50})
+        until(lambda: "waiting leases failed" in http.get("/readyz").text)
+        http.post("/v1/batches", content=wire.encode(rollout()), headers={"Content-Type": wire.CONTENT_TYPE})
+        assert lease.result().status_code == 200
