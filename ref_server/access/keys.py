@@ -51,6 +51,11 @@ class Holder:
     name: str
     run: str | None = None
 
+    @property
+    def token(self) -> str:
+        """The name of the token; empty for who needs none, whose name is an address."""
+        return self.name if self.role else ""
+
     def require(self, wanted: Role) -> None:
         """Raises Denied for a role that does not include the wanted one."""
         if self.role < wanted:

@@ -95,6 +95,11 @@ class ServeConfig(BaseSettings):
     both."""
     store: StoreUrl = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
+    max_weights_mib: int | None = Field(default=None, ge=1)
+    """MiB of weights that data_dir holds, published or uploaded and not committed yet; by default what its disk has
+    beyond queue.min_free_mib."""
+    max_weights_mib_per_token: int | None = Field(default=None, ge=1)
+    """MiB of weights that were uploaded with one token; by default at most three times what is free."""
     max_batch_tokens: int = Field(default=131_072, ge=2)
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
     max_body_mib: int = Field(default=64, ge=1)
@@ -115,6 +120,16 @@ class ServeConfig(BaseSettings):
     """Lowest level that is logged: debug (every request), info, warning, error."""
     queue: QueueConfig = QueueConfig()
     _keys: Keys = PrivateAttr(default_factory=Keys)
+
+    @property
+    def max_weights(self) -> int | None:
+        """max_weights_mib in bytes."""
+        return None if self.max_weights_mib is None else self.max_weights_mib * MIB
+
+    @property
+    def max_weights_per_token(self) -> int | None:
+        """max_weights_mib_per_token in bytes."""
+        return None if self.max_weights_mib_per_token is None else self.max_weights_mib_per_token * MIB
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -136,7 +136,7 @@ class Service:
             content_hash=parsed.content_hash(),
             run=batch.run,
             lineage=batch.lineage,
-            uploader=asker.name if asker.role else "",
+            uploader=asker.token,
             epoch=batch.epoch,
             policy_version=batch.policy_version,
             prompt_tokens=len(batch.group.prompt_ids),

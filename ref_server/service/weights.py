@@ -31,7 +31,11 @@ class Weights:
     def __init__(self, config: ServeConfig, queue: Queue, check_open: Callable[[], None]) -> None:
         unused_seconds = config.queue.max_waiting_days * 86_400
         self.store = WeightsStore(
-            config.data_dir / FOLDER, min_free=config.queue.min_free, unused_seconds=unused_seconds
+            config.data_dir / FOLDER,
+            min_free=config.queue.min_free,
+            most=config.max_weights,
+            most_of_token=config.max_weights_per_token,
+            unused_seconds=unused_seconds,
         )
         self._queue = queue
         self.check_open = check_open

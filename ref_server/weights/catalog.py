@@ -32,6 +32,7 @@ class _Manifest(BaseModel):
     number: int = Field(ge=0, strict=True)
     files: dict[PlainName, WeightsFile] = Field(min_length=1)
     words: dict[str, Any]
+    token: str = ""
 
 
 class Catalog:
@@ -64,7 +65,7 @@ class Catalog:
             self._report(name, error)
             return None
         self._damaged.discard(name)
-        return Published(name, manifest.number, manifest.files, manifest.words)
+        return Published(name, manifest.number, manifest.files, manifest.words, manifest.token)
 
     def of_run(self, run: str) -> list[Published]:
         """The newest first; those of the lineage that committed last before all others."""

@@ -15,6 +15,9 @@ from ref_server.weights.errors import WeightsConflict, WrongDigest
 from shared.api import WeightsFile
 from shared.atomic_files import write_text
 
+# What a file takes beside its content, with its digest and its directory.
+FILE_BYTES = 16 * 1024
+
 
 class Staging:
     """The directory of one version that is not committed: `files` are whole, `digests` says of what, `parts` arrive.
@@ -28,12 +31,32 @@ class Staging:
         self.files = directory / "files"
         self._digests = directory / "digests"
         self._parts = directory / "parts"
+        self._token = directory / "token"
 
-    def begin(self, check_room: Callable[[int], None]) -> "Part":
-        """A new part. check_room: raises when the disk has no room for so many bytes more."""
+    def begin(self, token: str, take_room: Callable[[int], None]) -> "Part":
+        """A new part. token: the name of the uploader's, who answers for the whole version from now on.
+
+        take_room: raises when there is no room for so many bytes more.
+        """
         for needed in (self.files, self._digests, self._parts):
             needed.mkdir(parents=True, exist_ok=True)
-        return Part(self._parts / uuid4().hex, check_room)
+        if self.token != token:
+            write_text(self._token, token)
+        return Part(self._parts / uuid4().hex, take_room)
+
+    @property
+    def token(self) -> str:
+        """Name of the token that was used last; empty without one."""
+        try:
+            return self._token.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return ""
+
+    @property
+    def bytes(self) -> int:
+        """On the disk. Each file takes a few blocks, however short it is."""
+        arrived = [path for folder in (self.files, self._parts) for path in folder.glob("*")]
+        return sum(_size(path) + FILE_BYTES for path in arrived) + FILE_BYTES
 
     def keep(self, file: str, part: "Part") -> bool:
         """Makes a whole part the file. False if it is there already. Raises WeightsConflict for other content."""
@@ -64,9 +87,9 @@ class Staging:
 class Part:
     """A file that arrives, locked while it does: what a killed process left is told by that. Discard it at the end."""
 
-    def __init__(self, path: Path, check_room: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, take_room: Callable[[int], None]) -> None:
         self.path = path
-        self._check_room = check_room
+        self._take_room = take_room
         self._digest = hashlib.sha256()
         self._size = 0
         self._file = path.open("wb")
@@ -85,7 +108,7 @@ class Part:
     def write(self, data: bytes) -> None:
         """Raises StorageFull, StorageBroken."""
         with disk_failures():
-            self._check_room(len(data))
+            self._take_room(len(data))
             self._file.write(data)
         self._digest.update(data)
         self._size += len(data)
@@ -126,6 +149,13 @@ def _touched(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_nobodys(path: Path) -> bool:

@@ -9,20 +9,22 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from ref_server.metrics.weights import WeightsTraffic
-from ref_server.queue.disk import disk_space
-from ref_server.queue.errors import StorageFull
 from ref_server.weights.catalog import MANIFEST, Catalog
 from ref_server.weights.disk_failures import disk_failures
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone
 from ref_server.weights.readers import Readers
-from ref_server.weights.staging import Part, Staging, check_same
+from ref_server.weights.room import Room
+from ref_server.weights.staging import FILE_BYTES, Part, Staging, check_same
 from ref_server.weights.versions import Published
 from shared.api import WeightsFile, WeightsName
 from shared.atomic_files import sync, write_text
@@ -31,7 +33,6 @@ from shared.atomic_files import sync, write_text
 KEPT = 2
 # Uploads that nobody goes on with go after this long.
 STALE_SECONDS = 3600.0
-_MIB = 2**20
 # No uploaded file can have these names: they begin with a dot.
 _STAGING = ".staging"
 _REMOVED = ".removed"
@@ -47,25 +48,34 @@ class Held(NamedTuple):
 class WeightsStore:
     """Any thread may use it. Raises StorageFull, StorageBroken beside what the methods name.
 
-    min_free: bytes of the disk that uploads leave free; None: a default. unused_seconds: a run's weights go when
-    nothing was committed for so long.
+    min_free, most, most_of_token: as for `Room`. unused_seconds: a run's weights go when nothing was committed for so
+    long.
     """
 
-    def __init__(self, root: Path, *, min_free: int | None, unused_seconds: float) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        min_free: int | None,
+        most: int | None = None,
+        most_of_token: int | None = None,
+        unused_seconds: float,
+    ) -> None:
         self._root = root
         self._catalog = Catalog(root)
-        self._min_free = min_free
+        self._room = Room(root, self._used, min_free=min_free, most=most, most_of_token=most_of_token)
         self._unused_seconds = unused_seconds
         self._lock = threading.Lock()
         self.readers = Readers()
         self.traffic = WeightsTraffic()
 
-    def begin(self, name: WeightsName, size: int) -> Part:
-        """A part to write one file into. size: its bytes as far as they are known."""
+    def begin(self, name: WeightsName, size: int, token: str = "") -> Part:
+        """A part to write one file into. size: its bytes as far as they are known. token: the uploader's, by name."""
         with disk_failures(), self._lock:
             self._root.mkdir(parents=True, exist_ok=True)
-            self._check_room(size)
-            return self._staging(name).begin(self._check_room)
+            self._room.check(token, size)
+            self._room.take(token, FILE_BYTES)
+            return self._staging(name).begin(token, partial(self._room.take, token))
 
     def keep(self, name: WeightsName, file: str, part: Part, sha256: str | None) -> bool:
         """Makes a part that has arrived the file; False if it is there already.
@@ -93,7 +103,7 @@ class WeightsStore:
             if known is not None:
                 if known.files != files:
                     raise WeightsConflict(f"version {name} is committed with other files")
-                self._write_manifest(self._catalog.directory(name), known.number, files, words)
+                self._write_manifest(self._catalog.directory(name), replace(known, words=words))
             else:
                 self._make_visible(name, self._staging(name), files, words)
             published, newest = self._catalog.read(name), self._catalog.newest(name.run, name.lineage)
@@ -129,7 +139,7 @@ class WeightsStore:
     def held(self) -> Held:
         with disk_failures():
             published = [found for run in self._catalog.runs() for found in self._catalog.of_run(run)]
-        return Held(len(published), sum(file.bytes for found in published for file in found.files.values()))
+        return Held(len(published), sum(found.bytes for found in published))
 
     def tidy(self, pinned: Collection[WeightsName]) -> None:
         """Removes old versions, but those that are pinned or being read, and stale uploads.
@@ -161,7 +171,7 @@ class WeightsStore:
         for superfluous in found.keys() - files.keys():
             (staging.files / superfluous).unlink()
         number = 1 + max((other.number for other in self._catalog.of_run(name.run)), default=0)
-        self._write_manifest(staging.files, number, files, words)
+        self._write_manifest(staging.files, Published(name, number, files, words, staging.token))
         target = self._catalog.directory(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(target):  # damaged, or it would have been found
@@ -171,12 +181,16 @@ class WeightsStore:
             sync(above)
         shutil.rmtree(staging.directory, ignore_errors=True)
 
-    def _write_manifest(
-        self, directory: Path, number: int, files: Mapping[str, WeightsFile], words: Mapping[str, Any]
-    ) -> None:
-        described = {file: content.model_dump() for file, content in files.items()}
+    def _write_manifest(self, directory: Path, published: Published) -> None:
+        files = {file: content.model_dump() for file, content in published.files.items()}
+        manifest = {
+            "number": published.number,
+            "files": files,
+            "words": dict(published.words),
+            "token": published.token,
+        }
         # In one line: indented, deep JSON would take hundreds of times as many bytes as its commit.
-        write_text(directory / MANIFEST, json.dumps({"number": number, "files": described, "words": dict(words)}))
+        write_text(directory / MANIFEST, json.dumps(manifest))
         sync(directory)
 
     def _remove_old(self, run: str, pinned: Collection[WeightsName]) -> None:
@@ -202,13 +216,16 @@ class WeightsStore:
     def _staging(self, name: WeightsName) -> Staging:
         return Staging(self._root / _STAGING / name.path)
 
-    def _check_room(self, size: int) -> None:
-        space = disk_space(self._root, self._min_free)
-        if space.free - size < space.floor:
-            raise StorageFull(
-                f"the disk is full: {space.free / _MIB:,.1f} MiB are free in {self._root}, and min_free_mib keeps "
-                f"{space.floor / _MIB:,.1f} MiB; make room, or publish to another server"
-            )
+    def _used(self) -> Counter[str]:
+        """Bytes by token, of what is published and of what is on its way."""
+        used: Counter[str] = Counter()
+        for run in self._catalog.runs():
+            for published in self._catalog.of_run(run):
+                used[published.token] += published.bytes + FILE_BYTES * len(published.files)
+        for path in (self._root / _STAGING).glob("*/*/*/*"):
+            staging = Staging(path)
+            used[staging.token] += staging.bytes
+        return used
 
 
 @contextmanager

@@ -20,12 +20,20 @@ def version_of_snapshot(name: str | None) -> WeightsName | None:
 
 @dataclass(frozen=True)
 class Published:
-    """A committed version. number: rises with each new version of the run. words: what the commit said beside files."""
+    """A committed version. number: rises with each new version of the run. words: what the commit said beside files.
+
+    token: the name of the token that it was uploaded with; empty without one.
+    """
 
     name: WeightsName
     number: int
     files: Mapping[str, WeightsFile]
     words: Mapping[str, Any]
+    token: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
 
     @property
     def view(self) -> WeightsVersion:

@@ -66,7 +66,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         responses={200: {"model": WeightsFile, "description": "uploaded before"}, **errors(409, 503, 507)},
     )  # fmt: skip
     @requires(Role.TRAIN, ANY, confines=True, reading=Reading.STREAMED)
-    async def upload(name: _Version, file: _File, request: Request) -> Response:
+    async def upload(name: _Version, file: _File, request: Request, asker: Asker) -> Response:
         """One file of a version that will be published. It goes to the disk as it comes, whatever its length.
 
         201 once it is stored; 200 when the same was stored before; 409 for other content. A `Content-Digest` is
@@ -81,7 +81,7 @@ def _add_upload(app: FastAPI, service: Service) -> None:
         service.check_open()
         sha256, size = _digest(request), int(request.headers.get("content-length", 0))
         run = partial(to_thread.run_sync, limiter=threads)
-        part = await run(store.begin, name, size)
+        part = await run(store.begin, name, size, asker.token)
         try:
             async for piece in _pieces(request.stream()):
                 await run(part.write, piece)

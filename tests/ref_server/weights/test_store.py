@@ -12,7 +12,7 @@ import structlog
 
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.records import DiskSpace
-from ref_server.weights import readers, store
+from ref_server.weights import readers, room, store
 from ref_server.weights.disk_failures import disk_failures
 from ref_server.weights.errors import NotWhole, NoWeights, WeightsConflict, WeightsGone, WrongDigest
 from ref_server.weights.store import WeightsStore
@@ -36,8 +36,10 @@ def version(number: int = 1, *, run: str = "run", lineage: str = "first", epoch:
     return WeightsName(run, lineage, epoch, number)
 
 
-def put(weights: WeightsStore, name: WeightsName, file: str, data: bytes, digest: str | None = None) -> bool:
-    part = weights.begin(name, len(data))
+def put(
+    weights: WeightsStore, name: WeightsName, file: str, data: bytes, digest: str | None = None, token: str = ""
+) -> bool:
+    part = weights.begin(name, len(data), token)
     try:
         for start in range(0, len(data), 1000):
             part.write(data[start : start + 1000])
@@ -65,8 +67,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(root: Path) -> Callable[..., WeightsStore]:
-    def build(min_free: int | None = 0, unused_seconds: float = 1e9) -> WeightsStore:
-        return WeightsStore(root, min_free=min_free, unused_seconds=unused_seconds)
+    def build(min_free: int | None = 0, unused_seconds: float = 1e9, **bounds: int) -> WeightsStore:
+        return WeightsStore(root, min_free=min_free, unused_seconds=unused_seconds, **bounds)
 
     return build
 
@@ -330,12 +332,54 @@ def test_a_full_disk_refuses_before_and_while_a_file_comes(
         weights.begin(version(2), 0)
     part = make().begin(version(2), 0)
     part.write(b"a")
-    monkeypatch.setattr(store, "disk_space", lambda *_: DiskSpace(free=9, floor=8))
+    monkeypatch.setattr(room, "disk_space", lambda *_: DiskSpace(free=9, floor=8))
     with pytest.raises(StorageFull):
         part.write(b"bb")
     part.discard()
     assert not list(root.rglob("parts/*"))
     assert whole(weights, version(1))
+
+
+def test_a_token_fills_no_more_than_three_times_what_is_free(make: Callable[..., WeightsStore]) -> None:
+    """Whatever it calls its versions, and whether it commits them; a restarted server knows it, too."""
+    chunk, stored = bytes(2**20), 0
+    with pytest.raises(StorageFull, match="max_weights_mib_per_token is 3 times what is free"):
+        for number in range(20):
+            put(make(most=20 * 2**20), version(number, run=f"run-{number}"), "model", chunk, token="one")
+            stored += 1
+    assert stored == 14  # three quarters, and some blocks for each file
+    weights = make(most=20 * 2**20)
+    assert put(weights, version(), "model", chunk, token="two")
+    assert put(weights, version(2), "model", chunk)  # who has no token is bounded by the sum alone
+    part = weights.begin(version(3), 0, "three")  # its length is not known
+    part.write(chunk)
+    with pytest.raises(StorageFull, match="per_token"):
+        for _ in range(3):
+            part.write(chunk)
+    part.discard()
+
+
+def test_all_weights_are_bounded_and_what_is_published_counts(make: Callable[..., WeightsStore]) -> None:
+    weights = make(most=3 * 2**20, most_of_token=2 * 2**20)
+    data = {"model": bytes(2**20)}
+    put(weights, version(1), "model", data["model"], token="one")
+    weights.commit(version(1), contents(data), {"step": 1})
+    weights.commit(version(1), contents(data), {"step": 2})
+    again = make(most=3 * 2**20, most_of_token=2 * 2**20)
+    with pytest.raises(StorageFull, match=r"max_weights_mib_per_token is 2\.0 MiB"):
+        again.begin(version(2), 2**20, "one")
+    put(again, version(2), "model", data["model"], token="two")
+    with pytest.raises(StorageFull, match=r"max_weights_mib is 3\.0 MiB"):
+        again.begin(version(3), 2**20)
+
+
+def test_whoever_uploads_to_a_version_answers_for_it(make: Callable[..., WeightsStore]) -> None:
+    weights = make(most_of_token=2 * 2**20)
+    put(weights, version(1), "a", bytes(2**20), token="one")
+    put(weights, version(1), "b", b"b", token="two")
+    with pytest.raises(StorageFull):
+        make(most_of_token=2 * 2**20).begin(version(2), 2**20, "two")
+    make(most_of_token=2 * 2**20).begin(version(3), 2**20, "one").discard()
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")

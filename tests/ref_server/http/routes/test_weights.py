@@ -231,6 +231,19 @@ def test_a_commit_is_kept_when_nothing_can_be_tidied(
         assert publish(http, f"{at}/0/1").status_code == 200
 
 
+def test_a_token_that_commits_nothing_leaves_room_for_others(
+    make_service: Callable[..., Service], serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text("train mallory-0123456789 run=hers\ntrain honest-0123456789 name=ann run=ours\n")
+    service = make_service(token_file=tmp_path / "tokens", max_weights_mib=8)
+    mallory, ann = ({"Authorization": f"Bearer {name}-0123456789"} for name in ("mallory", "honest"))
+    with serve(service) as http:
+        uploads = [put(http, f"/v1/weights/hers/first/0/{i}/model", bytes(2**20), **mallory) for i in range(8)]
+        assert [upload.status_code for upload in uploads] == [201] * 5 + [507] * 3
+        assert "max_weights_mib_per_token" in uploads[-1].json()["error"]["message"]
+        assert put(http, "/v1/weights/ours/first/0/1/model", bytes(2**20), **ann).status_code == 201
+
+
 def test_old_versions_go(http: httpx.Client, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "PAUSE_SECONDS", 0.0)
     for version in range(1, 5):
