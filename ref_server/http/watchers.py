@@ -158,7 +158,7 @@ class Watchers:
         for run in {watcher.run for watcher in self._watchers}:
             view = self._service.describe_queue(stats, Runs(_RUNS, None, run, confined=run is not None))
             news["queue", run] = _News(run, False, _settled(view), _event("queue", view.model_dump_json()))
-        for curve in reversed(curves):
+        for curve in (each for each in reversed(curves) if each.kind in {*Kind}):
             news[curve.key] = _news_of(curve)
         return news
 

@@ -45,13 +45,18 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
 def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Claim]:
     if not references.is_wanted(tx, reference_version):
         return []
-    chosen = _oldest_queued(tx, max_tokens)
-    for seq in chosen:
-        tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
     payloads = """
         SELECT id, run, body, scoring_attempts, interruptions FROM batches JOIN payloads USING (seq) WHERE seq = ?
     """
-    return [Claim(*tx.one(payloads, seq)) for seq in chosen]
+    claims: list[Claim] = []
+    while not claims and (chosen := _oldest_queued(tx, max_tokens)):
+        for seq in chosen:
+            if row := tx.one(payloads, seq):
+                tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
+                claims.append(Claim(*row))
+            else:  # the store is damaged; this batch must not keep the others from being scored
+                expire(tx, seq, "its payload is missing in the store")
+    return claims
 
 
 def complete(tx: Transaction, id: str, body: bytes) -> None:

@@ -2,11 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
 
 from ref_server.queue.batches import WAITING
 from ref_server.queue.records import Stats
 from ref_server.queue.transaction import Transaction, several
 from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
+
+log = structlog.get_logger()
 
 # The columns are named like the record's fields.
 _FIELDS = tuple(BatchSummary.model_fields)
@@ -61,9 +67,19 @@ def page(
         f"{source} WHERE {' AND '.join(given)} ORDER BY {place} {direction} LIMIT ?", *given.values(), limit + 1
     )
     return BatchPage(
-        batches=[BatchSummary(**dict(zip(_FIELDS, values, strict=True))) for *values, _ in rows[:limit]],
+        batches=[summary for *values, _ in rows[:limit] if (summary := _summary(values))],
         next_cursor=f"{rows[limit - 1][-1]:x}" if len(rows) > limit else None,
     )
+
+
+def _summary(values: Sequence[Any]) -> BatchSummary | None:
+    """None for a damaged row, or one that another version wrote: it must not hide the others."""
+    row = dict(zip(_FIELDS, values, strict=True))
+    try:
+        return BatchSummary(**row)
+    except ValidationError as error:
+        log.error("the row of a batch is damaged, and is left out of lists", id=row["id"], error=str(error))
+        return None
 
 
 def stats(tx: Transaction) -> Stats:
@@ -74,7 +90,8 @@ def stats(tx: Transaction) -> Stats:
         GROUP BY run, state HAVING sum(batches) > 0 ORDER BY run, state
         """
     ):
-        runs.setdefault(run, {})[State(state)] = Depth(batches=batches, bytes=size)
+        if state in {*State}:  # else damaged: lists name the batch in the log
+            runs.setdefault(run, {})[State(state)] = Depth(batches=batches, bytes=size)
     admitted = [_oldest_admission(tx, state) for state in (State.QUEUED, State.SCORING, State.READY)]
     ages = [max(0.0, tx.at - at) for at in admitted if at is not None]
     waiting = "SELECT CAST(sum(batches) AS BIGINT), CAST(sum(payload_bytes) AS BIGINT) FROM depths"

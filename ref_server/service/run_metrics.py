@@ -42,7 +42,7 @@ def is_cursor(text: str) -> bool:
 
 def columns(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[int | float | None]]:
     """By name a number for each point, None where it has none. Without names: of all that are a number somewhere."""
-    rows = [dict(_numbers(from_json(point.record))) for point in points]
+    rows = [dict(_numbers(_parsed(point.record))) for point in points]
     wanted = names or dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in wanted}
 
@@ -60,6 +60,15 @@ def _summary(curves: Sequence[Curve]) -> RunSummary:
 
 def _order(summary: RunSummary) -> tuple[float, str, str]:
     return -summary.updated_at, summary.run, summary.lineage
+
+
+def _parsed(record: str) -> Mapping[str, Any]:
+    """Empty for a damaged record: the others can be shown."""
+    try:
+        parsed = from_json(record)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:

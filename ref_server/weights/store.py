@@ -72,7 +72,7 @@ class WeightsStore:
     def begin(self, name: WeightsName, size: int, token: str = "") -> Part:
         """A part to write one file into. size: its bytes as far as they are known. token: the uploader's, by name."""
         with disk_failures(), self._lock:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._room.check(token, size)
             self._room.take(token, FILE_BYTES)
             return self._staging(name).begin(token, partial(self._room.take, token))

@@ -22,7 +22,7 @@ def hold(path: Path) -> IO[bytes]:
     """Locks the data directory until the returned file is closed. Raises StorageBroken."""
     lock_path = path.with_name(path.name + ".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds all batches
         _refuse_network(path.parent)
         lock = lock_path.open("wb")
     except OSError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from stat import S_IMODE
 from types import SimpleNamespace
 
 import apsw
@@ -99,6 +100,14 @@ def disk() -> Iterator[Disk]:
 
 
 # --- opening
+
+
+def test_a_new_data_directory_is_closed_to_other_users(tmp_path: Path) -> None:
+    """It holds all batches. The mode of one that is there is its owner's choice."""
+    (tmp_path / "old").mkdir(mode=0o755)
+    for name, mode in (("new", 0o700), ("old", 0o755)):
+        SqliteQueue(tmp_path / name / "queue.sqlite", limits=make_limits()).close()
+        assert S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
 def test_a_restart_queues_again_what_was_being_scored(path: Path) -> None:
