@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -32,8 +32,11 @@ from shared.devices import choose_device
 from shared.errors import UserError
 from shared.settings import Dtype
 
-# Raised when the model is missing or damaged, or the device is missing (AssertionError: PyTorch without CUDA).
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, AssertionError, SafetensorError)
+# Raised when the model is missing or damaged, needs a package that is not installed, or the device is missing
+# (AssertionError: PyTorch without CUDA).
+_LOADING_ERRORS = (
+    OSError, ValueError, RuntimeError, AssertionError, ImportError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
 # What peft calls the description of an adapter.
 ADAPTER_CONFIG = "adapter_config.json"
 _NO_HUB = (
@@ -65,8 +68,21 @@ def load_mapped_model(
 def _read(name: str, **options: Any) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # it would break our live display; downloads still show theirs
     _join_logs()
+    _read_config(name, options["revision"])
     # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
     return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **options)
+
+
+def _read_config(name: str, revision: str | None) -> Any:
+    """The model's configuration. Raises ValueError if it names a kernel of the hub, which transformers would run."""
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    parts = (config, *(getattr(config, part, None) for part in config.sub_configs))
+    for attention in (str(getattr(part, "_attn_implementation", None)) for part in parts):
+        if "/" in attention or ":" in attention:
+            raise ValueError(
+                f"its config.json names the attention kernel {attention!a}, and code of the hub is never run"
+            )
+    return config
 
 
 def load_classifier(name: str, *, revision: str | None, device: str, dtype: Dtype) -> tuple[PreTrainedModel, list[str]]:
@@ -80,7 +96,7 @@ def load_classifier(name: str, *, revision: str | None, device: str, dtype: Dtyp
     transformers_logging.disable_progress_bar()
     _join_logs()
     with _explained(name, revision), _without_load_reports():
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = _read_config(name, revision)
         if not any("ForSequenceClassification" in made for made in config.architectures or ()):
             config.num_labels = 1
         if config.num_labels != 1:
@@ -99,7 +115,7 @@ def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
     _refuse_adapter(name)
     _join_logs()
     with _explained(name, revision), torch.device("meta"):
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = _read_config(name, revision)
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     with suppress(OSError):  # not every model has one; transformers has derived it from the configuration then
         model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
@@ -114,7 +130,7 @@ def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedMo
     _refuse_adapter(name)
     _join_logs()
     with _explained(name, revision), init_empty_weights(include_buffers=False):
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        config = _read_config(name, revision)
         chosen = config.dtype if dtype == "auto" else getattr(torch, dtype)
         model = AutoModelForCausalLM.from_config(config, dtype=chosen, trust_remote_code=False)
     model.tie_weights()  # each parameter was replaced by one on the meta device

@@ -48,7 +48,10 @@ ESSENTIAL: Mapping[str, Sequence[str]] = {
         "sampling.num_generations",
         "sampling.max_completion_length", "optimizer.learning_rate", "loss.beta", "server", "device", "config",
     ),
-    "rollout": ("config", "run_dir", "server", "run", "weights", "device", "devices", "dtype", "worker", "workers"),
+    "rollout": (
+        "config", "run_dir", "server", "run", "weights", "trust_settings", "device", "devices", "dtype", "worker",
+        "workers",
+    ),
     "plan": (
         "model", "device", "reference.device", "dtype", "gpu_memory_gib", "ranks", "micro_batch_tokens",
         "gradient_checkpointing", "optimizer.offload", "sampling.num_generations", "sampling.max_completion_length",

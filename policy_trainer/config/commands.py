@@ -14,7 +14,7 @@ from policy_trainer.config.data import DataConfig, TaskName, check_source
 from policy_trainer.config.lora import LoraConfig
 from policy_trainer.config.rewards import JudgingConfig
 from policy_trainer.config.sampling import SamplingConfig
-from policy_trainer.config.sections import EvalEvaluationConfig, Section
+from policy_trainer.config.sections import EvalEvaluationConfig, Section, Travel
 from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler, check_sleep_mode
 from shared.api import PLAIN_NAME
 from shared.settings import Dtype, settings_config
@@ -43,13 +43,13 @@ class ModelConfig(BaseSettings):
 
     config: Path | None = None
     """TOML file with any of these settings. A run writes its own to RUN_DIR/config.toml."""
-    model: str = Field(min_length=1)
+    model: Annotated[str, Travel.PUBLISHED] = Field(min_length=1)
     """Directory or Hub id of a Hugging Face causal LM."""
-    revision: str | None = None
+    revision: Annotated[str | None, Travel.PUBLISHED] = None
     """Branch, tag or commit of a Hub model."""
     device: str = "auto"
     """Where the model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
-    dtype: Dtype = "float32"
+    dtype: Annotated[Dtype, Travel.PUBLISHED] = "float32"
     """Precision of the weights."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of this process. Default: PyTorch's choice."""
@@ -60,19 +60,19 @@ class CommonConfig(ModelConfig):
 
     preset: str | None = None
     """Published recipe whose settings replace the defaults. `policy-trainer presets` lists them."""
-    seed: int = Field(default=0, ge=0)
+    seed: Annotated[int, Travel.PUBLISHED] = Field(default=0, ge=0)
     """Random seed for drawing problems and sampling tokens."""
     task: TaskName = "arithmetic"
     """Source of the problems, and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
     or module:name for your own task."""
-    rewards: CliVariadicArg[list[str]] = []
+    rewards: Annotated[CliVariadicArg[list[str]], Travel.NAME] = []
     """Names of reward functions, or module:function for your own, or the URL of a server that judges. Default: those of
     the task."""
-    reward_weights: CliVariadicArg[list[float]] = []
+    reward_weights: Annotated[CliVariadicArg[list[float]], Travel.PUBLISHED] = []
     """Weight of each reward in the total, in the order of `rewards`. Default: 1 each."""
-    judging: JudgingConfig = JudgingConfig()
-    data: DataConfig = DataConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    judging: Annotated[JudgingConfig, Travel.PUBLISHED] = JudgingConfig()
+    data: Annotated[DataConfig, Travel.PUBLISHED] = DataConfig()
+    sampling: Annotated[SamplingConfig, Travel.PUBLISHED] = SamplingConfig()
     sampler: SamplerName = "hf"
     """What samples. hf: transformers. vllm: vLLM in this process. vllm-server: a running `vllm serve`."""
     vllm_url: str | None = None
@@ -155,7 +155,7 @@ class RolloutLossConfig(Section):
 
     model_config = ConfigDict(extra="ignore")
 
-    advantage: str = "outcome"
+    advantage: Annotated[str, Travel.NAME] = "outcome"
     """The trainer's: it says which rewards must differ within a group, for sampling.max_resamples."""
 
 
@@ -169,6 +169,9 @@ class RolloutConfig(RunConfig):
     devices: CliVariadicArg[list[str]] = []
     """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
     loss: RolloutLossConfig = RolloutLossConfig()
+    trust_settings: bool = False
+    """Without config: take over all published settings, also those that name code, files or hosts. Whoever may publish
+    weights of the run can then execute code here. Default: such settings are refused, with the option to give."""
 
     @model_validator(mode="after")
     def _check_worker(self) -> "RolloutConfig":

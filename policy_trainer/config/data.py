@@ -6,12 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from policy_trainer.config.sections import Section
+from policy_trainer.config.sections import Section, Travel
 from policy_trainer.config.task_settings import USED_SETTINGS, refuse_unused
 
 TASK_NAMES = tuple(USED_SETTINGS)
 # Arguments of apply_chat_template that the encoder of prompts gives itself.
-_OWN_TEMPLATE_KWARGS = {"conversation", "messages", "add_generation_prompt", "continue_final_message", "tokenize"}
+_OWN_TEMPLATE_KWARGS = {
+    "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+    "return_dict", "return_tensors",
+}  # fmt: skip
 
 
 def _task_name(name: str) -> str:
@@ -20,7 +23,7 @@ def _task_name(name: str) -> str:
     raise ValueError(f"must be one of {', '.join(TASK_NAMES)}, or module:name for your own task")
 
 
-TaskName = Annotated[str, AfterValidator(_task_name)]
+TaskName = Annotated[str, AfterValidator(_task_name), Travel.NAME]
 
 
 def check_chat_template_kwargs(variables: Mapping[str, Any], prompt_style: str) -> None:
@@ -43,12 +46,12 @@ class PromptConfig(Section):
     prompt_style: Literal["chat", "plain"] = "chat"
     """chat: messages go through the model's chat template, and texts as a user's messages where there is one. plain:
     texts are taken as they stand, and those of messages are joined by blank lines."""
-    system_prompt: str | None = None
+    system_prompt: Annotated[str | None, Travel.TEXT] = None
     """System prompt for every problem without a system message of its own. Default: the task's; empty: none."""
-    assistant_prefill: str | None = None
+    assistant_prefill: Annotated[str | None, Travel.TEXT] = None
     """Beginning of the answer. It is the end of the prompt: not sampled, not trained on. Rewards judge it with the
     completion. Default: the task's; empty: none."""
-    chat_template_kwargs: dict[str, Any] = Field(default={})
+    chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3."""
 
     @model_validator(mode="after")
@@ -60,9 +63,9 @@ class PromptConfig(Section):
 class ColumnsConfig(Section):
     """Tasks jsonl and dataset: names of the columns of a dataset, or of the fields of a file."""
 
-    prompt: str = "prompt"
+    prompt: Annotated[str, Travel.TEXT] = "prompt"
     """Column with the text of a problem or its list of messages. In task jsonl messages may also be in `messages`."""
-    answer: str = "answer"
+    answer: Annotated[str, Travel.TEXT] = "answer"
     """Column with the gold answer. Rows may lack it where no reward compares with it."""
 
 
@@ -73,7 +76,7 @@ class CountdownConfig(Section):
     """How many numbers each problem has."""
     largest: int = Field(default=9, ge=1, le=99)
     """Largest number: numbers lie in [1, largest]."""
-    operators: str = Field(default="+-", pattern=r"^[+\-*/]+$")
+    operators: Annotated[str, Travel.TEXT] = Field(default="+-", pattern=r"^[+\-*/]+$")
     """Operators from which targets are computed. An answer may use any of + - * /."""
 
 
@@ -87,11 +90,11 @@ class SourceConfig(Section):
     """File of held-out problems. Default: every tenth problem of `path` is held out."""
     dataset: str | None = None
     """Name of a Hugging Face dataset, or a directory that holds one. Tasks gsm8k and math have a default."""
-    subset: str | None = None
+    subset: Annotated[str | None, Travel.TEXT] = None
     """Configuration of the dataset, if it has several."""
-    split: str = "train"
+    split: Annotated[str, Travel.TEXT] = "train"
     """Split of the dataset to train on."""
-    eval_split: str | None = None
+    eval_split: Annotated[str | None, Travel.TEXT] = None
     """Split of the dataset to hold out. Default: every tenth problem of `split` is held out."""
     columns: ColumnsConfig = ColumnsConfig()
     countdown: CountdownConfig = CountdownConfig()

@@ -1,13 +1,13 @@
 """The GRPO family: how rewards become advantages, and how advantages become a loss."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from policy_trainer.config.entropy import EntropyConfig
 from policy_trainer.config.masks import MaskConfig
-from policy_trainer.config.sections import Section
+from policy_trainer.config.sections import Section, Travel
 
 _DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
     "outcome": "group",
@@ -23,7 +23,9 @@ _DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
 class LossConfig(Section):
     """The GRPO loss: docs/mathematics.md has every formula."""
 
-    advantage: Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"] = "outcome"
+    advantage: Annotated[
+        Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"], Travel.PUBLISHED
+    ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
     RLOO, REINFORCE++, or GDPO, which normalises each of several rewards apart. distill: a teacher's log-probs instead
     of rewards."""

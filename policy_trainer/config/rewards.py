@@ -1,8 +1,10 @@
 """How completions are judged: limits, step rewards, the reward model, servers, penalties."""
 
+from typing import Annotated
+
 from pydantic import Field
 
-from policy_trainer.config.sections import Section
+from policy_trainer.config.sections import Section, Travel
 from shared.settings import Dtype
 
 
@@ -13,7 +15,7 @@ class RewardModelConfig(Section):
     """Directory or Hub id of the reward model; required when `rewards` names `model`."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model."""
-    device: str = "auto"
+    device: Annotated[str, Travel.LOCAL] = "auto"
     """Where the reward model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
     dtype: Dtype = "float32"
     """Precision of the reward model's weights."""
@@ -55,9 +57,9 @@ class JudgingConfig(Section):
     """Time limit in seconds for one completion and one sandboxed reward: your own functions and those that use
     math-verify. The process is killed when it takes longer. A call with many completions has this for each of them.
     One day at most."""
-    memory_gib: float = Field(default=4.0, ge=0)
+    memory_gib: Annotated[float, Travel.LOCAL] = Field(default=4.0, ge=0)
     """Memory limit of the sandbox process, in GiB. 0: no limit, which CUDA in a reward of your own needs."""
-    workers: int = Field(default=1, ge=1)
+    workers: Annotated[int, Travel.LOCAL] = Field(default=1, ge=1)
     """Processes that judge side by side in a sandbox, each with memory_gib. Rewards that take many completions in one
     call use one of them."""
     steps: bool = False

@@ -5,16 +5,16 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.sections import Section
+from policy_trainer.config.sections import Section, Travel
 from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 
 class SamplingConfig(Section):
     """How completions are sampled."""
 
-    num_generations: int = Field(default=8, ge=1)
+    num_generations: int = Field(default=8, ge=1, le=65_536)
     """Completions per prompt: the group size G."""
-    prompts_per_round: int = Field(default=8, ge=1)
+    prompts_per_round: int = Field(default=8, ge=1, le=65_536)
     """Prompts that a worker samples together."""
     max_completion_length: int = Field(default=512, ge=1)
     """Maximum tokens of a completion; longer ones are cut off."""
@@ -31,7 +31,7 @@ class SamplingConfig(Section):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1, tokens that the prompt or the completion has already become less likely, also in evaluations; 1 turns it
     off. The learner does not apply it, so the ratio is biased."""
-    stop: CliVariadicArg[list[Annotated[str, Field(min_length=1)]]] = Field(default=[])
+    stop: Annotated[CliVariadicArg[list[Annotated[str, Field(min_length=1)]]], Travel.TEXT] = Field(default=[])
     """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
 
     max_logp_difference: float = Field(default=1.0, gt=0)

@@ -1,5 +1,6 @@
 """How a run trains, apart from the loss: optimizer, checkpoints, evaluation, syncs of the reference model."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,23 @@ ReferenceSource = Literal["server", "adapter-off"]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
+
+
+class Travel(Enum):
+    """Marks settings that the trainer publishes with its weights, for workers that have no file of the run. The mark of
+    a section is one for all its settings.
+
+    Whoever may publish weights chooses their values. So a worker takes over what cannot name code, a file or a host:
+    numbers, booleans and choices (Literal). It refuses a text, unless the setting itself is marked NAME or TEXT.
+    """
+
+    PUBLISHED = None
+    NAME = r"[\w/-]+"
+    """A name from our registries is taken over; `module:name` and URLs are refused."""
+    TEXT = r"(?s:.*)"
+    """A text that is used as text, whatever it says."""
+    LOCAL = "not published"
+    """It concerns the worker's machine, and stays there although its section travels."""
 
 
 class OptimizerConfig(Section):

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
@@ -15,6 +15,7 @@ from policy_trainer.config.sections import (
     OptimizerConfig,
     ReferenceConfig,
     SamplesConfig,
+    Travel,
 )
 from policy_trainer.config.vllm import check_sampler_logps
 
@@ -22,7 +23,7 @@ from policy_trainer.config.vllm import check_sampler_logps
 class TrainConfig(RunConfig):
     """Train a policy with GRPO on the scored batches of a reference server."""
 
-    dtype: TrainingDtype = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    dtype: Annotated[TrainingDtype, Travel.PUBLISHED] = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     """Precision of the weights."""
 
     teacher: str | None = Field(default=None, min_length=1)

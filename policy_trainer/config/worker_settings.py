@@ -1,36 +1,99 @@
 """The settings that workers elsewhere get from the trainer, with its published weights."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from policy_trainer.config.commands import RunConfig
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-# What decides which completions are sampled, and how they are judged. A worker takes no others, neither where it runs
-# nor whom it talks to. Its model is the published one.
-TRAVELLING = ("dtype", "seed", "task", "rewards", "reward_weights", "judging", "data", "sampling", "lora", "loss")
-# Of the loss, this alone.
-LOSS = {"advantage"}
-# And where adapters are published: the model that they are for.
-BASE = ("model", "revision")
+from policy_trainer.config.commands import RolloutConfig, RunConfig
+from policy_trainer.config.sections import Travel
+from shared.settings.names import group_at
 
 
 def worker_settings(config: RunConfig) -> dict[str, Any]:
     """As JSON. What is None is left out."""
-    names: dict[str, Any] = {**dict.fromkeys((*TRAVELLING, *BASE), True), "loss": LOSS}
-    settings = json.loads(config.model_dump_json(include=names, exclude_none=True))
+    settings = json.loads(config.model_dump_json(exclude_none=True))
     if Path(config.model).is_dir():
         settings["model"] = str(Path(config.model).resolve())
-    return taken(settings)
+    return travelling_settings(settings, type(config))
 
 
-def taken(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings that came, those that a worker takes."""
-    names = (*TRAVELLING, *BASE) if trains_adapters(settings) else TRAVELLING
-    return {name: settings[name] for name in names if name in settings}
+def travelling_settings(settings: Mapping[str, Any], model: type[BaseModel] = RolloutConfig) -> dict[str, Any]:
+    """Of nested tables of settings those that travel. A worker's model is the published one, unless adapters are
+    published: then it is the model that they are for."""
+    travelling = _travelling(settings, model, inside=False)
+    if not trains_adapters(settings):
+        travelling = {name: value for name, value in travelling.items() if name not in ("model", "revision")}
+    return travelling
+
+
+def refused_settings(
+    settings: Mapping[str, Any], model: type[BaseModel] = RolloutConfig, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of published settings that could name code, a file or a host; `data.mixture.0.path` in a
+    list."""
+    for name, value in settings.items():
+        group, info = group_at(model, (name,)), model.model_fields.get(name)
+        if group and isinstance(value, Mapping):
+            yield from refused_settings(value, group, f"{prefix}{name}.")
+        elif group and isinstance(value, list):
+            for place, item in enumerate(value):
+                if isinstance(item, Mapping):  # validation refuses what is not
+                    yield from refused_settings(item, group, f"{prefix}{name}.{place}.")
+        elif info is None or not _names_nothing(info, value):
+            yield f"{prefix}{name}", value
 
 
 def trains_adapters(settings: Mapping[str, Any]) -> bool:
     lora = settings.get("lora")
     return isinstance(lora, Mapping) and bool(lora.get("rank"))
+
+
+def _travelling(settings: Mapping[str, Any], model: type[BaseModel], *, inside: bool) -> dict[str, Any]:
+    """inside: of a section that travels."""
+    kept: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        value, travel = settings.get(name), _travel(info)
+        if value is None or travel is Travel.LOCAL:
+            continue
+        travels, group = inside or travel is not None, group_at(model, (name,))
+        if group and isinstance(value, Mapping):
+            value = _travelling(value, group, inside=travels)
+            travels = bool(value)
+        if travels:
+            kept[name] = value
+    return kept
+
+
+def _travel(info: FieldInfo) -> Travel | None:
+    return next((mark for mark in info.metadata if isinstance(mark, Travel)), None)
+
+
+def _names_nothing(info: FieldInfo, value: Any) -> bool:
+    """Whether a published value can name neither code nor a file nor a host: by its type, or by the setting's mark."""
+    pattern = (_travel(info) or Travel.PUBLISHED).value
+    return _has_no_text(info.annotation) or all(
+        pattern is not None and re.fullmatch(pattern, text, re.ASCII) for text in _texts(value)
+    )
+
+
+def _has_no_text(kind: Any) -> bool:
+    """Whether no value of this type is a text but those that it lists."""
+    if get_origin(kind) is Literal:
+        return True
+    parts = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+    return all(map(_has_no_text, parts)) if parts else kind in (int, float, bool, NoneType)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in JSON, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts(item)

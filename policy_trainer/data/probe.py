@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from shared.batch import TokenGroup
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 # Short, so that neither the learner nor the sampler spends time on it.
 _COMPLETIONS = 4
@@ -24,9 +27,13 @@ class LogpDifference(NamedTuple):
 class Probe:
     """A prompt, the beginnings of completions, and the learner's log-prob of each of their tokens at temperature 1."""
 
-    prompt_ids: list[int]
-    completions: list[list[int]]
+    prompt_ids: Annotated[list[TokenId], Field(min_length=1)]
+    completions: list[Annotated[list[TokenId], Field(min_length=1)]]
     logps: list[float]
+
+    def __post_init__(self) -> None:
+        if len(self.logps) != sum(map(len, self.completions)):
+            raise ValueError("a probe has one log-prob for each token of its completions")
 
     @property
     def group(self) -> TokenGroup:

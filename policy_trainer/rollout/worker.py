@@ -14,7 +14,7 @@ from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.lifecycle.waits import LoggedWait
-from policy_trainer.queue_client.matching import check_models_match
+from policy_trainer.queue_client.matching import check_group_fits, check_models_match
 from policy_trainer.queue_client.server import batches_by_state, connect
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.comparison import compare
@@ -267,6 +267,8 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     loaded = LOADERS[config.vllm.enable_sleep_mode](config, tokenizer, wait)
     url = find_server(config, wait)
     client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
-    check_models_match(client.model(), loaded.model, tokenizer, config.model)
-    encoder = PromptEncoder(tokenizer, config.data, limit=prompt_limit(loaded.model, config))
+    reference, limit = client.model(), prompt_limit(loaded.model, config)
+    check_models_match(reference, loaded.model, tokenizer, config.model)
+    check_group_fits(reference, config.sampling, limit)
+    encoder = PromptEncoder(tokenizer, config.data, limit=limit)
     return RolloutWorker(config, loaded.sampler, encoder, judge, task, client, weights, wait)

@@ -95,7 +95,9 @@ def load_weights(model: PreTrainedModel, directory: Path) -> None:
         saved |= safetensors.torch.load_file(file, device=str(model.device))
     own = model.state_dict()
     if not saved.keys() <= own.keys():  # transformers saves some architectures in another layout than it computes in
-        saved = type(model).from_pretrained(directory, dtype=model.dtype).state_dict()
+        # By the model's own configuration: that of the directory could name code.
+        options: dict[str, Any] = {"config": model.config, "dtype": model.dtype, "use_safetensors": True}
+        saved = type(model).from_pretrained(directory, **options).state_dict()
     model.load_state_dict(saved, strict=False)
     filled = {own[name].data_ptr() for name in saved}  # tied weights are saved under one of their names
     if missing := [name for name, tensor in own.items() if tensor.data_ptr() not in filled]:

@@ -5,7 +5,6 @@ or the new one, never half of one.
 """
 
 import errno
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ class WeightsDirectory:
         if not version.exists():  # at the end of a run only latest.json changes
             with whole_directory(version, siblings=_VERSIONS) as temporary:
                 copy.save(temporary)
+        # `directory` is for samplers of other makers.
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob(_VERSIONS))[:-KEPT]:
             shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all
@@ -42,11 +42,9 @@ class WeightsDirectory:
 
     def newest(self) -> Publication | None:
         try:
-            fields = json.loads(_read_newest(self._root / LATEST))
+            return Publication.parse(_read_newest(self._root / LATEST))
         except FileNotFoundError:
             return None
-        fields.pop("directory", None)  # for samplers of other makers
-        return Publication.parse(fields)
 
     @contextmanager
     def reading(self, publication: Publication, reader: str) -> Iterator[Path]:

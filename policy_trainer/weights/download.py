@@ -1,5 +1,6 @@
 """The workers' side of published weights on the reference server: versions come beside sampling, and lie here."""
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -10,16 +11,22 @@ from pathlib import Path
 
 from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.weights.publication import KEPT, Publication, version_directory
-from policy_trainer.weights.upload import SETTINGS
 from shared.api import WeightsName, WeightsVersion
 from shared.atomic_files import whole_directory
 from shared.client import RefServerClient, RefServerError
+from shared.errors import UserError
 
 # A poll lasts so long, and then looks whether another training has begun, or this one has ended.
 _VERSIONS = "[0-9]*-[0-9]*"
 _POLL_SECONDS = 5.0
 # How long the end of a worker waits for the thread.
 _ENDING_SECONDS = 1.0
+
+
+# What a version is made of. Pickled weights and code are refused: loading the one could run the other.
+_KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
+# Bytes of the disk that a download leaves free.
+_SPARE = 2**28
 
 
 class Gone(Exception):
@@ -34,22 +41,50 @@ def place(directory: Path, name: WeightsName) -> Path:
 def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Path:
     """The directory of a version, downloaded unless it is there. It appears when it is whole and right.
 
-    Raises Gone, WrongContent, RunFailed for a full disk.
+    Raises Gone, WrongContent, UserError for files that are no model's, RunFailed for a full disk.
     """
     target = place(directory, found.name)
     if target.is_dir():
         return target
+    if strange := [file for file in found.files if not file.endswith(_KINDS)]:
+        raise UserError(
+            f"weights: version {found.name} has the file {strange[0]}, and workers load only {', '.join(_KINDS)}: "
+            "publish weights as safetensors"
+        )
     try:
         with write_failures(target, "make room, and start this worker again"):
             target.parent.mkdir(parents=True, exist_ok=True)
+            _check_room(target.parent, found)
             with whole_directory(target, siblings=_VERSIONS) as temporary:
                 for file, content in found.files.items():
                     client.download_weights(found.name, file, content, temporary / file)
+                _check_shards(temporary)
     except RefServerError as error:
         if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
             raise Gone from error
         raise
     return target
+
+
+def _check_room(directory: Path, found: WeightsVersion) -> None:
+    """Raises OSError."""
+    needed, free = sum(content.bytes for content in found.files.values()), shutil.disk_usage(directory).free
+    if needed > free - _SPARE:
+        raise OSError(
+            f"version {found.name} has {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of the disk are free, "
+            f"of which {_SPARE / 2**20:,.0f} stay free"
+        )
+
+
+def _check_shards(directory: Path) -> None:
+    """Raises UserError for an index that leads out of the directory: transformers would read what it names."""
+    for index in directory.glob("*.index.json"):
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise UserError(f"weights: {index.name} of the published version is no index of shards") from None
+        if strange := shards - {file.name for file in directory.iterdir()}:
+            raise UserError(f"weights: {index.name} of the published version names {min(strange)!a}, which it lacks")
 
 
 class DownloadedWeights:
@@ -125,12 +160,12 @@ class DownloadedWeights:
 
     def _take(self, found: WeightsVersion) -> WeightsVersion | None:
         """Makes a version the newest; None when the server has removed it meanwhile."""
+        publication = Publication.parse({**found.words, **asdict(found.name)})
         try:
             target = fetch(self._client, found, self._directory)
         except Gone:
             return None
-        words = {name: value for name, value in found.words.items() if name != SETTINGS}
-        self._newest = Publication.parse({**words, **asdict(found.name)})
+        self._newest = publication
         with self._changing:
             versions = sorted(self._directory.glob(f"*/{_VERSIONS}"), key=lambda path: path.stat().st_mtime)
             for old in versions[:-KEPT]:

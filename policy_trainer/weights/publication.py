@@ -1,13 +1,18 @@
 """What is published, and the two sides of the places where trainer and workers meet."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from policy_trainer.data.probe import Probe
 from policy_trainer.weights.model_copy import ModelCopy
 from shared.api import WeightsName
+from shared.api.base import Version
+from shared.errors import UserError
 
 # Versions that a directory keeps. Two: a worker may still be reading the one before the newest.
 KEPT = 2
@@ -24,19 +29,27 @@ class Publication:
     """
 
     run: str
-    epoch: int
-    version: int
-    next_index: int
-    max_waiting: int
+    epoch: Version
+    version: Version
+    next_index: Version
+    max_waiting: Version
     finished: bool = False
     lineage: str = ""
     probe: Probe | None = None
 
     @classmethod
-    def parse(cls, fields: dict[str, Any]) -> Self:
-        """From what `asdict` made of it."""
-        probe = fields.get("probe")
-        return cls(**{**fields, "probe": Probe(**probe) if probe else None})
+    def parse(cls, fields: Mapping[str, Any] | str) -> Self:
+        """From what `asdict` made of it, or from that as JSON. Names that are unknown here are ignored.
+
+        Raises UserError for values that no publication has.
+        """
+        adapter = TypeAdapter(cls)
+        try:
+            return adapter.validate_json(fields) if isinstance(fields, str) else adapter.validate_python(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(f"weights: the published {where or 'description'} cannot be used: {first['msg']}") from None
 
     @property
     def name(self) -> str:

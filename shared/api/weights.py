@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from shared.api.base import Answer, example
+from shared.api.base import Answer, Version, example
 
 # No leading dot: neither a hidden file nor a way up.
 PLAIN_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -44,8 +44,11 @@ class WeightsName:
 
 
 class WeightsFile(Answer):
-    bytes: int = Field(ge=0, strict=True)
+    bytes: int = Field(ge=0, lt=2**63, strict=True)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+Files = Annotated[dict[PlainName, WeightsFile], Field(min_length=1, max_length=10_000)]
 
 
 class CommitBody(BaseModel):
@@ -55,7 +58,7 @@ class CommitBody(BaseModel):
         files={"model.safetensors": {"bytes": 4, "sha256": _SHA256}}, next_index=0
     )
 
-    files: Annotated[dict[PlainName, WeightsFile], Field(min_length=1, max_length=10_000)]
+    files: Files
 
     @property
     def words(self) -> dict[str, Any]:
@@ -78,11 +81,11 @@ class WeightsVersion(Answer):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    run: str
-    lineage: str
-    epoch: int
-    version: int
-    files: dict[str, WeightsFile]
+    run: PlainName
+    lineage: PlainName
+    epoch: Version
+    version: Version
+    files: Files
 
     @property
     def name(self) -> WeightsName:

@@ -1,5 +1,6 @@
 """Loading models and tokenizers, and telling whether two tokenizers mean the same by an id."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,26 @@ def byte_tokenizer(*, merges: int = 0, end: str | None = "<eos>", shift: int = 0
 def tiny(config: Any = None) -> PreTrainedModel:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config or Qwen2Config(**SIZES))
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"attn_implementation": "evil/kernel"}, "names the attention kernel 'evil/kernel'"),
+        ({"_attn_implementation": "kernels-community/flash-attn:f"}, "names the attention kernel"),
+        ({"model_type": "evil", "auto_map": {"AutoModelForCausalLM": "evil.E", "AutoConfig": "evil.E"}}, "never run"),
+        ({"num_hidden_layers": "many"}, "cannot be loaded"),
+    ],
+)
+def test_a_configuration_brings_no_code(tmp_path: Path, keys: dict[str, Any], reason: str) -> None:
+    ran = tmp_path / "ran"
+    tiny().save_pretrained(tmp_path)
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass E: pass\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
+    with pytest.raises(UserError, match=f"model: .*{reason}"):
+        load_model(str(tmp_path), revision=None, device="cpu", dtype="float32")
+    assert not ran.exists()
 
 
 def test_fingerprint_survives_saving(tmp_path: Path) -> None:

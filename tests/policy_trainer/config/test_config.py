@@ -275,7 +275,14 @@ FULL: list[BaseSettings] = [
         checkpoint=CheckpointConfig(save_steps=7, save_total_limit=5),
         evaluation=EvaluationConfig(eval_steps=0, problems=3, batch_size=2),
     ),
-    RolloutConfig(**RUN, worker=2, workers=5, devices=["cuda:0", "cuda:1"], loss=RolloutLossConfig(advantage="gdpo")),
+    RolloutConfig(
+        **RUN,
+        worker=2,
+        workers=5,
+        devices=["cuda:0", "cuda:1"],
+        loss=RolloutLossConfig(advantage="gdpo"),
+        trust_settings=True,
+    ),
     EvalConfig(**COMMON, samples=3, evaluation=EvalEvaluationConfig(eval_steps=1, problems=9, batch_size=4)),
 ]
 

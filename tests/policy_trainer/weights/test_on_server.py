@@ -1,5 +1,6 @@
 """Weights that meet on a real reference server: a trainer uploads them, workers without its directory read them."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import RolloutConfig, TrainConfig
 from policy_trainer.config.worker_settings import worker_settings
 from policy_trainer.data.probe import Probe
+from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import open_run
 from policy_trainer.weights.beside import PublishedBeside
@@ -29,7 +31,8 @@ from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import Publication
 from policy_trainer.weights.upload import UploadedWeights
 from ref_server.service.service import Service
-from shared.client import RefServerClient, RefServerError
+from shared.client import NotRefServer, RefServerClient, RefServerError
+from shared.errors import UserError
 from shared.models import copy_state, load_model, load_tokenizer
 from tests.ref_server.conftest import make_service, model, serve
 from tests.waiting import until
@@ -196,6 +199,100 @@ def test_a_server_that_hangs_keeps_no_worker(tmp_path: Path, open_site: Any, mon
     answer.set()
 
 
+class TestHostileVersions:
+    """What the server answers, and what lies behind it, may be anybody's who may publish weights."""
+
+    @pytest.fixture
+    def answer(self, open_site: Any) -> Callable[..., RefServerClient]:
+        """A client of a server that has this version, whose files are all empty."""
+
+        def make(files: dict[str, Any] | None = None, **fields: Any) -> RefServerClient:
+            content = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+            named = dict.fromkeys(("model.safetensors", "config.json"), content)
+            body = {"run": "r", "lineage": "l", "epoch": 0, "version": 1, "next_index": 0, "max_waiting": 4, **fields}
+            newest = json.dumps({**body, "files": named if files is None else files}).encode()
+
+            def respond(request: Any) -> Any:
+                return site.answer(200, newest if request.path.partition("?")[0].endswith("/r") else b"")
+
+            site = open_site(respond)
+            return RefServerClient(site.url)
+
+        return make
+
+    def downloaded(self, client: RefServerClient, directory: Path) -> Publication:
+        with closing(DownloadedWeights(client, "r", directory)) as reader:
+            until(lambda: reader.newest() is not None)
+            newest = reader.newest()
+        assert newest is not None
+        return newest
+
+    def test_a_good_one(self, answer: Any, tmp_path: Path) -> None:
+        assert self.downloaded(answer(later={"unknown": 1}), tmp_path).next_index == 0
+        assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+    @pytest.mark.parametrize("name", ["../up.json", "/etc/x.json", "a/b.json", ".hidden.json", "", "a\\..\\b\0.json"])
+    def test_a_file_cannot_lead_out_of_the_directory(self, answer: Any, tmp_path: Path, name: str) -> None:
+        with pytest.raises(NotRefServer, match="WeightsVersion"):
+            self.downloaded(answer({name: {"bytes": 0, "sha256": "0" * 64}}), tmp_path / "worker")
+        assert not list(tmp_path.rglob("*.json"))
+
+    @pytest.mark.parametrize(
+        "fields", [{"lineage": "../../up"}, {"lineage": "/tmp"}, {"lineage": ""}, {"epoch": -1}, {"version": 10**30}]
+    )
+    def test_nor_can_its_own_name(self, answer: Any, tmp_path: Path, fields: dict[str, Any]) -> None:
+        with pytest.raises(NotRefServer, match="WeightsVersion"):
+            self.downloaded(answer(**fields), tmp_path / "worker")
+        assert not list(tmp_path.rglob("*.json"))
+
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "modeling_evil.py", "weights.pt", "vocab.pkl", "x.so"])
+    def test_neither_pickle_nor_code_is_downloaded(self, answer: Any, tmp_path: Path, name: str) -> None:
+        with pytest.raises(UserError, match=f"weights: .*{name}.*safetensors"):
+            self.downloaded(answer({name: {"bytes": 0, "sha256": "0" * 64}}), tmp_path)
+        assert not list(tmp_path.rglob(name))
+
+    def test_more_than_the_disk_holds_is_not_begun(self, answer: Any, tmp_path: Path) -> None:
+        files = {"model.safetensors": {"bytes": 10 * 2**40, "sha256": "0" * 64}}
+        with pytest.raises(RunFailed, match=r"version 0\.1 .* 10,485,760 MiB"):
+            self.downloaded(answer(files), tmp_path)
+
+    @pytest.mark.parametrize(
+        ("index", "message"),
+        [
+            ({"weight_map": {"a": "/home/other/model.safetensors"}}, "names '/home/other/model.safetensors'"),
+            ({"weight_map": ["a"]}, "no index"),
+            ([], "no index"),
+        ],
+    )
+    def test_an_index_names_files_of_its_version(
+        self, publisher: UploadedWeights, reader: DownloadedWeights, copies: Any, first: Publication, index: Any,
+        message: str,
+    ) -> None:  # fmt: skip
+        class WithIndex(ModelCopy):
+            def save(self, directory: Path) -> None:
+                super().save(directory)
+                (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+        copy = copies(1.0)
+        publisher.publish(WithIndex(copy.model, copy.tokenizer, copy.state), first)
+        with pytest.raises(UserError, match=message):
+            until(lambda: reader.newest() is not None)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("next_index", -1), ("next_index", "x"), ("next_index", 10**40), ("max_waiting", None), ("finished", [1]),
+            ("probe", {"prompt_ids": [1], "completions": [[1, 2]], "logps": [0.5]}),
+            ("probe", {"prompt_ids": [-1], "completions": [[1]], "logps": [0.5]}),
+            ("probe", {"prompt_ids": [1], "completions": [[]], "logps": []}), ("probe", 7),
+        ],
+    )  # fmt: skip
+    def test_its_description_is_checked(self, answer: Any, tmp_path: Path, field: str, value: Any) -> None:
+        with pytest.raises(UserError, match=f"weights: the published {field}"):
+            self.downloaded(answer(**{field: value}), tmp_path)
+        assert not list(tmp_path.rglob("*.json"))  # before it is downloaded
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_files_that_the_server_lost_are_uploaded_again(
     service: Service, publisher: UploadedWeights, client: RefServerClient, copies: Any, first: Publication,
@@ -312,7 +409,7 @@ class TestSettings:
             settings = self.trained(tmp_path, model=base, revision="v1", lora={"rank": 5})
             publication = replace(first, run=f"{first.run}-{base[:4]}")
             UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), publication)
-            arguments = self.arguments(client, publication, tmp_path)
+            arguments = [*self.arguments(client, publication, tmp_path), "--trust-settings"]
             config = read_settings(RolloutConfig, arguments, "rollout")
             assert (config.model, config.revision, config.lora.rank, config.weights) == (taken, "v1", 5, "server")
 
@@ -326,11 +423,64 @@ class TestSettings:
         (tmp_path / "base").rename(tmp_path / "here")
         arguments = self.arguments(client, first, tmp_path)
         with pytest.raises(SystemExit):
-            read_settings(RolloutConfig, arguments, "rollout")
+            read_settings(RolloutConfig, [*arguments, "--trust-settings"], "rollout")
         told = r"model: run .* trains adapters of .*/base, .* give --model .*, and --weights server"
         assert re.search(told, capsys.readouterr().err)
         own = ["--model", str(tmp_path / "here"), "--weights", "server"]
         assert read_settings(RolloutConfig, [*arguments, *own], "rollout").model == str(tmp_path / "here")
+
+    def test_each_refused_setting_is_named_with_its_option(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        settings = self.trained(
+            tmp_path, model="some/model", lora={"rank": 2}, task="mixture", rewards=["accuracy", "os:system\x1b[2J"],
+            data={"mixture": [{"task": "gsm8k"}, {"task": "jsonl", "path": "/of/the/trainer"}]},
+        )  # fmt: skip
+        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
+        arguments = self.arguments(client, first, tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            read_settings(RolloutConfig, arguments, "rollout")
+        message = capsys.readouterr().err
+        assert ended.value.code == 2 and "\x1b" not in message
+        for line in (
+            'model = "some/model": give --model and --weights server',
+            'rewards = ["accuracy", "os:system\\u001b[2J"]: give --rewards',
+            'data.mixture.1.path = "/of/the/trainer": give --data.mixture',
+            "--trust-settings",
+        ):
+            assert line in message
+        assert not list((tmp_path / "w").rglob("*.safetensors"))
+        problems = tmp_path / "problems.jsonl"
+        problems.write_text('{"prompt": "?", "answer": "1"}\n')
+        own = [
+            *("--model", "mine", "--weights", "server", "--rewards", "accuracy"),
+            *("--data.mixture", json.dumps([{"task": "jsonl", "path": str(problems)}])),
+        ]
+        config = read_settings(RolloutConfig, [*arguments, *own], "rollout")
+        assert (config.model, config.rewards, config.seed) == ("mine", ["accuracy"], 7)
+        assert [source.path for source in config.data.mixture] == [problems]
+
+    @pytest.mark.parametrize("rest", [{}, {"later": {"a\x1bb": None}, "data": {"new.one": None}}])
+    def test_what_a_newer_trainer_publishes_is_left_out_and_reported(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str], rest: dict[str, Any],
+    ) -> None:  # fmt: skip
+        UploadedWeights(client, tmp_path / "weights", {"seed": 5, **rest}).publish(copies(3.0), first)
+        assert read_settings(RolloutConfig, self.arguments(client, first, tmp_path), "rollout").seed == 5
+        message = capsys.readouterr().err
+        assert ('["later", "data.new.one"] are published' in message) == bool(rest)
+        assert "\x1b" not in message
+
+    def test_null_in_a_published_setting_is_refused_in_a_line(
+        self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        settings = {"data": {"chat_template_kwargs": {"a": None}}}
+        UploadedWeights(client, tmp_path / "weights", settings).publish(copies(3.0), first)
+        with pytest.raises(SystemExit) as ended:
+            read_settings(RolloutConfig, self.arguments(client, first, tmp_path), "rollout")
+        assert ended.value.code == 2 and "publishes cannot be used" in capsys.readouterr().err
 
     def test_it_waits_for_the_trainer(
         self, client: RefServerClient, copies: Any, first: Publication, tmp_path: Path

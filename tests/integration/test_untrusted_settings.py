@@ -1,0 +1,94 @@
+"""Whoever may publish a run's weights cannot run code on its workers, read their files or get their secrets."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.upload import SETTINGS, upload_directory
+from shared.client import RefServerClient
+from tests.integration.processes import Process, Server, until
+from tests.site import Answer, Request, open_site
+
+__all__ = ["open_site"]
+
+pytestmark = pytest.mark.slow
+
+SECRET = "secret-of-the-reward-server"
+SMALL = {"num_generations": 2, "prompts_per_round": 1, "max_completion_length": 4}
+
+
+@pytest.fixture
+def server(random_model: Path, tmp_path: Path, start: Any) -> Server:
+    return start(Server(random_model, tmp_path / "server")).until_ready()
+
+
+@pytest.fixture
+def worker(
+    server: Server, random_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Process]:
+    """Publishes weights with these settings, and starts a worker that knows the server and the run's name alone."""
+
+    def make(settings: dict[str, Any], *options: str, token: str | None = SECRET) -> Process:
+        publication = Publication("run", 0, 1, next_index=0, max_waiting=8, lineage="first")
+        with RefServerClient(server.url) as client:
+            files = upload_directory(client, publication.address, random_model)
+            words = {**asdict(publication), SETTINGS: {"sampling": SMALL, **settings}}
+            client.commit_weights(publication.address, files, words)
+        monkeypatch.delenv("TANDEM_REWARDS_TOKEN", raising=False)
+        if token:
+            monkeypatch.setenv("TANDEM_REWARDS_TOKEN", token)
+        return start(
+            Process(
+                "policy_trainer", "rollout", "--server", server.url, "--run", "run", "--threads", "1",
+                "--run-dir", str(tmp_path / "worker"), *options, log=tmp_path / "worker.log",
+            )
+        )  # fmt: skip
+
+    return make
+
+
+def refusal(worker: Process) -> str:
+    assert worker.wait() == 2, worker.output()
+    assert "Traceback" not in worker.output()
+    return worker.output()
+
+
+def test_a_published_function_is_not_called(worker: Callable[..., Process], tmp_path: Path) -> None:
+    ran, problems = tmp_path / "ran", tmp_path / "problems.jsonl"
+    rows = ({"prompt": f"{number}+1", "answer": "2", "cmd": f"touch {ran}"} for number in range(20))
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"task": "jsonl", "data": {"path": str(problems)}, "rewards": ["subprocess:getoutput"]}
+    message = refusal(worker(settings))
+    assert "--rewards" in message and "--data.path" in message and "--trust-settings" in message
+    assert not ran.exists()
+    assert not list((tmp_path / "worker").rglob("*.safetensors"))  # refused before anything was downloaded
+
+
+def judge(request: Request) -> Answer:
+    return Answer(200, json.dumps({"rewards": [0.0] * len(json.loads(request.body)["samples"])}).encode())
+
+
+def test_a_published_url_gets_neither_prompts_nor_the_token(worker: Callable[..., Process], open_site: Any) -> None:
+    site = open_site(judge)
+    settings = {"rewards": [f"{site.url}/judge"]}
+    assert "--rewards" in refusal(worker(settings))
+    # The token goes to servers of the worker's own configuration alone, even if it trusts the settings.
+    assert "TANDEM_REWARDS_TOKEN" in refusal(worker(settings, "--trust-settings"))
+    assert not site.requests
+    trusting = worker(settings, "--trust-settings", token=None)
+    until(lambda: site.requests, "the server of a trusted publication to be asked", trusting)
+    assert not any("authorization" in request.headers for request in site.requests)
+
+
+def test_a_server_of_the_worker_s_own_configuration_gets_the_token(
+    worker: Callable[..., Process], server: Server, open_site: Any
+) -> None:
+    site = open_site(judge)
+    started = worker({"rewards": ["http://127.0.0.1:1/of-the-trainer"]}, "--rewards", f"{site.url}/judge")
+    until(lambda: server.batches(run="run"), "a judged batch", started)
+    assert {request.headers["authorization"] for request in site.requests} == {f"Bearer {SECRET}"}
