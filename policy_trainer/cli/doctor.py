@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -22,11 +21,10 @@ _WIDTHS = (9, 11)
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a table to standard error, and JSON to standard output unless that is a terminal.
-
-    Returns 1 where something is wrong.
-    """
-    config = read_settings(DoctorConfig, arguments, "doctor")
+    """Prints a table; with --json to standard error, and the findings to standard output. Returns 1 for any problem."""
+    # Not a setting: its name in the environment would be that of the whole run's.
+    as_json = "--json" in arguments
+    config = read_settings(DoctorConfig, [argument for argument in arguments if argument != "--json"], "doctor")
     from policy_trainer.doctor.examination import examine
     from policy_trainer.doctor.findings import Verdict
     from policy_trainer.doctor.subject import Subject
@@ -34,16 +32,17 @@ def run(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also then nothing is left behind
     use_threads(config.threads)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     with ExitStack() as stack:
         status = stack.enter_context(console.status(""))
         found = list(_printed(examine(Subject(config, stack, status.update)), console))
         status.update("end what was started")
-    if not sys.stdout.isatty():  # people have read the table
+    if as_json:
         print(json.dumps([{"check": name, **vars(finding)} for name, finding in found], indent=2))
-    wrong = sum(finding.verdict is Verdict.WRONG for _, finding in found)
-    console.print(f"{wrong} wrong: mend it, and call the doctor again" if wrong else "the run may begin")
-    return 1 if wrong else 0
+    problems = sum(finding.verdict is Verdict.WRONG for _, finding in found)
+    counted = f"{problems} problem{'s' if problems > 1 else ''}: fix {'them' if problems > 1 else 'it'}"
+    console.print(f"{counted} and run doctor again" if problems else "the run may begin")
+    return 1 if problems else 0
 
 
 def _printed(found: Iterable[tuple[str, "Finding"]], console: Console) -> Iterator[tuple[str, "Finding"]]:

@@ -168,7 +168,8 @@ class PlanConfig(TrainConfig):
 
 class DoctorConfig(TrainConfig):
     """Check all that a run needs, by the settings of `train`: versions, devices, memory, model, task, rewards, server,
-    and one full step of one group. Nothing of it is kept. Status 1: something is wrong."""
+    and one full step of one group. Nothing of it is kept. Status 1: something is wrong. --json prints the findings for
+    programs."""
 
 
 class ReplayConfig(TrainConfig):

@@ -180,7 +180,9 @@ def prompt_limit(model: PreTrainedModel, config: CommonConfig) -> int:
     if context is None:
         return config.data.max_prompt_length
     if context <= new:
+        most = max(context - config.data.max_prompt_length, context // 2)
         raise UserError(
-            f"sampling.max_completion_length: {new} tokens leave no room in the context of {context} tokens: lower it"
+            f"sampling.max_completion_length: {new} tokens leave no room in the model's context of {context} tokens; "
+            f"lower it to {most}, which leaves {context - most} for the prompt"
         )
     return min(context - new, config.data.max_prompt_length)

@@ -47,7 +47,7 @@ class JsonLines:
             # Not splitlines: it also splits at characters that JSON allows inside a text, such as U+2028.
             lines = path.read_text(encoding="utf-8").split("\n")
         except OSError as error:
-            raise UserError(f"{setting}: {path} cannot be read: {error.strerror}") from None
+            raise UserError(f"{setting}: {path} cannot be read: {error.strerror}; check the path") from None
         except UnicodeDecodeError as error:
             raise UserError(f"{setting}: {path} is not UTF-8 text: {error}") from None
         self._path = path

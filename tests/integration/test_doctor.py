@@ -16,7 +16,7 @@ from tests.integration.runs import QUICK
 
 pytestmark = pytest.mark.slow
 CHECKS = (
-    "versions", "devices", "model", "memory", "weights", "task", "prompts", "EOS", "rewards", "server", "one group",
+    "versions", "devices", "model", "task", "prompts", "EOS", "memory", "weights", "rewards", "server", "one group",
     "first KL", "full step",
 )  # fmt: skip
 
@@ -25,7 +25,7 @@ def doctor(model: Path, run_dir: Path, *options: str, **environment: str) -> tup
     """Its status, its table, and its findings by check."""
     command = [
         sys.executable, "-m", "policy_trainer", "doctor", "--model", str(model), "--run-dir", str(run_dir), *QUICK,
-        "--device", "cpu", *options,
+        "--device", "cpu", "--json", *options,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=600)
     assert "Traceback" not in done.stderr, done.stderr
@@ -49,6 +49,18 @@ def test_a_run_that_may_begin(random_model: Path, tmp_path: Path) -> None:
     assert "the policy begins as the reference" in found["first KL"][0]["seen"]
     assert "grad_norm" in found["full step"][0]["seen"] and "peak memory" in found["full step"][0]["seen"]
     assert list(home.iterdir()) == [] and not processes_of(home)
+
+
+def test_text_goes_where_the_command_prints(random_model: Path, tmp_path: Path) -> None:
+    command = ("doctor", "--model", str(random_model), "--run-dir", str(tmp_path / "mine"), *QUICK, "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-m", "policy_trainer", *command, "--sampling.max-completion-length", "100000"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 1 and done.stdout.endswith("1 problem: fix it and run doctor again\n"), done.stdout
+    assert "-> lower it to 128, which leaves 128 for the prompt" in done.stdout
 
 
 def test_a_server_with_another_model(random_model: Path, base_model: Path, tmp_path: Path, start: Any) -> None:

@@ -276,7 +276,9 @@ def test_a_prompt_leaves_room_for_its_completion(tokenizer: PreTrainedTokenizerF
     assert len(encoder.encode(Problem(answer="", prompt="12345"))) == 5
     with pytest.raises(PromptTooLong, match="has 6 tokens and may have 5"):
         encoder.encode(Problem(answer="", prompt="123456"))
-    with pytest.raises(UserError, match=r"sampling.max_completion_length: 256 tokens leave no room .* 256"):
+    with pytest.raises(
+        UserError, match=r"sampling.max_completion_length: 256 tokens leave no room .* 256 tokens; lower it to 128"
+    ):
         limit_of(model, 256)
 
 

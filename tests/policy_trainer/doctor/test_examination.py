@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from policy_trainer.doctor.examination import CHECKS, Check, examine
 from policy_trainer.doctor.findings import Finding, Verdict, ok, warning
@@ -32,6 +35,20 @@ def test_what_needs_something_wrong_is_not_checked(model: Path) -> None:
     ]  # fmt: skip
     assert (found[1][1].seen, found[1][1].remedy) == ("task: it is empty", "fill it")
     assert "`a`" in found[4][1].seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "check"),
+    [
+        ({"sampling": {"num_generations": 4, "max_completion_length": 100_000}}, "prompts"),
+        ({"task": "jsonl", "data": {"path": Path("nowhere.jsonl")}}, "task"),
+    ],
+)
+def test_one_cause_is_one_finding_with_a_remedy(model: Path, settings: dict[str, Any], check: str) -> None:
+    with subject_of(model, **settings) as subject:
+        problems = [(name, found) for name, found in examine(subject) if found.verdict is Verdict.WRONG]
+    assert [name for name, _ in problems] == [check]
+    assert problems[0][1].remedy
 
 
 def test_a_check_needs_only_earlier_ones() -> None:
