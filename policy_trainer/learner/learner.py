@@ -16,7 +16,7 @@ from policy_trainer.data.probe import Probe, probe_tokens
 from policy_trainer.learner.adapters import policy_state
 from policy_trainer.learner.groups import Batch, PartWeights, make_group, rollout_of, trains
 from policy_trainer.learner.micro_batches import MicroBatch, cut, join, split_evenly, totals, weightless
-from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
+from policy_trainer.learner.old_logps import learner_logps, with_old_logps
 from policy_trainer.learner.optimizer import clip_gradients, lr_factor, make_weights, step_weights
 from policy_trainer.learner.ranks import OneProcess, Ranks
 from policy_trainer.learner.reference import choose_reference
@@ -60,6 +60,9 @@ class Learner:
         part_weights: PartWeights | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        if loss.old_logps == "recomputed" and num_iterations * minibatches == 1:
+            # Before a single update they are the current ones, without another forward.
+            loss = loss.model_copy(update={"old_logps": "current"})
         self.model = model.eval()
         self._forward = forward
         self._loss = loss
@@ -73,7 +76,6 @@ class Learner:
         self._reference = choose_reference(self._source, model)
         self._make = partial(make_group, loss=loss, reference=self._source, weights=part_weights or {})
         self._ranks = ranks or OneProcess()
-        self._old_logps = choose_old_logps(loss, updates=num_iterations * minibatches)
         self.bonus = choose_bonus(loss.entropy)
         self.weights = make_weights(model, optimizer)
         self.updated = False
@@ -134,7 +136,7 @@ class Learner:
         groups = [self._make(batch, step=step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
         training = self._reference.with_logps(training, self._recompute)
-        training = with_old_logps(training, self._loss, self._old_logps, self._recompute)
+        training = with_old_logps(training, self._loss, self._recompute)
         values = advantages(training, self._loss)
         training = [replace(group, advantages=own) for group, own in zip(training, values, strict=True)]
         trained = iter(training)
@@ -213,7 +215,7 @@ class Learner:
         and the weights' statistics: both are logged even when the correction is off."""
         sampler_logps = tokens.sampler_logps
         assert sampler_logps is not None  # NaN where unknown
-        own = self._old_logps.of_learner(tokens, logps)
+        own = learner_logps(tokens, logps, self._loss)
         weights, stats = importance_sampling_weights(own, sampler_logps, tokens.sequence_ids, tokens.mask, self._loss)
         if self._loss.importance_sampling_correction != "none":
             tokens = replace(tokens, importance_weights=weights)

@@ -18,9 +18,15 @@ from shared.batch import Array
 
 
 def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """The advantage of every token of each group: float32 (C,), 0 in completions that take no part."""
+    """The advantage of every token of each group: float32 (C,), 0 in completions that take no part.
+
+    Raises ValueError for a group without an input that a setting needs.
+    """
     if not groups:
         return []
+    for name, needed in (("kl_penalty", config.penalises_rewards), ("reverse_kl", config.distillation > 0)):
+        if needed and any(getattr(group, name) is None for group in groups):
+            raise ValueError(f"{name}: a group has none; add it with with_old_logps before its advantages are computed")
     rewarded = ADVANTAGES[config.advantage](groups, config)
     values = [with_teacher(own, group, config) for own, group in zip(rewarded, groups, strict=True)]
     return [own.astype(np.float32) for own in values]

@@ -72,8 +72,9 @@ class TokenLoss:
 def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLoss:
     """The loss of each token of a micro-batch. logps: (C,), of the current policy, with a gradient.
 
-    Raises ValueError for a KL penalty without ref_logps, and for a mismatch penalty without sampler_logps.
+    Raises ValueError for tokens without an input that a setting needs.
     """
+    _refuse_missing(tokens, config)
     mask, logps = tokens.mask, masked(logps, tokens.mask)
     old_logps = tokens.denominator(logps.detach())
     ratio = log_ratio(config.importance_sampling_level, logps - old_logps, tokens.sequence_ids, mask).exp()
@@ -87,12 +88,28 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
     if tokens.ref_logps is not None:
         kl = KL_ESTIMATORS[config.kl](masked(tokens.ref_logps - logps, mask))
     if config.penalises_loss:
-        if tokens.ref_logps is None:
-            raise ValueError("ref_logps: the KL penalty (loss.beta > 0) needs them")
         loss = surrogate + config.beta * (kl * ratio if config.kl_weight == "ratio" else kl)
     if config.mismatch_penalty:
         loss = loss + config.mismatch_penalty * _mismatch(logps, tokens)
     return TokenLoss(surrogate, kl, loss, ratio.detach(), mask & low, mask & high, mask & ~trusted)
+
+
+def _refuse_missing(tokens: LossTokens, config: LossConfig) -> None:
+    """Raises ValueError where an input is missing without which this would silently be another loss."""
+    correction = config.importance_sampling_correction
+    for name, needed, setting, remedy in (
+        ("old_logps", config.old_logps != "current", f"loss.old_logps = {config.old_logps}",
+         "add them with with_old_logps, or set loss.old_logps = current, whose ratio is always 1"),
+        ("staleness", config.old_logps == "log_linear", "loss.old_logps = log_linear", "make_group adds it"),
+        ("ref_logps", config.penalises_loss, "the KL penalty (loss.beta > 0)", "or set loss.beta = 0"),
+        ("sampler_logps", config.mismatch_penalty > 0, "the mismatch penalty", "or set loss.mismatch_penalty = 0"),
+        ("importance_weights", correction != "none", f"loss.importance_sampling_correction = {correction}",
+         "compute them with importance_sampling_weights, or set none"),
+        ("high_entropy", config.top_entropy_quantile < 1, "loss.top_entropy_quantile < 1",
+         "add it with with_high_entropy, or set 1"),
+    ):  # fmt: skip
+        if needed and getattr(tokens, name) is None:
+            raise ValueError(f"{name}: {setting} needs {name} for every group of the micro-batch: {remedy}")
 
 
 def _weights(difference: Tensor, tokens: LossTokens, config: LossConfig) -> Tensor | None:
@@ -105,8 +122,7 @@ def _weights(difference: Tensor, tokens: LossTokens, config: LossConfig) -> Tens
 
 def _mismatch(logps: Tensor, tokens: LossTokens) -> Tensor:
     """(C,): the squared log-ratio to the sampler, as prime-rl penalises it: also of tokens that a mask took away."""
-    if tokens.sampler_logps is None:
-        raise ValueError("sampler_logps: the mismatch penalty (loss.mismatch_penalty > 0) needs them")
+    assert tokens.sampler_logps is not None
     return masked(logps - tokens.sampler_logps, tokens.mask).square()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import Batch, make_group, trains
-from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
+from policy_trainer.learner.old_logps import with_old_logps
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.group import Group
 from shared.batch import Array
@@ -18,6 +18,6 @@ def ready_groups(batches: Sequence[Batch], loss: LossConfig) -> list[Group]:
         raise AssertionError("no model is at hand")
 
     groups = [group for group in (make_group(batch, loss) for batch in batches) if trains(group, loss)]
-    groups = with_old_logps(groups, loss, choose_old_logps(loss, updates=1), recompute)
+    groups = with_old_logps(groups, loss, recompute)
     values = advantages(groups, loss)
     return [replace(group, advantages=own) for group, own in zip(groups, values, strict=True)]

@@ -11,7 +11,7 @@ import torch
 from policy_trainer.config import LossConfig
 from policy_trainer.learner.groups import make_group
 from policy_trainer.learner.micro_batches import join
-from policy_trainer.learner.old_logps import choose_old_logps, with_old_logps
+from policy_trainer.learner.old_logps import learner_logps, with_old_logps
 from policy_trainer.objective.group import Group
 from policy_trainer.objective.loss import LossTokens
 from shared.batch import Array
@@ -42,14 +42,14 @@ def recompute() -> Recompute:
 def filled_in(make_scored: Any, recompute: Recompute) -> Any:
     """Settings of the loss -> two groups, of 2 and of 3 tokens, with their old log-probs."""
 
-    def fill_in(updates: int, **settings: Any) -> list[Group]:
+    def fill_in(**settings: Any) -> list[Group]:
         loss = LossConfig.model_validate(settings)
         batches = [
             make_scored([3], [[4], [5]], [0.0, 1.0], old_logps=SAMPLER[0], ref_logps=REFERENCE[0]),
             make_scored([3], [[4, 6], [5]], [0.0, 1.0], old_logps=SAMPLER[1], ref_logps=REFERENCE[1], number=1),
         ]
         groups = [make_group(batch, loss) for batch in batches]
-        return with_old_logps(groups, loss, choose_old_logps(loss, updates), recompute)
+        return with_old_logps(groups, loss, recompute)
 
     return fill_in
 
@@ -59,48 +59,37 @@ def values(arrays: Sequence[Array | None]) -> list[list[float] | None]:
 
 
 @pytest.mark.parametrize(
-    ("old_logps", "updates", "expected", "calls"),
-    [
-        ("sampler", 1, SAMPLER, 0),
-        ("sampler", 2, SAMPLER, 0),
-        ("recomputed", 1, [None, None], 0),
-        ("recomputed", 2, LEARNER, 1),
-        ("current", 1, [None, None], 0),
-        ("current", 2, [None, None], 0),
-        ("log_linear", 1, SAMPLER, 0),
-        ("log_linear", 2, SAMPLER, 0),
-    ],
+    ("old_logps", "expected", "calls"),
+    [("sampler", SAMPLER, 0), ("recomputed", LEARNER, 1), ("current", [None, None], 0), ("log_linear", SAMPLER, 0)],
 )
 def test_the_ratio_is_taken_against_the_choice(
-    filled_in: Any, recompute: Recompute, old_logps: str, updates: int, expected: list[Any], calls: int
+    filled_in: Any, recompute: Recompute, old_logps: str, expected: list[Any], calls: int
 ) -> None:
-    """None is the current policy: before a single update the recomputed log-probs would be the same."""
-    groups = filled_in(updates, old_logps=old_logps)
+    """None is the current policy."""
+    groups = filled_in(old_logps=old_logps)
     assert values([group.old_logps for group in groups]) == expected
     assert recompute.calls == calls
     assert all(group.kl_penalty is None for group in groups)
 
 
 @pytest.mark.parametrize(
-    ("old_logps", "updates", "in_ratio", "in_penalty", "calls"),
+    ("old_logps", "in_ratio", "in_penalty", "calls"),
     [
-        ("sampler", 2, SAMPLER, SAMPLER, 0),
-        ("recomputed", 1, [None, None], LEARNER, 1),
-        ("recomputed", 2, LEARNER, LEARNER, 1),
-        ("current", 2, [None, None], LEARNER, 1),
+        ("sampler", SAMPLER, SAMPLER, 0),
+        ("recomputed", LEARNER, LEARNER, 1),
+        ("current", [None, None], LEARNER, 1),
     ],
 )
 def test_a_penalty_off_the_rewards_needs_log_probs_even_where_the_ratio_does_not(
     filled_in: Any,
     recompute: Recompute,
     old_logps: str,
-    updates: int,
     in_ratio: list[Any],
     in_penalty: list[list[float]],
     calls: int,
 ) -> None:
     """beta times k1, which is log old policy - log reference."""
-    groups = filled_in(updates, old_logps=old_logps, kl_in="reward", kl="k1", beta=0.5)
+    groups = filled_in(old_logps=old_logps, kl_in="reward", kl="k1", beta=0.5)
     assert values([group.old_logps for group in groups]) == in_ratio
     assert recompute.calls == calls
     for group, old, reference in zip(groups, in_penalty, REFERENCE, strict=True):
@@ -112,22 +101,15 @@ OLD, CURRENT = torch.tensor([-1.0]), torch.tensor([-2.0])
 TOKENS = LossTokens(torch.tensor([0]), torch.tensor([True]), torch.tensor([1.0]), old_logps=OLD)
 
 
-@pytest.mark.parametrize(("old_logps", "updates"), [("sampler", 2), ("recomputed", 1), ("current", 2)])
-def test_a_correction_compares_the_sampler_with_the_current_policy(old_logps: str, updates: int) -> None:
-    choice = choose_old_logps(LossConfig.model_validate({"old_logps": old_logps}), updates)
-    assert choice.of_learner(TOKENS, CURRENT) is CURRENT
+def test_a_correction_compares_the_sampler_with_the_old_log_probs_unless_they_are_the_samplers() -> None:
+    assert learner_logps(TOKENS, CURRENT, LossConfig(old_logps="sampler")) is CURRENT
+    assert learner_logps(TOKENS, CURRENT, LossConfig(old_logps="recomputed")) is OLD
+    assert learner_logps(replace(TOKENS, old_logps=None), CURRENT, LossConfig(old_logps="current")) is CURRENT
 
 
-def test_a_correction_compares_the_sampler_with_the_recomputed_log_probs_where_there_are_any() -> None:
-    choice = choose_old_logps(LossConfig(old_logps="recomputed"), 2)
-    assert choice.of_learner(TOKENS, CURRENT) is OLD
-
-
-@pytest.mark.parametrize("updates", [1, 2])
-def test_a_correction_compares_the_sampler_with_the_estimate_of_log_linear(updates: int) -> None:
-    choice = choose_old_logps(LossConfig(old_logps="log_linear"), updates)
-    got = choice.of_learner(replace(TOKENS, staleness=torch.tensor([3])), CURRENT)
-    assert got.tolist() == [-1.75]
+def test_a_correction_compares_the_sampler_with_the_estimate_of_log_linear() -> None:
+    tokens = replace(TOKENS, staleness=torch.tensor([3]))
+    assert learner_logps(tokens, CURRENT, LossConfig(old_logps="log_linear")).tolist() == [-1.75]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +131,7 @@ def test_log_linear_moves_old_samples_towards_the_current_policy(
     named = None if versions is None else np.array(versions)
     rollout = replace(batch.rollout, policy_version=version, policy_versions=named)
     group = make_group(replace(batch, rollout=rollout), loss, step=4)
-    [group] = with_old_logps([group], loss, choose_old_logps(loss, 1), Recompute())
+    [group] = with_old_logps([group], loss, Recompute())
     tokens = join([group], torch.device("cpu")).tokens
     current = torch.zeros(2)
     want = [old * (1 - alpha) for old, alpha in zip(SAMPLER[0], alphas, strict=True)]

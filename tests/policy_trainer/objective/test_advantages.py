@@ -164,7 +164,7 @@ class TestReinforcePlusPlus:
             loss_mask=np.array([True, True, True, True, False, True]),
             kl_penalty=np.array([0.1, -0.2, 0.3, 0.5, 99.0, 7.0], np.float32),
         )
-        second = make_group(np.array([5.0], np.float32), np.array([2]))
+        second = make_group(np.array([5.0], np.float32), np.array([2]), kl_penalty=np.zeros(2))
         got = advantages([first, second], LossConfig(advantage="reinforce++", kl_in="reward"))
         to_go = [1 - 0.1 + 0.2 - 0.3, 1 + 0.2 - 0.3, 1 - 0.3, 3 - 0.5, NAN, NAN, 5, 5]
         assert [len(values) for values in got] == [6, 2]
@@ -298,6 +298,7 @@ def test_every_token_of_every_group_has_one(name: str) -> None:
             if name == "process"
             else None,
             parts=RewardParts(np.linspace(0, 1, len(own))[None], np.ones(1)) if name == "gdpo" else None,
+            reverse_kl=np.zeros(own.sum()) if name == "distill" else None,
         )
         for own in lengths
     ]
@@ -314,3 +315,12 @@ def test_groups_beside_one_another_do_not_touch(groups: list[list[float]]) -> No
     for rewards, together in zip(groups, of_groups(groups), strict=True):
         # A sum over a longer row may be added up in another order.
         assert together == pytest.approx(of_group(*rewards), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"), [({"kl_in": "reward"}, "kl_penalty"), ({"advantage": "distill"}, "reverse_kl")]
+)
+def test_a_group_without_an_input_that_a_setting_needs_is_refused(settings: dict[str, Any], missing: str) -> None:
+    group = make_group(np.array([1.0, 0.0], np.float32), np.array([1, 1]))
+    with pytest.raises(ValueError, match=rf"^{missing}: .*with_old_logps"):
+        advantages([group], LossConfig.model_validate(settings))

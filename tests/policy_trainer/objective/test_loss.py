@@ -30,10 +30,12 @@ def loss_of(
     importance_weights: Tensor | None = None,
     **settings: Any,
 ) -> TokenLoss:
-    """With advantages of 1 and no KL where nothing else is said; each token is a completion of its own.
+    """With advantages of 1 and no KL where nothing else is said; each token is a completion of its own. Without old
+    log-probs the ratio is against the current ones.
 
     The aggregation, which comes after the loss, is one that goes with everything.
     """
+    defaults = {"beta": 0.0, "aggregation": "token_mean", "old_logps": "current" if old is None else "sampler"}
     tokens = LossTokens(
         sequence_ids=torch.arange(len(logps)) if sequence_ids is None else sequence_ids,
         mask=torch.ones(len(logps), dtype=torch.bool) if mask is None else mask,
@@ -42,7 +44,7 @@ def loss_of(
         ref_logps=ref,
         importance_weights=importance_weights,
     )
-    return token_loss(logps, tokens, LossConfig.model_validate({"beta": 0.0, "aggregation": "token_mean"} | settings))
+    return token_loss(logps, tokens, LossConfig.model_validate(defaults | settings))
 
 
 def losses(log_ratio: float, advantage: float, *, x: float = 0.0, **settings: Any) -> tuple[float, float, bool, bool]:
@@ -254,6 +256,39 @@ class TestRatio:
         assert gradient(-loss.loss.sum(), logps) == pytest.approx(slopes)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"old_logps: loss\.old_logps = sampler needs .* with_old_logps, or set loss\.old_logps = current"),
+        ({"old_logps": "recomputed"}, r"old_logps: loss\.old_logps = recomputed needs"),
+        ({"old_logps": "log_linear"}, r"old_logps: loss\.old_logps = log_linear needs"),
+        ({"beta": 0.1, "old_logps": "current"}, r"ref_logps: .*loss\.beta"),
+        ({"mismatch_penalty": 0.1, "old_logps": "current"}, r"sampler_logps: .*loss\.mismatch_penalty"),
+        ({"top_entropy_quantile": 0.2, "old_logps": "current"}, r"high_entropy: .*with_high_entropy"),
+    ],
+)
+def test_tokens_without_an_input_that_a_setting_names_are_refused(settings: dict[str, Any], message: str) -> None:
+    tokens = LossTokens(torch.arange(2), torch.ones(2, dtype=torch.bool), torch.ones(2))
+    with pytest.raises(ValueError, match=message):
+        token_loss(torch.tensor([-1.0, -2.0]), tokens, LossConfig.model_validate({"beta": 0.0} | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"old_logps": "log_linear"}, r"staleness: loss\.old_logps = log_linear needs"),
+        (
+            {"old_logps": "recomputed", "importance_sampling_correction": "tis"},
+            r"importance_weights: loss\.importance_sampling_correction = tis needs",
+        ),
+    ],
+)
+def test_old_log_probs_do_not_replace_the_other_inputs(settings: dict[str, Any], message: str) -> None:
+    logps = torch.tensor([-1.0, -2.0])
+    with pytest.raises(ValueError, match=message):
+        loss_of(logps, logps, **settings)
+
+
 class TestTotal:
     def test_by_hand(self) -> None:
         """Two tokens: ratio 1.5 clipped to 1.2 with A = 1; ratio e^-0.1 with A = -1."""
@@ -294,8 +329,6 @@ class TestTotal:
     def test_without_a_reference_there_is_no_kl(self) -> None:
         loss = loss_of(torch.tensor([-1.0, -2.0]))
         assert loss.kl.isnan().all() and loss.loss.tolist() == [-1, -1]
-        with pytest.raises(ValueError, match=r"ref_logps.*beta"):
-            loss_of(torch.tensor([-1.0]), beta=0.1)
 
     @pytest.mark.parametrize("kl", KL_ESTIMATORS)
     @pytest.mark.parametrize("surrogate", ["clip", "reinforce", "sapo"])
