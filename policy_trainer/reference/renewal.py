@@ -5,7 +5,9 @@ records it in the run's state. A run killed in between resumes with the referenc
 it again when the state says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +22,8 @@ from policy_trainer.reference.served_reference import ServedReference
 from policy_trainer.reference.snapshots import Snapshots
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_average
 from policy_trainer.run_files.write_failures import write_failures
-from shared.client import RefServerClient
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.connection import OnWait
 from shared.errors import UserError
 
@@ -36,6 +39,10 @@ class Renewal(Protocol):
         """
         ...
 
+    def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
+        """Leases whose batches have the log-probs of the reference that is due at this step."""
+        ...
+
 
 class FixedReference:
     """The reference stays the model that the server began with."""
@@ -44,6 +51,9 @@ class FixedReference:
 
     def ensure(self) -> None:
         pass
+
+    def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
+        return leased
 
 
 class RenewedReference:
@@ -86,6 +96,23 @@ class RenewedReference:
         else:
             self._keep(state.reference)
         self._confirmed = True
+
+    def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
+        """Scores again what the reference before this one has scored: such batches waited during a renewal."""
+        return [lease if self._is_current(lease) else replace(lease, batch=self._score(lease)) for lease in leased]
+
+    def _is_current(self, lease: Leased) -> bool:
+        scored = isinstance(lease.batch, ScoredBatch)
+        return scored and lease.batch.reference_version == str(self._state.reference_version)
+
+    def _score(self, lease: Leased) -> RolloutBatch | ScoredBatch:
+        try:
+            return self._served.score(lease.rollout)
+        except RefServerError as error:
+            if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise
+            self._note(f"batch {lease.id} keeps the log-probs of an earlier reference: {error}")
+            return lease.batch
 
     def _renew(self) -> None:
         state, average = self._state, self._next_average()

@@ -5,6 +5,7 @@ import time
 from policy_trainer.config import ENV_PREFIX
 from policy_trainer.reference.places import SnapshotPlace
 from shared.api import ModelInfo
+from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import RefServerClient, RefServerError
 from shared.client.connection import OnWait
 from shared.client.credentials import remedy
@@ -41,6 +42,9 @@ class ServedReference:
     def is_served(self, served: ModelInfo, snapshot: str) -> bool:
         """Whether a server that looks so scores with the snapshot."""
         return served.snapshot == self._place.name(snapshot)
+
+    def score(self, batch: RolloutBatch) -> ScoredBatch:
+        return self._client.score(batch)
 
     def replace(self, snapshot: str, version: int) -> int:
         """Makes the server score with a snapshot. Returns its version, which is `version` or higher.

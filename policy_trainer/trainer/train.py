@@ -90,6 +90,7 @@ class Trainer:
                 self._renewal.ensure()
                 asked = time.monotonic()
                 leased = feed.take(config.groups_per_step, version=state.step, on_idle=self._idle)
+                leased = self._renewal.rescored(leased)
                 with self._policy.turns.turn():
                     taken = time.monotonic()
                     batches = [lease.batch for lease in leased]

@@ -94,8 +94,10 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
             np.testing.assert_allclose(batch.ref_logps, batch.rollout.sampler_logps, atol=1e-4)
 
     records = steps_of(run_dir)
-    pairs = [(record["reference_version_min"], record["reference_version_max"]) for record in records]
-    assert pairs == sorted(pairs) and pairs[0] == (1, 1) and pairs[-1][1] <= current
+    assert len(records) > 2
+    for record in records:  # also where batches had waited during a renewal
+        due = 1 + (record["step"] - 1) // 2
+        assert (record["reference_version_min"], record["reference_version_max"]) == (due, due)
 
 
 def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path: Path, start: Any) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import count
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
@@ -23,8 +24,10 @@ from policy_trainer.learner.optimizer import make_weights
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.reference.renewal import FixedReference, choose_renewal
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
+from shared import wire
 from shared.api import WeightsFile
-from shared.client import RefServerClient, RefServerError
+from shared.batch import RolloutBatch, ScoredBatch
+from shared.client import Leased, RefServerClient, RefServerError
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, tokenizer_fingerprint
 
@@ -53,6 +56,11 @@ class RefServer:
         self.committed: dict[str, dict[str, bytes]] = {}
 
     def respond(self, request: Any) -> Any:
+        if request.path == "/v1/logprobs" and not self.errors:
+            batch = wire.decode(request.body)
+            assert isinstance(batch, RolloutBatch)
+            logps = np.full(len(batch.group.completion_ids), -0.5, np.float32)
+            return self.site.answer(200, wire.encode(ScoredBatch(batch, logps, str(self.version))))
         status, answer = self.published(request) if "/weights/" in request.path else self.reference(request)
         return self.site.answer(status, json.dumps(answer).encode())
 
@@ -71,6 +79,8 @@ class RefServer:
         return 200, {"run": run, "lineage": lineage, "epoch": int(epoch), "version": int(version), "files": {}}
 
     def reference(self, request: Any) -> tuple[int, Any]:
+        if request.path == "/v1/logprobs":
+            return self.error(*self.errors.pop(0))
         return self.model() if request.method == "GET" else self.put(json.loads(request.body))
 
     def put(self, body: Any) -> tuple[int, Any]:
@@ -285,6 +295,29 @@ def test_every_step_is_scored_by_the_reference_of_the_formula(
     run.begin().until(7)
     assert run.server.asked == [(f"test/epoch-0000-version-0000000{n}", n) for n in (1, 2, 3, 4)]
     assert "the reference is " + ("a moving average of " if decay else "") + "the policy at step 6" in run.notes[-1]
+
+
+def test_batches_that_waited_during_a_renewal_are_scored_again(make_run: Callable[..., Run], make_scored: Any) -> None:
+    run = make_run()
+    life = run.begin().until(2)
+    batches = [make_scored([3], [[4], [5]], [0.0, 1.0], number=number) for number in range(3)]
+    leased = [
+        Leased(replace(batch, reference_version=version), batch.rollout.id, "token", 1)
+        for batch, version in zip(batches, ("1", "2", "1"), strict=True)
+    ]
+    first, second, third = life.renewal.rescored(leased)
+    assert second is leased[1]
+    for lease, before in ((first, leased[0]), (third, leased[2])):
+        assert (lease.id, lease.token, lease.batch.reference_version) == (before.id, "token", "2")
+        assert lease.batch.ref_logps.tolist() == [-0.5, -0.5]
+
+    run.server.errors = [(422, "invalid_batch")]
+    (kept,) = life.renewal.rescored(leased[:1])
+    assert kept.batch is leased[0].batch
+    assert f"batch {leased[0].id} keeps the log-probs of an earlier reference" in run.notes[-1]
+    run.server.errors = [(403, "forbidden")]
+    with pytest.raises(RefServerError):
+        life.renewal.rescored(leased[:1])
 
 
 def test_a_copy_is_exact_and_brings_its_tokenizer(make_run: Callable[..., Run]) -> None:
