@@ -3,7 +3,7 @@
 import time
 
 from policy_trainer.queue_client.server import batches_by_state, leases_are_full, store_fills_up
-from shared.api import State
+from shared.api import BatchSummary, ListOrder, State
 from shared.client import RefServerClient
 
 # The least time between two requests.
@@ -16,11 +16,16 @@ _LOST = (State.DEAD, State.EXPIRED)
 
 class QueueWatch:
     """As of the last answer, None before the first: depth: batches of one run by state. scoring_seconds: the server's
-    working time since it started, for all runs."""
+    working time since it started, for all runs.
 
-    def __init__(self, client: RefServerClient, run: str) -> None:
+    external: whether the samplers are not the trainer's, so that they may go on with an epoch that has ended.
+    """
+
+    def __init__(self, client: RefServerClient, run: str, *, external: bool = False) -> None:
         self._client = client
         self._run = run
+        self._external = external
+        self._abandoned: tuple[int, str | None] = (0, None)  # as of so many expired batches
         self._not_before = 0.0
         self.depth: dict[str, int | None] = dict.fromkeys(_STATES)
         self._at_first: dict[State, int] = {}
@@ -51,7 +56,27 @@ class QueueWatch:
         elif to_score:
             reason = f"the reference server scores {to_score} batches"
         else:
-            reason = workers
-        # A run of the same name may have left some: they are no reason to wait.
-        lost = {state: (self.depth[state] or 0) - before for state, before in self._at_first.items()}
-        return reason + "".join(f"; batches {state} since the start: {n}" for state, n in lost.items() if n > 0)
+            reason = self._why_abandoned() or workers
+        lost = {state: count for state in self._at_first if (count := self._lost(state)) > 0}
+        return reason + "".join(f"; batches {state} since the start: {n}" for state, n in lost.items())
+
+    def _lost(self, state: State) -> int:
+        """Batches that came to this state since the start: a run of the same name may have left some."""
+        return (self.depth[state] or 0) - self._at_first.get(state, 0)
+
+    def _why_abandoned(self) -> str | None:
+        """What is wrong with batches that arrive and expire as abandoned; None if none do."""
+        expired = self._lost(State.EXPIRED) if self._external else 0
+        if expired != self._abandoned[0]:
+            page = self._client.page(State.EXPIRED, self._run, limit=1, order=ListOrder.NEWEST)
+            reasons = [_abandonment(batch) for batch in page.batches if batch.reason == "abandoned"]
+            self._abandoned = expired, reasons[0] if reasons else None
+        return self._abandoned[1]
+
+
+def _abandonment(batch: BatchSummary) -> str:
+    return (
+        f"batches arrive and are abandoned: the newest is of epoch {batch.epoch}, policy_version "
+        f"{batch.policy_version}, lineage {batch.lineage!r}, which this run has left. A sampler takes lineage, epoch "
+        "and policy_version from the newest published weights (docs/client.md)"
+    )

@@ -227,7 +227,8 @@ def _make_source(
 
     workers = choose_workers(config, server.url, files.directory, display.note)
     stack.callback(workers.stop)  # runs before the other callbacks, and does not keep them from running if it fails
-    return BatchSource(feed, ledger, QueueWatch(client, config.run), kept, workers, weights)
+    watch = QueueWatch(client, config.run, external=config.rollout == "external")
+    return BatchSource(feed, ledger, watch, kept, workers, weights)
 
 
 def _connect_once(config: TrainConfig, url: str, stack: ExitStack) -> RefServerClient:

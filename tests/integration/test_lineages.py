@@ -6,8 +6,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from uuid6 import uuid7
 
+from shared.batch import RolloutBatch, TokenGroup
+from shared.client import RefServerClient
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.integration.runs import QUICK, train
 
@@ -108,3 +112,48 @@ def test_an_external_worker_follows_a_directory_that_is_begun_again(
     assert worker.wait() == 0, worker.output()
     assert "Traceback" not in worker.output()
     assert_trained_its_own(run_dir, server, 6)
+
+
+def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(
+    random_model: Path, tmp_path: Path, start: Any
+) -> None:
+    """Its batches are trained on up to the version that the run resumed from; later ones are abandoned."""
+    server = start(Server(random_model, tmp_path)).until_ready()
+    run_dir = tmp_path / "external"
+    options = (*QUICK, "--groups-per-step", "1", "--rollout", "external", "--max-steps", "9", "--publish-every", "1")
+    latest = run_dir / "weights" / "latest.json"
+
+    def sample(client: RefServerClient, epoch: int) -> None:
+        published = json.loads(latest.read_text())
+        batch = RolloutBatch(
+            id=str(uuid7()),
+            run=published["run"],
+            lineage=published["lineage"],
+            epoch=epoch,
+            policy_version=published["version"],
+            temperature=1.0,
+            group=TokenGroup(np.arange(4), np.arange(16), np.full(4, 4)),
+            rewards=np.arange(4, dtype=np.float32),
+            finished=np.ones(4, np.bool_),
+            sampler_logps=np.full(16, -1.0, np.float32),
+        )
+        client.upload(batch)
+
+    def step(epoch: int, number: int) -> None:
+        until(lambda: latest.exists() and json.loads(latest.read_text())["version"] == number - 1, "weights", trainer)
+        sample(client, epoch)
+        until(lambda: len(steps_of(run_dir)) >= number, f"step {number}", trainer)
+
+    with RefServerClient(server.url) as client:
+        trainer = start(train(random_model, server, run_dir, *options))
+        step(0, 1)
+        trainer.popen.send_signal(signal.SIGINT)
+        trainer.wait()
+        trainer = start(train(random_model, server, run_dir, *options, "--resume"))
+        until(lambda: json.loads(latest.read_text())["epoch"] == 1, "the weights of the next epoch", trainer)
+        step(0, 2)
+        until(lambda: json.loads(latest.read_text())["version"] == 2, "weights of step 2", trainer)
+        sample(client, 0)
+        reason = "batches arrive and are abandoned: the newest is of epoch 0, policy_version 2"
+        until(lambda: reason in " ".join(trainer.output().split()), "the reason for waiting", trainer)
+        step(1, 3)

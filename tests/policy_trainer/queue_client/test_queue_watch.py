@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from policy_trainer.queue_client.queue_watch import QueueWatch
-from shared.api import QueueView
+from shared.api import BatchPage, BatchSummary, ListOrder, QueueView, State
 from shared.client import RefServerClient
 from tests.policy_trainer.queues import queue_of
 
@@ -17,6 +17,14 @@ class Client:
 
     def __init__(self, *answers: QueueView | None) -> None:
         self.answers = list(answers)
+        self.pages = 0
+
+    def page(self, state: State, run: str, *, limit: int, order: ListOrder) -> BatchPage:
+        assert (state, run, limit, order) == (State.EXPIRED, "ours", 1, ListOrder.NEWEST)
+        self.pages += 1
+        numbers = dict.fromkeys(BatchSummary.model_fields, 0) | {"epoch": 0, "policy_version": 7}
+        texts = {"id": "1", "run": run, "lineage": "first", "reason": "abandoned", "state": state, "consumer": None}
+        return BatchPage(batches=[BatchSummary.model_validate(numbers | texts)], next_cursor=None)
 
     def glance(self, run: str) -> QueueView | None:
         assert run == "ours"
@@ -78,6 +86,24 @@ def test_what_an_earlier_run_of_the_name_left_is_no_reason_to_wait(clock: list[f
     clock[0] += 2
     watched.look()
     assert watched.wait_reason("the worker") == "the worker; batches expired since the start: 1"
+
+
+def test_samplers_of_an_epoch_that_has_ended_are_named(clock: list[float]) -> None:
+    """Not of one's own worker: its outbox may have held some when the run was killed."""
+    for external, calls in ((True, 2), (False, 0)):
+        client = Client(queue_of(), queue_of(expired=3), queue_of(expired=3), queue_of(expired=4))
+        watched = QueueWatch(cast(RefServerClient, client), "ours", external=external)
+        reasons = []
+        for _ in range(4):
+            clock[0] += 2
+            watched.look()
+            reasons.append(watched.wait_reason("no worker"))
+        abandoned = "batches arrive and are abandoned: the newest is of epoch 0, policy_version 7, lineage 'first'"
+        start = abandoned if external else "no worker"
+        assert reasons[0] == "no worker" and reasons[1] == reasons[2]
+        assert [reason.startswith(start) for reason in reasons[1:]] == [True] * 3
+        assert reasons[3].endswith("; batches expired since the start: 4")
+        assert client.pages == calls, "one for each new number"
 
 
 def test_a_server_that_hangs_holds_up_one_look_for_a_moment(open_site: Any) -> None:
