@@ -102,8 +102,8 @@ class RenewedReference:
         return [lease if self._is_current(lease) else replace(lease, batch=self._score(lease)) for lease in leased]
 
     def _is_current(self, lease: Leased) -> bool:
-        scored = isinstance(lease.batch, ScoredBatch)
-        return scored and lease.batch.reference_version == str(self._state.reference_version)
+        batch = lease.batch
+        return isinstance(batch, ScoredBatch) and batch.reference_version == str(self._state.reference_version)
 
     def _score(self, lease: Leased) -> RolloutBatch | ScoredBatch:
         try:
