@@ -1,12 +1,16 @@
 """Locks of what one process may use at a time. The system releases them when the process ends."""
 
 import fcntl
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from shared.errors import UserError
+
+# Less the umask. Whoever may read a file may lock it, so other users may not.
+_MODE = 0o660
 
 
 def hold(
@@ -18,7 +22,7 @@ def hold(
     refusal when another process still holds the lock after so many seconds.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock = file.open("wb")
+    lock = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT, _MODE), "wb")
     try:
         _wait(lock, refusal, seconds, on_wait)
     except BaseException:

@@ -42,13 +42,14 @@ def read_token(directory: RunDirectory) -> str | None:
     return _read(directory).get("token")
 
 
-def choose_token(directory: RunDirectory) -> str:
-    """The token of the run's server: the one of the trainer before, unless other users could read it; else a new one.
+def choose_token(directory: RunDirectory, port: int) -> str:
+    """The token for the run's server at this port: that of the trainer before, or a new one if others may know it.
 
-    Raises UserError as read_url.
+    Other users may if they could read the file, or if another program has the old port: workers and dashboards may have
+    sent it their token. Raises UserError as read_url.
     """
     token = read_token(directory)
-    if token and not server_file(directory).stat().st_mode & _OTHERS:
+    if token and read_port(directory) == port and not server_file(directory).stat().st_mode & _OTHERS:
         return token
     return secrets.token_urlsafe(32)
 

@@ -128,7 +128,7 @@ class InlineServer:
         self._socket = _listen(read_port(self._directory))
         port, fd = self._socket.getsockname()[1], self._socket.fileno()
         configured = configured_token(config)
-        token = configured or choose_token(self._directory)
+        token = configured or choose_token(self._directory, port)
         self.url = write_address(self._directory, port, None if configured else token)
         device = reference_device(config.reference.device, config.device)
         command = [
@@ -160,7 +160,9 @@ class InlineServer:
             with suppress(ConnectionError):  # the server died, and `check` raises
                 probe.connect(("127.0.0.1", urlsplit(self.url).port))
                 probe.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-            while not select.select([probe], [], [], _LOOK_SECONDS)[0]:
+            answer = select.poll()
+            answer.register(probe, select.POLLIN)
+            while not answer.poll(1000 * _LOOK_SECONDS):
                 on_wait("it has not answered yet", time.monotonic() - began)
         self.check()
         self._answered = True
@@ -195,8 +197,9 @@ class InlineServer:
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._process is not None:
+        if self._supervisor.is_alive():
             self._supervisor.join()
+        if self._process is not None:
             self._process.stop()
         for resource in (self._socket, self._lock):
             if resource is not None:
@@ -234,7 +237,8 @@ def _largest_batch(config: TrainConfig) -> int:
 
 
 def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
-    """Locks the server's directory. The server inherits the lock, so that it lasts as long as the server does.
+    """Makes the server's directory, for this user only, and locks it. The server inherits the lock, so that it lasts as
+    long as the server does.
 
     Raises UserError when another trainer's server still holds it after _PREDECESSOR_SECONDS.
     """
@@ -242,6 +246,7 @@ def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
         f"run_dir: the reference server of another trainer still works in {data}; wait for that trainer, "
         "stop it, or choose another --run-dir"
     )
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
     reason = f"the reference server of an earlier trainer is still ending its work in {data}"
     return hold(
         data / "process.lock", refusal, seconds=_PREDECESSOR_SECONDS, on_wait=lambda waited: on_wait(reason, waited)

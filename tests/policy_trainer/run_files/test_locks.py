@@ -1,5 +1,6 @@
 """A file is locked by one process at a time."""
 
+import stat
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,12 @@ def test_a_second_one_is_refused_until_the_first_lets_go(tmp_path: Path) -> None
     with hold(file, "it is taken"), pytest.raises(UserError, match="it is taken"):
         hold(file, "it is taken")
     hold(file, "it is taken").close()
+
+
+def test_other_users_cannot_open_a_lock(tmp_path: Path) -> None:
+    """Whoever may read a file may lock it."""
+    with hold(tmp_path / "lock", "it is taken"):
+        assert not stat.S_IMODE((tmp_path / "lock").stat().st_mode) & 0o007
 
 
 def test_whoever_waits_is_told_for_how_long_and_may_stop(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ def test_the_token_is_in_a_private_file_and_stays(home: Home) -> None:
     file, token = home.directory.root / "server.json", home.token
     assert json.loads(file.read_text()) == {"url": read_url(home.directory), "token": token} and len(token) > 40
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE((home.directory.root / "server").stat().st_mode) == 0o700
     assert token not in home.children[0].arguments and token not in home.notes[0] and str(file) in home.notes[0]
     home.started().stop()
     assert home.token == token
@@ -172,8 +173,10 @@ def test_the_next_trainer_takes_the_same_port_if_it_is_free(home: Home) -> None:
     second = home.started()
     assert second.url == first.url
     second.stop()
+    token = home.token
     with socket.create_server(("127.0.0.1", read_port(home.directory) or 0)):
         assert home.started().url != first.url
+    assert home.token != token, "what has the port may have been sent the token"
 
 
 def test_nobody_else_can_take_its_port_before_it_serves_or_after_it_died(home: Home) -> None:
