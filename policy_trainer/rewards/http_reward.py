@@ -23,7 +23,7 @@ from policy_trainer.rewards.signatures import arguments, checked
 from shared.batch import MAX_NAME_CHARACTERS
 from shared.client.connection import THIS_MACHINE
 from shared.client.credentials import check_token
-from shared.client.errors import unreachable
+from shared.client.errors import retry_after, unreachable
 from shared.errors import UserError
 
 # The environment variable with the bearer token of the servers. No setting: a run writes its settings to files.
@@ -124,7 +124,7 @@ class HttpReward:
         """Raises Unavailable for a server that is overloaded or has failed, UserError for one that refuses."""
         words = f"{response.status_code} {response.reason_phrase}: {_words(answer)}".rstrip(": ")
         if response.is_server_error or response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise Unavailable(words, _retry_after(response))
+            raise Unavailable(words, retry_after(response))
         if response.is_redirect:
             words += f" to {response.headers.get('Location', '')}; redirects are not followed: name that URL in rewards"
         if not response.is_success:
@@ -169,11 +169,6 @@ def _pause(state: tenacity.RetryCallState) -> float:
 def _ends_with_connection(response: httpx.Response) -> bool:
     """Whether nothing but the end of the connection tells the end of the answer, as in HTTP/1.0."""
     return not {"content-length", "transfer-encoding"} & set(response.headers)
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    header = response.headers.get("Retry-After", "")
-    return float(header) if header.isdecimal() else None
 
 
 def _words(answer: bytes) -> str:

@@ -79,6 +79,7 @@ class RefServerError(ClientError):
 
 # The end of the message for a field that a server does not know: clients send none but those of the API.
 _UNKNOWN_FIELD = "Extra inputs are not permitted"
+_LONGEST_SECONDS = 3600.0
 # Without our JSON these are another server's. Others may be of a proxy or a gateway in between.
 _NOT_OURS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
@@ -98,9 +99,13 @@ def refusal(response: httpx.Response, url: str) -> RefServerError | NotRefServer
     if message.endswith(_UNKNOWN_FIELD):
         older = f"the server at {url} is older than this client: it does not know {about.get('field')!r}; update it"
         return NotRefServer(older)
+    return RefServerError(response.status_code, message, retry_after=retry_after(response), **about)
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds, from the Retry-After header; an hour at most, whatever a server asks for."""
     header = response.headers.get("Retry-After", "")
-    retry_after = float(header) if header.isdecimal() else None
-    return RefServerError(response.status_code, message, retry_after=retry_after, **about)
+    return min(float(header), _LONGEST_SECONDS) if header.isdecimal() else None
 
 
 def _excerpt(response: httpx.Response) -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from uuid6 import uuid7
@@ -13,6 +14,7 @@ from shared import bundle, wire
 from shared.api import LeaseBody, LeasedHead, ModelInfo, Order
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.client import Leased, NotRefServer, RefServerError, Unreachable, UnusableBatch
+from shared.client.errors import retry_after
 from tests.ports import free_port
 
 OpenSite = Callable[..., Any]
@@ -377,3 +379,8 @@ def test_a_server_elsewhere_is_asked_through_a_proxy(
     monkeypatch.setenv("http_proxy", proxy.url)
     assert connect("http://gpu-box.example:8400", patience=0).model().name == "m"
     assert [request.path for request in proxy.requests] == ["http://gpu-box.example:8400/v1/model"]
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("9" * 400, 3600.0), ("soon", None), ("-1", None)])
+def test_no_server_makes_a_client_sleep_without_end(header: str, seconds: float | None) -> None:
+    assert retry_after(httpx.Response(429, headers={"Retry-After": header})) == seconds
