@@ -1,5 +1,6 @@
 """Tiny random models, batches written out by hand, and a server that says what it is told."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -19,7 +20,7 @@ __all__ = ["fuse", "no_backoff", "open_site"]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session", autouse=True)

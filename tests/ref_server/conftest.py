@@ -1,6 +1,7 @@
 """A real server on a free port, in a thread of the test's process, with the demo's tiny random model behind it."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ from tests.ref_server.serving import listen, serving
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session", autouse=True)

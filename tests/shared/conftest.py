@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -8,4 +10,4 @@ __all__ = ["fuse"]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -21,6 +21,7 @@ from shared.logprobs.attention import PACKED_ATTENTION, packed_attention
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
 from shared.logprobs.varlen import VarlenAttention
+from tests.rounding import rounding
 from tests.shared.logprobs.families import FAMILIES, SHAPES, expected, make
 
 CPU = torch.device("cpu")
@@ -60,14 +61,14 @@ def test_stacked_attention(sizes: list[tuple[int, list[int]]], heads: tuple[int,
     query, key, value = (states(tokens, h, seed).requires_grad_() for seed, h in enumerate((heads[0], *heads[1:] * 2)))
     attention = StackedAttention(layout, dtype=torch.float64, device=CPU)
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
-    assert (got - want).abs().max() < 1e-12
+    assert (got - want).abs().max() < 1e-9
     factors = states(tokens, heads[0], 9)
     for one, other in zip(
         torch.autograd.grad((got * factors).sum(), (query, key, value)),
         torch.autograd.grad((want * factors).sum(), (query, key, value)),
         strict=True,
     ):
-        assert (one - other).abs().max() < 1e-12
+        assert (one - other).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_stacked_attention_of_extreme_shapes(sizes: list[tuple[int, list[int]]])
     tokens = layout.spans[-1].end
     query, key, value = (states(tokens, 1, seed) for seed in range(3))
     got = StackedAttention(layout, dtype=torch.float64, device=CPU)(query, key, value, None, 0.0)
-    assert (got - naive(layout, query, key, value, 8**-0.5)).abs().max() < 1e-12
+    assert (got - naive(layout, query, key, value, 8**-0.5)).abs().max() < 1e-9
 
 
 def keys_of_calls(monkeypatch: pytest.MonkeyPatch, layout: PackedLayout) -> list[int]:
@@ -111,13 +112,13 @@ def test_alike_spans_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_is_causal_is_not_trusted_with_unequal_lengths() -> None:
     """SDPA aligns its causal mask top-left: a completion would see its prompt's beginning only."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, heads, 9, 8, generator=generator) for heads in (4, 2, 2))
-    attention = StackedAttention(layout_of([(4, [5])]), dtype=torch.float32, device=CPU)
+    query, key, value = (torch.randn(1, n, 9, 8, generator=generator, dtype=torch.float64) for n in (4, 2, 2))
+    attention = StackedAttention(layout_of([(4, [5])]), dtype=torch.float64, device=CPU)
     got, _ = packed_attention(torch.nn.Module(), query, key, value, None, span_attention=attention)
     whole = torch.nn.functional.scaled_dot_product_attention(
         query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), is_causal=True
     )
-    assert torch.allclose(got, whole.transpose(1, 2), atol=1e-6)
+    assert (got - whole.transpose(1, 2)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("name", ["softcap", "sliding_window", "s_aux", "position_bias"])
@@ -185,11 +186,11 @@ def test_varlen_layout_is_right(
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     attention = VarlenAttention(layout, dtype=torch.float64, device=CPU)
     got, want = attention(query, key, value, 0.3, 0.0), naive(layout, query, key, value, 0.3)
-    assert (got - want).abs().max() < 1e-12
+    assert (got - want).abs().max() < 1e-9
     for one, other in zip(
         *(torch.autograd.grad(o.square().sum(), (query, key, value)) for o in (got, want)), strict=True
     ):
-        assert (one - other).abs().max() < 1e-12
+        assert (one - other).abs().max() < 1e-9
 
 
 def test_a_pytorch_without_the_kernel_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,8 @@ def test_the_model_still_generates(name: str) -> None:
     for model in (untouched, served):
         model.requires_grad_(False)
     hidden = torch.ones_like(ids)
-    assert (untouched(ids, attention_mask=hidden).logits - served(ids, attention_mask=hidden).logits).abs().max() < 1e-5
+    logits, want_logits = (model(ids, attention_mask=hidden).logits for model in (served, untouched))
+    assert (logits - want_logits).abs().max() < rounding(want_logits.abs().max())
 
 
 def test_a_saved_model_does_not_name_the_packed_attention(tmp_path: Path) -> None:
@@ -262,4 +264,4 @@ def test_a_saved_model_does_not_name_the_packed_attention(tmp_path: Path) -> Non
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     groups = SHAPES["ragged"]
     assert again.config._attn_implementation == "sdpa"
-    assert (expected(again, groups, [1.0]) - expected(model, groups, [1.0])).abs().max() < 1e-5
+    assert (expected(again, groups, [1.0]) - expected(model, groups, [1.0])).abs().max() < 1e-9

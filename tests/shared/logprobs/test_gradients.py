@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from shared.logprobs import PackedForward, PaddedForward, PlainForward
+from tests.rounding import rounding
 from tests.shared.logprobs.families import (
     SHAPES,
     entropy_oracle,
@@ -26,7 +27,7 @@ FORWARDS = [
 @pytest.mark.parametrize("name", ["qwen2", "qwen2-tied", "qwen3", "gpt2", "mixtral"])
 def test_gradients(name: str) -> None:
     groups = [group(9, [1, 12, 4]), group(1, [3, 6])]
-    temperatures = [1.0, 0.7]
+    temperatures = [1.0, 0.75]
     packed, plain, naive = make(name), make(name), in_double(make(name))
     want = oracle(naive, groups, temperatures)
     factors = weights(len(want))
@@ -35,24 +36,24 @@ def test_gradients(name: str) -> None:
     (PackedForward(packed)(groups, temperatures) * factors).sum().backward()
     norm = gradients(naive).norm()
     assert norm > 0.1
-    assert (gradients(packed) - gradients(naive)).norm() < 1e-5 * norm
-    assert (gradients(plain) - gradients(naive)).norm() < 1e-5 * norm
-    assert (gradients(packed) - gradients(plain)).norm() < 1e-5 * norm
+    assert (gradients(packed) - gradients(naive)).norm() < rounding(norm)
+    assert (gradients(plain) - gradients(naive)).norm() < rounding(norm)
+    assert (gradients(packed) - gradients(plain)).norm() < rounding(norm)
 
 
 @pytest.mark.parametrize(("name", "form"), FORWARDS)
 def test_gradients_of_a_loss_with_entropies(
     name: str, form: type[PackedForward | PaddedForward | PlainForward]
 ) -> None:
-    groups, temperatures = [group(9, [1, 12, 4]), group(1, [3, 6])], [1.0, 0.7]
+    groups, temperatures = [group(9, [1, 12, 4]), group(1, [3, 6])], [1.0, 0.75]
     model, naive = make(name), in_double(make(name))
     want, want_entropy = (f(naive, groups, temperatures) for f in (oracle, entropy_oracle))
     logps, entropy = form(model).with_entropy(groups, temperatures)
     factors = weights(len(want))
     (want * factors - 0.3 * want_entropy).sum().backward()
     (logps * factors - 0.3 * entropy).sum().backward()
-    assert (entropy - want_entropy).abs().max() < 2e-5
-    assert (gradients(model) - gradients(naive)).norm() < 1e-5 * gradients(naive).norm()
+    assert (entropy - want_entropy).abs().max() < rounding(want.abs().max())
+    assert (gradients(model) - gradients(naive)).norm() < rounding(gradients(naive).norm())
 
 
 def test_gradients_of_entropies_in_bfloat16() -> None:
@@ -72,7 +73,7 @@ def test_gradients_with_checkpointed_layers() -> None:
     enable()
     for model in (usual, checkpointed):
         torch.cat(PackedForward(model.train()).with_entropy(groups, [1.0])).sum().backward()
-    assert (gradients(usual) - gradients(checkpointed)).norm() < 1e-6 * gradients(usual).norm()
+    assert torch.equal(gradients(usual), gradients(checkpointed))  # the same arithmetic, twice
 
 
 def test_no_gradient_is_kept_where_none_is_asked_for() -> None:

@@ -31,11 +31,11 @@ ROPES: dict[str, PretrainedConfig] = {
 def test_a_long_row_leaves_the_frequencies_of_others_alone(rope: str) -> None:
     """These ropes stretch once a forward holds a row beyond the original context, and stretch it for every row."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(ROPES[rope]).eval()
+    model = AutoModelForCausalLM.from_config(ROPES[rope], dtype=torch.float64).eval()
     forward = choose_forward(model)
     groups = [group(8, [10, 5]), group(20, [40, 1]), group(3, [2])]
     with torch.no_grad():
-        assert (forward(groups, mixed(groups)) - expected(model, groups, mixed(groups))).abs().max() < 2e-5
+        assert (forward(groups, mixed(groups)) - expected(model, groups, mixed(groups))).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_dynamic_rope_is_refused_where_transformers_keeps_it_stretched(
 
 
 def test_plain_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, groups = make("qwen2"), SHAPES["many groups"]
+    model, groups = make("qwen2", torch.float64), SHAPES["many groups"]
     want = expected(model, groups, mixed(groups))
     for tokens in (1, 12, 40):
         monkeypatch.setattr(padded, "ROW_TOKENS", tokens)
         for form in (PaddedForward, PlainForward):
-            assert (form(model)(groups, mixed(groups)) - want).abs().max() < 2e-5
+            assert (form(model)(groups, mixed(groups)) - want).abs().max() < 1e-9
         lengths = [13, 2, 9, 9, 1, 30]
         batches = list(padded.micro_batches(lengths, tokens))
         assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
