@@ -8,6 +8,7 @@ from shared.api import State
 from shared.client import RefServerClient
 from tests.integration.processes import Server
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+from tests.rounding import rounding
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
         expected = client.logprobs_of_ids(view.prompt.ids, rows, temperature=view.temperature).logprobs
     moved = 0.0
     for row, own in zip(view.rows, expected, strict=True):
-        assert row.logps == pytest.approx(own, abs=1e-5)
+        assert row.logps == pytest.approx(own, abs=rounding(16))
         assert row.ref_logps is not None
         moved = max(moved, *np.abs(np.subtract(own, row.ref_logps)))
     assert moved > 1e-2, "the policy has left the reference"

@@ -17,6 +17,7 @@ from shared.logprobs import choose_forward
 from shared.models import load_model
 from tests.integration.processes import Process, Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
+from tests.rounding import rounding
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
     models = {1: base_model, current: root / served["snapshot"]}
     for version, batch in zip(versions, batches, strict=True):
         if version in models:
-            np.testing.assert_allclose(batch.ref_logps, log_probs(models[version], batch), atol=2e-5)
+            np.testing.assert_allclose(batch.ref_logps, log_probs(models[version], batch), atol=rounding(16))
         if version > 1:
             assert np.abs(batch.ref_logps - log_probs(base_model, batch)).max() > 1e-3
         if batch.rollout.policy_version == 2 * (version - 1):
@@ -149,7 +150,7 @@ def test_kills_and_restarts_leave_the_right_reference(base_model: Path, tmp_path
         with torch.no_grad():
             logits = model(torch.tensor([[7, 8, 9, 10, 11, 12]])).logits[0]
     expected = logits.log_softmax(-1)[[2, 3, 4], [10, 11, 12]].tolist()
-    np.testing.assert_allclose(scored.logprobs[0], expected, atol=2e-5)
+    np.testing.assert_allclose(scored.logprobs[0], expected, atol=rounding(16))
 
 
 def refused(model: Path, server: Server, run_dir: Path, root: Path, start: Any) -> str:

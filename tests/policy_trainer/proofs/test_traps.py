@@ -37,6 +37,7 @@ from shared.logprobs import PackedForward
 from shared.logprobs.head import target_logps
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.settings import choices
+from tests.rounding import rounding
 
 Make = Callable[..., Any]
 AGGREGATIONS = choices("aggregation")
@@ -160,7 +161,7 @@ def test_a_softmax_in_bfloat16_is_wrong_by_hundredths_of_a_nat() -> None:
     exact = logits.double().log_softmax(dim=1)[targets, targets]
     naive = logits.log_softmax(dim=1)[targets, targets]
     assert (naive - exact).abs().max() > 0.05
-    assert (target_logps(logits, targets, 1.0) - exact).abs().max() < 1e-5
+    assert (target_logps(logits, targets, 1.0) - exact).abs().max() < rounding(exact.abs().max(), layers=0) < 5e-3
 
 
 def learner(

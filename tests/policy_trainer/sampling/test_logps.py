@@ -16,6 +16,7 @@ from policy_trainer.sampling.sampler import SamplingParams
 from shared.logprobs import PlainForward, choose_forward
 from shared.models import save_model
 from tests.policy_trainer.sampling.architectures import NO_TOKEN, PROMPTS
+from tests.rounding import rounding
 
 SAMPLED = SamplingParams(4, 20, temperature=1.0)
 
@@ -37,7 +38,7 @@ class TestLogps:
         for forward in (PlainForward(model), choose_forward(model)):
             with torch.no_grad():
                 expected = forward([tokens for tokens, _, _ in packed], [temperature] * len(packed)).numpy()
-            assert np.abs(captured - expected).max() < 2e-5
+            assert np.abs(captured - expected).max() < rounding(np.abs(expected).max())
 
     def test_of_given_tokens_are_those_of_the_loaded_weights(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
@@ -52,7 +53,8 @@ class TestLogps:
         save_model(model, tokenizer, tmp_path)
         sampler.load(tmp_path)
         after = sampler.logps(tokens)
-        assert after.dtype == np.float32 and after == pytest.approx(expected, abs=2e-5)
+        assert after.dtype == np.float32
+        assert np.abs(after - expected).max() < rounding(np.abs(expected).max())
         assert np.abs(before - expected).max() > 0.1
 
     def test_are_near_those_in_float64(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -64,11 +66,13 @@ class TestLogps:
                 with torch.no_grad():
                     logits = exact(input_ids=row[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
                 expected = logits.log_softmax(1).gather(1, row[len(prompt) :, None])[:, 0].numpy()
-                assert np.abs(completion.logps - expected).max() < 2e-5
+                assert np.abs(completion.logps - expected).max() < rounding(np.abs(expected).max())
 
     def test_of_greedy_tokens_are_at_temperature_one(self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast) -> None:
         model = make_tiny(eos=NO_TOKEN)
         (group,) = HFSampler(model, tokenizer).sample([[5, 6]], SamplingParams(1, 8, temperature=0), seed=0)
         tokens, logps, _ = group_tokens([5, 6], group)
         with torch.no_grad():
-            assert np.abs(PlainForward(model)([tokens], [1.0]).numpy() - logps).max() < 2e-5
+            # Greedy tokens are likely: their log-probs are small beside the logits.
+            expected = PlainForward(model)([tokens], [1.0]).numpy()
+        assert np.abs(expected - logps).max() < rounding(max(4, np.abs(expected).max()))

@@ -21,6 +21,7 @@ from shared import wire
 from shared.batch import RolloutBatch, TokenGroup
 from tests.ref_server.legacy.blobs import GEN_LOGPS, INPUTS, REWARDS, upload
 from tests.ref_server.legacy.simple_grpo import bytes_list_to_list, bytes_to_tensor, make_bytes_list, tensor_to_bytes
+from tests.rounding import rounding
 from tests.waiting import until
 
 Make = Callable[..., Service]
@@ -100,7 +101,7 @@ def test_log_probs_are_those_of_the_native_route(
     native = legacy.post("/v1/logprobs", json=asked).json()["logprobs"]
     assert refs.tolist() == native  # the same forward of the same group: equal to the last bit
     group = TokenGroup(inputs[0, :4].numpy(), inputs[:, 4:].reshape(-1).numpy(), np.full(3, 6))
-    np.testing.assert_allclose(refs.numpy().reshape(-1), naive_logps(group, 1.0), atol=1e-5)
+    np.testing.assert_allclose(refs.numpy().reshape(-1), naive_logps(group, 1.0), atol=rounding(16))
 
 
 def test_log_probs_of_several_prompts(
@@ -111,7 +112,7 @@ def test_log_probs_of_several_prompts(
     refs = bytes_to_tensor(get(legacy)[3])
     for row, logps in zip(inputs.numpy(), refs.numpy(), strict=True):
         group = TokenGroup(row[:2].copy(), row[2:].copy(), np.array([7]))
-        np.testing.assert_allclose(logps, naive_logps(group, 1.0), atol=1e-5)
+        np.testing.assert_allclose(logps, naive_logps(group, 1.0), atol=rounding(16))
 
 
 def test_log_probs_are_those_of_the_original_server(legacy: httpx.Client, model: PreTrainedModel) -> None:

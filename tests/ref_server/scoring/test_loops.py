@@ -27,6 +27,7 @@ from shared.api import BatchDetails, State
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import save_model
+from tests.rounding import rounding
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -148,7 +149,7 @@ def test_while_replicas_differ_each_batch_is_of_one_version_and_says_which(
     assert (late.rollout.id, late.reference_version) == (first.id, "0")
     for got, model in ((late, make_model(0).eval()), (scored, other)):
         expected = choose_forward(model)([got.rollout.group], [1.0]).detach().numpy()
-        np.testing.assert_allclose(got.ref_logps, expected, atol=2e-5)
+        np.testing.assert_allclose(got.ref_logps, expected, atol=rounding(16))
 
 
 # The loops

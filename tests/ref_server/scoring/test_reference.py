@@ -32,6 +32,7 @@ from shared.api import WeightsName
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
 from shared.models import save_model
+from tests.rounding import rounding
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -140,7 +141,7 @@ def test_published_weights_need_no_root(
     with serve_below(None) as http:
         published = publish(http, tmp_path / "other", 1)
         assert put(http, published, 1).json() == {"reference_version": 1}
-        assert score(http, batch).ref_logps == pytest.approx(expected, abs=1e-5)
+        assert score(http, batch).ref_logps == pytest.approx(expected, abs=rounding(16))
         for version in (2, 3, 4):
             publish(http, tmp_path / "other", version)
         assert http.get(f"/v1/{published}").status_code == 200  # a restarted server will want it again
@@ -160,7 +161,7 @@ def test_other_weights_score_from_here_on(root: Path, serve_below: Any, rollout:
         assert answer.json() == {"reference_version": 3}
         after = score(http, batch)
         assert (before.reference_version, after.reference_version) == ("0", "3")
-        np.testing.assert_allclose(after.ref_logps, expected, atol=2e-5)
+        np.testing.assert_allclose(after.ref_logps, expected, atol=rounding(16))
         assert np.abs(after.ref_logps - before.ref_logps).max() > 0.01
         by_ids = {"prompt_ids": [1], "completions": [[2]]}
         assert http.post("/v1/logprobs", json=by_ids).json()["reference_version"] == 3
@@ -169,7 +170,7 @@ def test_other_weights_score_from_here_on(root: Path, serve_below: Any, rollout:
         http.post("/v1/batches", content=wire.encode(batch), headers={"Content-Type": wire.CONTENT_TYPE})
         queued = lease(http)
         assert queued.reference_version == "3"
-        np.testing.assert_allclose(queued.ref_logps, expected, atol=2e-5)
+        np.testing.assert_allclose(queued.ref_logps, expected, atol=rounding(16))
 
         assert put(http, "run/step-1", 3).status_code == 200, "a repeated request is harmless"
         assert refusal(put(http, "run/step-1", 2)) == (409, "older_version")
@@ -226,7 +227,7 @@ def test_the_batch_in_hand_is_finished_with_the_weights_it_began_with(
     assert {id: each.reference_version for id, each in scored.items()} == {first.id: "0", second.id: "1"}
     for batch, model in ((first, make_model(0).eval()), (second, other_model())):
         expected = choose_forward(model)([batch.group], [1.0]).detach().numpy()
-        np.testing.assert_allclose(scored[batch.id].ref_logps, expected, atol=2e-5)
+        np.testing.assert_allclose(scored[batch.id].ref_logps, expected, atol=rounding(16))
 
 
 def test_the_weights_that_were_replaced_are_gone(
@@ -365,7 +366,7 @@ def test_a_snapshot_chooses_no_attention(tmp_path: Path, serve_below: Any, rollo
     with serve_below(tmp_path / "root") as http:
         answer = put(http, "x", 1)
         assert answer.status_code == 200, answer.text
-        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=2e-5)
+        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=rounding(16))
 
 
 def test_what_is_not_there(root: Path, tmp_path: Path, served: httpx.Client, serve_below: Any) -> None:
@@ -414,4 +415,4 @@ def test_weights_in_several_files(tmp_path: Path, serve_below: Any, rollout: Rol
     with serve_below(tmp_path) as http:
         assert put(http, "sharded", 1).status_code == 200
         expected = choose_forward(other_model())([batch.group], [1.0]).detach().numpy()
-        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=2e-5)
+        np.testing.assert_allclose(score(http, batch).ref_logps, expected, atol=rounding(16))

@@ -15,6 +15,7 @@ from ref_server.scoring.reference import DeviceLost, TooLarge
 from ref_server.scoring.scorer import Scorer
 from shared.batch import TokenGroup
 from shared.logprobs import LogprobForward, choose_forward
+from tests.rounding import rounding
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -73,7 +74,7 @@ def test_what_does_not_fit_is_done_in_parts(forward: LogprobForward, tokens: int
     for group, left, right in zip(GROUPS, whole.logps, parts.logps, strict=True):
         assert right.dtype == np.float32
         assert len(right) == len(group.completion_ids)
-        np.testing.assert_allclose(right, left, rtol=1e-6, atol=2e-6)
+        np.testing.assert_allclose(right, left, rtol=0, atol=rounding(16))
 
 
 def test_a_single_completion_that_does_not_fit_is_told_of(forward: LogprobForward) -> None:
@@ -152,4 +153,4 @@ def test_a_process_without_memory_scores_in_parts() -> None:
     assert splits == 0
     splits, parts = score_within("40")
     assert splits > 0
-    np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=2e-6)
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=rounding(16))

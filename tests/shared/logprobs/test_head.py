@@ -31,7 +31,7 @@ class Inputs:
             self.bias = None
         self.targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
         self.targets[:2] = torch.tensor([0, VOCABULARY - 1])
-        self.temperatures = torch.linspace(0.6, 1.7, TOKENS)
+        self.temperatures = torch.linspace(0.6, 1.7, TOKENS).to(tiles.wide(dtype))
 
     def head(self, softcap: float | None) -> LMHead:
         return LMHead(self.weight, self.bias, softcap)
@@ -89,7 +89,6 @@ def test_values_and_gradients(softcap: float | None, bias: bool, by: tuple[float
 @pytest.mark.usefixtures("tiled")
 def test_gradients_by_finite_differences() -> None:
     inputs = Inputs(torch.float64)
-    inputs.temperatures = inputs.temperatures.double()
 
     def values(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         return LMHead(weight, bias, 3.0).logps_and_entropy(hidden, inputs.targets, inputs.temperatures)
