@@ -16,6 +16,7 @@ from policy_trainer.sampling.decoding_attention import supports_decoding_attenti
 from policy_trainer.sampling.hf import use_attention
 from policy_trainer.sampling.prefill import prefill
 from tests.policy_trainer.sampling.architectures import ARCHITECTURES, PROMPTS, REPEATING, SHARING
+from tests.rounding import rounding
 
 
 def test_which_architectures_support_decoding_attention() -> None:
@@ -28,7 +29,7 @@ def test_which_architectures_support_decoding_attention() -> None:
 def test_all_decoders_compute_the_same_logits(architecture: str, prompts: list[list[int]]) -> None:
     """Also after rows have changed places, and after a whole group has left."""
     torch.manual_seed(3)
-    model = SHARING[architecture]().double().eval()
+    model = SHARING[architecture]().eval()
     tokens = torch.arange(3 * len(prompts)) + 10
     computed = []
     for make in (SharedPromptDecoder, CopiedPromptDecoder, RepeatedCacheDecoder):
@@ -41,8 +42,9 @@ def test_all_decoders_compute_the_same_logits(architecture: str, prompts: list[l
                     logits += [decoder.step(tokens[: len(rows)]), decoder.step(tokens[-len(rows) :])]
         computed.append(logits)
     for shared, copied, repeated in zip(*computed, strict=True):
-        assert (shared - repeated).abs().max() < 1e-9 * repeated.abs().max()
-        assert (copied - repeated).abs().max() < 1e-9 * repeated.abs().max()
+        bound = rounding(repeated.abs().max())
+        assert (shared - repeated).abs().max() < bound
+        assert (copied - repeated).abs().max() < bound
 
 
 @pytest.mark.parametrize(("tokens", "kind"), [(64, CopiedPromptDecoder), (65, SharedPromptDecoder)])

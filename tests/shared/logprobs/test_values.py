@@ -163,7 +163,7 @@ def test_the_cache_is_not_used() -> None:
 
 def test_what_is_sampled_is_scored_the_same() -> None:
     """The log-probs that greedy generation saw are those of the packed forward: sampler and learner agree."""
-    model = make("qwen2", torch.float64)
+    model = make("qwen2")
     forward = choose_forward(model)
     prompt = torch.tensor([[5, 9, 33, 12, 7]])
     out: Any = model.generate(  # type: ignore[operator]
@@ -178,4 +178,5 @@ def test_what_is_sampled_is_scored_the_same() -> None:
     seen = torch.stack([step[0].log_softmax(-1)[token] for step, token in zip(out.logits, completion, strict=True)])
     one = TokenGroup(prompt[0].numpy(), completion.numpy(), np.array([len(completion)]))
     with torch.no_grad():
-        assert (forward([one], [1.0]) - seen).abs().max() < 1e-9
+        # Greedy tokens are likely: their log-probs are small beside the logits.
+        assert (forward([one], [1.0]) - seen).abs().max() < rounding(max(step[0].abs().max() for step in out.logits))
