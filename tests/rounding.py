@@ -16,5 +16,5 @@ def rounding(largest: float | Tensor, *, layers: int = 2, dtype: torch.dtype = t
     a wrong computation is off by whole nats.
     """
     if isinstance(largest, Tensor):
-        largest = float(largest.detach())
-    return 64 * torch.finfo(dtype).eps * (layers + 1) * largest
+        largest = largest.detach()
+    return 64 * torch.finfo(dtype).eps * (layers + 1) * float(largest)
