@@ -1,100 +1,101 @@
 """Answers for the functions of this process: worker and evaluations ask by JSON over HTTP on the loopback."""
 
-import asyncio
 import hmac
 import json
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from types import TracebackType
 from typing import Any, Self
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from policy_trainer.data.sample import Sample
 from policy_trainer.rewards.callers import Address, decode_samples
 from policy_trainer.rewards.sandbox.answers import answers, shares
 from policy_trainer.rewards.signatures import OwnReward
 
-Answers = list[dict[str, Any]]
-
-# A function that hangs cannot be ended. The server does not wait for it.
-_STOP_SECONDS = 5.0
-
 
 class FunctionServer:
-    """Serves functions by name while it is entered. They run one after the other, in threads beside the training's.
+    """Serves functions by name while it is entered. They run one after the other, each call in a thread of its own.
 
-    The threads are daemons: a function that hangs does not keep the process from ending.
+    The threads are daemons: a function that hangs does not keep the process from ending. errors: the first exception
+    of each function that has failed.
     """
 
     def __init__(self, functions: Mapping[str, OwnReward]) -> None:
-        self._functions = functions
+        self.errors: dict[str, BaseException] = {}
+        self.functions = functions
         self._token = secrets.token_urlsafe(32)
-        self._turn = asyncio.Lock()
-        self._socket = socket.socket()
-        app = Starlette(routes=[Route("/rewards/{name}", self._judge, methods=["POST"])])
-        # log_config None: how this process logs is not ours to say.
-        config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="reward functions", daemon=True
-        )
+        self._turn = threading.Lock()
 
     @property
     def address(self) -> Address:
-        return Address(self._socket.getsockname()[1], self._token)
+        return Address(self._server.server_address[1], self._token)
 
     def __enter__(self) -> Self:
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen()  # so that requests wait until the thread is ready
-        self._thread.start()
+        self._server = _Server(("127.0.0.1", 0), partial(_Request, self))
+        threading.Thread(target=self._server.serve_forever, name="reward functions", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._server.should_exit = True
-        self._thread.join(_STOP_SECONDS)
-        self._socket.close()
+        self._server.shutdown()
+        self._server.server_close()
 
-    async def _judge(self, request: Request) -> Response:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            return Response(status_code=401)
-        function = self._functions.get(request.path_params["name"])
-        if function is None:
-            return Response(status_code=404)
-        samples = decode_samples(await request.body())
-        async with self._turn:
-            if await request.is_disconnected():  # it has waited too long for a function that hangs
-                return Response(status_code=408)
-            judged = await _in_thread(
-                lambda: [one for share in shares(function, samples) for one in answers(function, share)]
-            )
-        return Response(json.dumps({"answers": judged}), media_type="application/json")
+    def admits(self, authorization: str) -> bool:
+        return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
+
+    def judge(self, name: str, samples: list[Sample], asker: socket.socket) -> list[dict[str, Any]] | None:
+        """An answer for each sample; None if the asker is gone: it has waited too long for a function that hangs."""
+        function, note = self.functions[name], partial(self.errors.setdefault, name)
+        with self._turn:
+            if _is_gone(asker):
+                return None
+            return [answer for share in shares(function, samples) for answer in answers(function, share, note)]
 
 
-async def _in_thread(work: Callable[[], Answers]) -> Answers:
-    """The result of `work`, which must not raise, from a daemon thread of its own."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Answers] = loop.create_future()
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
 
-    def settle(found: Answers) -> None:
-        if not result.cancelled():
-            result.set_result(found)
 
-    def run() -> None:
-        found = work()
-        with suppress(RuntimeError):  # the server has ended meanwhile
-            loop.call_soon_threadsafe(settle, found)
+class _Request(BaseHTTPRequestHandler):
+    def __init__(self, functions: FunctionServer, *connection: Any) -> None:
+        self._functions = functions
+        super().__init__(*connection)
 
-    threading.Thread(target=run, name="reward function", daemon=True).start()
-    return await result
+    def do_POST(self) -> None:
+        name = self.path.removeprefix("/rewards/")
+        if not self._functions.admits(self.headers.get("Authorization", "")):
+            self._answer(HTTPStatus.UNAUTHORIZED)
+        elif name not in self._functions.functions:
+            self._answer(HTTPStatus.NOT_FOUND)
+        else:
+            samples = decode_samples(self.rfile.read(int(self.headers["Content-Length"])))
+            judged = self._functions.judge(name, samples, self.connection)
+            if judged is not None:
+                self._answer(HTTPStatus.OK, json.dumps({"answers": judged}).encode())
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        with suppress(ConnectionError):  # the asker has stopped waiting
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def _is_gone(asker: socket.socket) -> bool:
+    try:
+        return asker.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True

@@ -14,12 +14,16 @@ from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.rewards import Sample
 from policy_trainer.rewards.judging import Groups, Judge, Judgement
 from policy_trainer.rewards.nothing import NOTHING
-from policy_trainer.rewards.registry import teach_accuracy
+from policy_trainer.rewards.registry import measures_correctness
+from policy_trainer.rewards.sandbox.failures import summary
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.errors import UserError
 
 # The normal quantile of a two-sided 95% interval.
 _Z = 1.959964
+# Rewards that are 1 for a right answer and 0 for a wrong one, in any task. Beside others the task judges.
+_ACCURACIES = ("accuracy", "math/accuracy")
+_NOT_SUMMARISED = ("transcripts", "failed", "failures")
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,12 @@ class Evaluation:
     """The result of an evaluation.
 
     decoding: greedy, or sampled at a temperature. problems: problems that were answered and judged. accuracy: share of
-    right answers among those to problems with a gold answer, NaN where no problem has one. low, high: its 95% Wilson
-    interval. reward: mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that
+    right answers among those to problems with a gold answer, NaN where no problem has one and where no reward judges
+    correctness. low, high: its 95% Wilson interval. reward: mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that
     could be judged, and NaN where there are none. finished: share of answers that ended by themselves. mean_tokens:
     mean length of the answers. left_out: problems whose prompt was too long or whose gold answer cannot be judged.
-    failed: names of rewards that failed on every answer.
+    failed: the rewards that failed on every answer, with their first error. failures: a sentence for each reward that
+    failed on some.
     """
 
     decoding: str
@@ -60,32 +65,31 @@ class Evaluation:
     mean_tokens: float
     left_out: int
     transcripts: tuple[Transcript, ...] = field(default=(), repr=False)
-    failed: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
         """The figures as JSON values, with None for NaN."""
-        figures = {name: value for name, value in asdict(self).items() if name not in ("transcripts", "failed")}
+        figures = {name: value for name, value in asdict(self).items() if name not in _NOT_SUMMARISED}
         return without_nan(figures)
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether any problem has a gold answer."""
+        """Whether a reward judges correctness, and any problem has a gold answer."""
         return not math.isnan(self.accuracy)
 
     @property
     def scores(self) -> tuple[float, ...]:
         """What checkpoints are compared by, the first figure first; empty where nothing could be judged.
 
-        Accuracy, then the mean reward. Where no reward says what is right, the mean reward alone.
+        Accuracy, then the mean reward. Where no reward judges correctness, the mean reward alone.
         """
-        figures = (self.accuracy, self.reward) if teach_accuracy(self.rewards) else (self.reward,)
-        return tuple(figure for figure in figures if not math.isnan(figure))
+        return tuple(figure for figure in (self.accuracy, self.reward) if not math.isnan(figure))
 
     def __str__(self) -> str:
         """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`.
 
-        Without gold answers the rewards alone; the accuracy comes last where no reward says what is right. Without
-        either the answers' lengths.
+        Without an accuracy the rewards alone; without either the answers' lengths.
         """
         if set(self.rewards) == {NOTHING} and not self.has_accuracy:
             return (
@@ -95,9 +99,9 @@ class Evaluation:
         known = {name: mean for name, mean in self.rewards.items() if not math.isnan(mean)}
         parts = [f"{name} {mean:.3f}" for name, mean in known.items() if name != "accuracy"]
         among = f" ({', '.join(parts)})" if parts and len(self.rewards) > 1 else ""
-        rewards = [] if set(self.rewards) == {NOTHING} else [f"reward {self.reward:.3f}" + among]
-        told = [*(accuracy if self.has_accuracy else ()), *rewards]
-        return ", ".join(told if teach_accuracy(self.rewards) else reversed(told))
+        total = "no answer has a reward" if math.isnan(self.reward) else f"reward {self.reward:.3f}"
+        rewards = [] if set(self.rewards) == {NOTHING} else [total + among]
+        return ", ".join([*(accuracy if self.has_accuracy else ()), *rewards])
 
 
 class Evaluator:
@@ -136,14 +140,27 @@ class Evaluator:
             answered.extend(self._judged(groups))
             on_progress(len(answered), len(encoded))
         too_long = min(problems, len(self._task.eval_problems())) - len(encoded)
-        failures = {name: count - before.get(name, 0) for name, count in self._judge.failures.items()}
-        failed = tuple(name for name, count in failures.items() if count == len(answered))
-        return replace(_summarise(answered, params, too_long=too_long), failed=failed)
+        evaluation = _summarise(answered, params, too_long=too_long)
+        errors, total = self._judge.errors, len(answered)
+        counts = {name: count - before.get(name, 0) for name, count in self._judge.failures.items()}
+        return replace(
+            evaluation,
+            failed={name: errors[name] for name, count in counts.items() if count == total},
+            failures=tuple(
+                f"{name} failed on {count} of {total} answers, which have no reward from it; the first error: "
+                f"{summary(errors[name])}"
+                for name, count in counts.items()
+                if count
+            ),
+        )
 
     def _judged(self, groups: Groups) -> "list[_Answered]":
         judged = self._judge.judge(groups)
-        if "accuracy" in judged[0].parts:
-            right = [one.parts["accuracy"][0] for one in judged]
+        parts = judged[0].parts
+        if not measures_correctness(parts):
+            right = [math.nan] * len(judged)
+        elif judge := next((name for name in _ACCURACIES if name in parts), None):
+            right = [one.parts[judge][0] for one in judged]
         else:
             right = self._judge.right([one.samples[0] for one in judged])
         return [_Answered(float(own), one) for own, one in zip(right, judged, strict=True)]
@@ -187,11 +204,16 @@ class _Answered:
     def sample(self) -> Sample:
         return self.judged.samples[0]
 
+    @property
+    def needs_gold(self) -> bool:
+        """Whether the answer is compared with a gold answer."""
+        return bool(self.sample.problem.answer) and measures_correctness(self.judged.parts)
+
 
 def _summarise(answered: Sequence[_Answered], params: SamplingParams, *, too_long: int) -> Evaluation:
     graded = [item for item in answered if not math.isnan(item.right)]
     # A problem without a gold answer has rewards alone. One whose gold answer cannot be judged is left out.
-    judged = [item for item in answered if not (math.isnan(item.right) and item.sample.problem.answer)]
+    judged = [item for item in answered if not (math.isnan(item.right) and item.needs_gold)]
     count = len(judged)
     if not count:
         raise UserError(

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from policy_trainer.lifecycle.waits import Patience
-from policy_trainer.rewards.registry import teach_accuracy
 
 _LINE_EVERY = 10
 # Shorter waits are not shown: the panel would flicker.
@@ -23,8 +22,6 @@ _QUIET_SECONDS = 1.0
 _WIDTH = 100
 _CELL = 30
 _GAP = 2
-# How many parts of the reward are shown; metrics.jsonl has all of them.
-_PARTS = 3
 # A KL noise floor above this is shown. That of half precision is above it, that of float32 far below.
 _SHOWN_NOISE = 1e-9
 
@@ -168,11 +165,12 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     floor = record.get("kl_noise_floor") or 0.0
     noise = f" (noise floor {floor:.1g})" if floor > _SHOWN_NOISE else ""
     parts = [name for name in record if name.startswith("reward/")]
-    measure = _measure(record, [name.removeprefix("reward/") for name in parts])
+    measure = "reward" if record.get("eval_accuracy") is None else "accuracy"
     return {
+        **({} if record.get("tokens", 1) else {"nothing trained:": _reason(record)}),
         "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
-        **{name.removeprefix("reward/"): number(name, ".3f") for name in parts[:_PARTS]},
-        f"eval {measure}": number(f"eval_{measure}", ".3f"),
+        **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
+        f"eval {measure}": f"{number(f'eval_{measure}', '.3f')} (step {record.get('eval_step', 0)})",
         "KL": number("kl", ".4f") + noise,
         "entropy": number("entropy", ".3f"),
         "clipped": number("clip_ratio", ".3f"),
@@ -190,8 +188,8 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     }
 
 
-def _measure(record: Mapping[str, Any], rewards: Sequence[str]) -> str:
-    """What is shown of the evaluation. Problems without gold answers have no accuracy; some rewards do not teach it."""
-    if record.get("eval_reward") is None:
-        return "accuracy"
-    return "reward" if record.get("eval_accuracy") is None or not teach_accuracy(rewards) else "accuracy"
+def _reason(record: Mapping[str, Any]) -> str:
+    """Why a step trained nothing."""
+    if record.get("unrewarded") == record.get("completions"):
+        return "no completion has a reward"
+    return "the rewards of each group are equal" if record.get("frac_reward_zero_std") == 1 else "no token takes part"

@@ -72,12 +72,7 @@ class CallersReward:
         self._name = name
         self._seconds = seconds
         self._address = read_address(name)
-        self._failures = Failures([name])
-
-    @property
-    def failures(self) -> dict[str, int]:
-        """Number of samples so far on which it failed."""
-        return self._failures.counts
+        self.failures = Failures([name])
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
         """One score for each sample; NaN where there is none. Raises UserError for a function that cannot be used."""
@@ -87,7 +82,8 @@ class CallersReward:
         try:
             answers = self._ask(encode_samples(samples), limit)
         except TimeoutError:
-            self._failures.add(self._name, f"took more than {limit:g} s", count=len(samples))
+            each = f"judging.seconds = {self._seconds:g} for each of {len(samples)} completions"
+            self.failures.add(self._name, f"took more than {limit:g} s ({each})", count=len(samples))
             return [math.nan] * len(samples)
         except (OSError, HTTPException) as error:
             raise UserError(
@@ -95,7 +91,7 @@ class CallersReward:
             ) from error
         if reason := refusal(answers):
             raise UserError(reason)
-        self._failures.judged(self._name, answers)
+        self.failures.judged(self._name, answers)
         return [answer.get("score", math.nan) for answer in answers]
 
     def _ask(self, body: bytes, seconds: float) -> list[dict[str, Any]]:

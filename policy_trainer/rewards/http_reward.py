@@ -55,13 +55,8 @@ class HttpReward:
         self._config = config
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **_authorization()}
         self._tls = httpx.create_ssl_context()  # slow to make
-        self._failures = Failures([url])
+        self.failures = Failures([url])
         self._wait = LoggedWait()
-
-    @property
-    def failures(self) -> dict[str, int]:
-        """Number of samples so far that the server could not judge."""
-        return self._failures.counts
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
         """One score for each sample; NaN for null. Raises UserError for a server that refuses a request, answers
@@ -94,7 +89,7 @@ class HttpReward:
                 f"rewards: {self._url} has not judged for judging.http.patience = {self._config.patience:g} s: {error}"
             ) from None
         rewards = [math.nan if reward is None else reward for reward in self._read(answer, len(samples))]
-        self._failures.judged(self._url, [_NULL if math.isnan(reward) else {} for reward in rewards])
+        self.failures.judged(self._url, [_NULL if math.isnan(reward) else {} for reward in rewards])
         return [*rewards]
 
     def _ask(self, http: httpx.Client, body: bytes) -> bytes:

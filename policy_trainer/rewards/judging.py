@@ -105,7 +105,12 @@ class Judge:
     @property
     def failures(self) -> dict[str, int]:
         """Number of completions so far that rewards judged elsewhere (sandbox, caller, server) failed on, by name."""
-        return {name: count for judge in self._counting for name, count in judge.failures.items()}
+        return {name: count for judge in self._counting for name, count in judge.failures.counts.items()}
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The first error of each reward that has failed: its traceback, or a reason."""
+        return {name: error for judge in self._counting for name, error in judge.failures.errors.items()}
 
     def text(self, completion: Completion) -> str:
         """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token."""

@@ -103,9 +103,9 @@ def needs_answers(rewards: Sequence[str]) -> bool:
     return not rewards or not _GOLDEN.isdisjoint(_parts(rewards))
 
 
-def teach_accuracy(parts: Iterable[str]) -> bool:
-    """Whether any of these rewards, parts of recipes, says that an answer is right. Else accuracy need not rise. Where
-    there are none, nothing else tells how good answers are."""
+def measures_correctness(parts: Iterable[str]) -> bool:
+    """Whether any of these rewards, parts of recipes, says that an answer is right; only then is there an accuracy.
+    Where there are no rewards, the task says it: nothing else tells how good answers are."""
     return not _RIGHT.isdisjoint(names := set(parts)) or names == {NOTHING}
 
 

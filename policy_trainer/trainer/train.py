@@ -16,6 +16,7 @@ from policy_trainer.objective.group import Group
 from policy_trainer.queue_client.first_kl import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import next_index
+from policy_trainer.rewards.sandbox.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
 from policy_trainer.run_files.write_failures import write_failures
@@ -201,11 +202,14 @@ class Trainer:
             evaluation = self._policy.evaluator.evaluate(
                 self._policy.sampler, greedy, self._config.evaluation.problems, on_progress=self._evaluating
             )
-        self._evaluated = evaluation.summary()
+        for name, error in () if self._evaluated else evaluation.failed.items():
+            raise RewardsFailed(name, "every answer of the first evaluation", error)
+        self._evaluated = {"step": self._state.step, **evaluation.summary()}
         self._reporters.samples.of_evaluation(sampled_groups(evaluation, self._state.step))
-        self._reporters.metrics.write({"kind": "evaluation", "step": self._state.step, **self._evaluated})
+        self._reporters.metrics.write({"kind": "evaluation", **self._evaluated})
         when = f"step {self._state.step}" + ("" if self._state.step else ", before training")
-        self._reporters.display.note(f"{when}: held-out {evaluation}")
+        for line in (f"held-out {evaluation}", *evaluation.failures):
+            self._reporters.display.note(f"{when}: {line}")
         scores = list(evaluation.scores)
         if scores <= self._state.best_scores:
             return False
@@ -296,6 +300,7 @@ class Trainer:
             "waiting_seconds": waiting,
             "waiting_share": waiting / max(waiting + working, 1e-9),
             "tokens_per_second": stats.tokens / max(waiting + working, 1e-9),
+            "eval_step": self._evaluated.get("step"),
             "eval_accuracy": self._evaluated.get("accuracy"),
             "eval_reward": self._evaluated.get("reward"),
             "kl_noise_floor": self._noise_floor,

@@ -1,6 +1,6 @@
 """What a process that runs users' rewards answers for each sample: a score, an error, or a refusal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import StackSummary, TracebackException
 from typing import Any
 
@@ -20,21 +20,29 @@ def shares(reward: Reward | OwnReward, samples: Sequence[Sample]) -> list[list[S
     return [list(samples)] if isinstance(reward, TOGETHER) else [[sample] for sample in samples]
 
 
-def answers(reward: Reward | OwnReward, samples: list[Sample]) -> list[dict[str, Any]]:
-    """An answer for each sample of one judgement: `score`, or `error` with its `kind`, or `refused` with the reason."""
+def answers(
+    reward: Reward | OwnReward, samples: list[Sample], note: Callable[[BaseException], object] = lambda error: None
+) -> list[dict[str, Any]]:
+    """An answer for each sample of one judgement: `score`, or `error` with its `kind`, or `refused` with the reason.
+
+    note: called with each exception.
+    """
     try:
         outcomes = reward.outcomes(samples) if isinstance(reward, TOGETHER) else [reward(*samples)]
     except BaseException as error:  # a user's reward may raise anything, SystemExit too
         # Not kept in a variable: its traceback holds this frame, and in a circle the reward's memory would stay taken.
-        return [_answer(reward, error)] * len(samples)
-    return [_answer(reward, outcome) for outcome in outcomes]
+        return [_answer(reward, error, note)] * len(samples)
+    return [_answer(reward, outcome, note) for outcome in outcomes]
 
 
-def _answer(reward: Reward | OwnReward, outcome: Score | BaseException) -> dict[str, Any]:
+def _answer(
+    reward: Reward | OwnReward, outcome: Score | BaseException, note: Callable[[BaseException], object]
+) -> dict[str, Any]:
     if isinstance(outcome, UserError):
         return {"refused": str(outcome)}
     if not isinstance(outcome, BaseException):
         return {"score": outcome if outcome is None else float(outcome)}
+    note(outcome)
     told = own_frames(outcome) if isinstance(reward, OwnReward) else TracebackException.from_exception(outcome)
     place = [f"{frame.filename}:{frame.lineno}" for frame in told.stack[-1:]]
     lines = "".join(told.format())

@@ -1,11 +1,13 @@
-"""Counts and logs the completions that sandboxed rewards failed on."""
+"""Counts and logs the completions that rewards failed on."""
 
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
 
+from policy_trainer.lifecycle.endings import RunFailed
 from shared.errors import UserError
 
 log = structlog.get_logger()
@@ -13,6 +15,30 @@ log = structlog.get_logger()
 # If a reward fails on each of this many first completions, in as many calls, the reward is at fault, not a completion.
 _MAX_FAILURES = 64
 _MAX_FAILED_CALLS = 3
+# Where a traceback says that an error was raised.
+_PLACE = re.compile(r'File "(.+)", line (\d+)')
+
+
+class RewardError(Exception):
+    """What a reward raised in another process; the message is its traceback."""
+
+
+class RewardsFailed(UserError, RunFailed):
+    """A reward failed on every completion, so that the run cannot go on. Its cause is the reward's first error."""
+
+    def __init__(self, name: str, completions: str, error: str) -> None:
+        """completions: which ones, as words. error: the first one's traceback, or its reason."""
+        slow = "took more than" in error
+        remedy = "Raise judging.seconds, or make the reward faster" if slow else "Fix the reward, or name other rewards"
+        super().__init__(f"rewards: {name} failed on {completions}: {summary(error)}\n{remedy}")
+        self.__cause__ = RewardError(error)
+
+
+def summary(error: str) -> str:
+    """The last line of a traceback, with the place that it names; a reason as it is."""
+    places = _PLACE.findall(error)
+    last = error.strip().split("\n")[-1]
+    return f"{last} ({':'.join(places[-1])})" if places else last
 
 
 class Failures:
@@ -20,13 +46,14 @@ class Failures:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.counts = dict.fromkeys(names, 0)
+        self.errors: dict[str, str] = {}  # the first of each reward: a traceback, or a reason
         self._judged = dict.fromkeys(self.counts, 0)
         self._calls = dict.fromkeys(self.counts, 0)
         self._told: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def judged(self, name: str, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Counts the answers of one call. Raises UserError for a reward that has failed in every call so far."""
+        """Counts the answers of one call. Raises RewardsFailed for a reward that has failed in every call."""
         errors = [answer for answer in answers if "error" in answer]
         with self._lock:
             self._count(name, len(answers), len(errors))
@@ -35,7 +62,7 @@ class Failures:
                     self._told.add((name, answer["kind"]))
                     _log(name, self.counts[name], exception=answer["error"])
             if errors:
-                self._refuse_if_hopeless(name, errors[-1]["error"])
+                self._keep_error(name, errors[0]["error"])
 
     def add(self, name: str, reason: str, *, count: int) -> None:
         """Counts a call on `count` completions in which the process ended, and logs it always."""
@@ -43,18 +70,18 @@ class Failures:
             self._count(name, count, count)
             lost = {"completions": count} if count > 1 else {}
             _log(name, self.counts[name], reason=reason, **lost)
-            self._refuse_if_hopeless(name, reason)
+            self._keep_error(name, reason)
 
     def _count(self, name: str, judged: int, failed: int) -> None:
         self._judged[name] += judged
         self._calls[name] += 1
         self.counts[name] += failed
 
-    def _refuse_if_hopeless(self, name: str, reason: str) -> None:
+    def _keep_error(self, name: str, error: str) -> None:
+        first = self.errors.setdefault(name, error)
         failed = self.counts[name]
         if failed == self._judged[name] >= _MAX_FAILURES and self._calls[name] >= _MAX_FAILED_CALLS:
-            last = reason.strip().split("\n")[-1]
-            raise UserError(f"rewards: {name} failed on each of the first {failed} completions; the last error: {last}")
+            raise RewardsFailed(name, f"each of the first {failed} completions", first)
 
 
 def _log(name: str, failures: int, **told: Any) -> None:

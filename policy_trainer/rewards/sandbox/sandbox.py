@@ -44,15 +44,10 @@ class Sandbox:
 
         Raises UserError for a reward that cannot be loaded.
         """
-        self._failures = Failures(rewards)
-        self._lanes = [_Lane(rewards, self._failures, seconds, memory) for _ in range(workers)]
+        self.failures = Failures(rewards)
+        self._lanes = [_Lane(rewards, self.failures, seconds, memory) for _ in range(workers)]
         if rewards:
             self._lanes[0].start()
-
-    @property
-    def failures(self) -> Mapping[str, int]:
-        """Number of completions so far on which each reward failed."""
-        return self._failures.counts
 
     def scores(self, name: str, samples: Sequence[Sample]) -> list[Score]:
         """One score for each sample. Raises UserError for a reward that has failed on every completion so far."""

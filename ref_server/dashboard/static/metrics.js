@@ -24,7 +24,7 @@ const STEP = [
 const EVALUATION = [{ kind: "evaluation", name: "accuracy", title: "Accuracy, held out", unit: "share", healthy: "rising" }];
 
 // Indexes and times of the server, and what others show already.
-const LEFT_OUT = /^(step|epoch|eval_accuracy|eval_reward)$/;
+const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward)$/;
 
 /** The plots for runs that report these names of steps: { main, others }. Parts of the reward stand behind it. */
 export function plotsFor(names) {

@@ -72,7 +72,7 @@ def test_an_exception_costs_its_completion_and_is_told_with_the_users_lines(
     reward = serve(picky)
     first, second = reward.scores(samples("ab", ""))
     assert first == 0.5 and second is not None and math.isnan(second)
-    assert reward.failures == {"caller:f": 1}
+    assert reward.failures.counts == {"caller:f": 1}
     told = capsys.readouterr().out
     assert "return 1 / len(completion)" in told and "signatures.py" not in told
 
@@ -94,7 +94,7 @@ def test_a_function_that_hangs_costs_its_round(serve: Callable[..., CallersRewar
     patient = CallersReward("caller:f", seconds=60)
     assert patient.scores(samples("well")) == [1.0]
     assert seen == [["hang"], ["well"]]  # nobody waits for the second any more: it is not judged
-    assert reward.failures == {"caller:f": 2}
+    assert reward.failures.counts == {"caller:f": 2}
 
 
 def test_a_function_that_cannot_be_used_is_refused(serve: Callable[..., CallersReward]) -> None:

@@ -1,6 +1,7 @@
 """Accuracy and its interval, against published values and with a scripted sampler."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -214,14 +215,35 @@ def test_without_gold_answers_there_are_rewards_and_no_accuracy(tokenizer: PreTr
     assert str(result) == f"reward {result.reward:.3f} (format 0.500, length {result.rewards['length']:.3f})"
 
 
+MIXED = ((FORM.format(5), "5"), (FORM.format(6), "5"), (FORM.format(7), "unknown"), ("no idea.", ""))
+
+
 def test_accuracy_is_of_the_problems_with_gold_answers(tokenizer: PreTrainedTokenizerFast) -> None:
-    task = Lengthy((FORM.format(5), "5"), (FORM.format(6), "5"), (FORM.format(7), "unknown"), ("no idea.", ""))
-    result = evaluator(tokenizer, task).evaluate(Parrot(tokenizer), GREEDY, 4)
+    result = evaluator(tokenizer, FakeTask(*MIXED)).evaluate(Parrot(tokenizer), GREEDY, 4)
     assert (result.problems, result.left_out, result.accuracy) == (3, 1, 0.5)
     assert (result.low, result.high) == wilson_interval(1, 2)
     assert result.rewards["format"] == pytest.approx(2 / 3)
-    assert result.scores == (result.reward,), "neither format nor length says what is right"
-    assert str(result).endswith("), accuracy 0.500, 95% interval 0.095 to 0.905")
+    assert str(result).startswith("accuracy 0.500, 95% interval 0.095 to 0.905, reward ")
+
+
+def test_no_accuracy_is_measured_where_no_reward_judges_correctness(tokenizer: PreTrainedTokenizerFast) -> None:
+    """All answers count then, whatever their gold answers are."""
+    result = evaluator(tokenizer, Lengthy(*MIXED)).evaluate(Parrot(tokenizer), GREEDY, 4)
+    assert (result.problems, result.left_out, result.has_accuracy) == (4, 0, False)
+    assert (result.summary()["accuracy"], result.summary()["low"], result.summary()["high"]) == (None, None, None)
+    assert result.scores == (result.reward,)
+    assert "accuracy" not in str(result) and "interval" not in str(result)
+    assert "accuracy" not in list(evaluation_table([result], "t").columns[0].cells)
+    weightless = {"rewards": ["format", "accuracy"], "reward_weights": [1, 0]}
+    measured = evaluator(tokenizer, Lengthy(*MIXED), **weightless).evaluate(Parrot(tokenizer), GREEDY, 4)
+    assert measured.accuracy == 0.5
+
+
+def test_accuracy_is_what_math_accuracy_says(tokenizer: PreTrainedTokenizerFast) -> None:
+    """It reads answers without tags, which the task does not."""
+    task = FakeTask(("It is $5$", "5"), ("It is $6$", "5"))
+    result = evaluator(tokenizer, task, rewards=["math/accuracy"]).evaluate(Parrot(tokenizer), GREEDY, 2)
+    assert result.accuracy == result.rewards["math/accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("rewards", [["accuracy", "length"], ["simple_grpo/accuracy", "length"]])
@@ -267,9 +289,14 @@ def test_decoding_says_the_temperature(tokenizer: PreTrainedTokenizerFast) -> No
 def test_rewards_that_failed_on_every_answer_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
     rewards = [f"tests.policy_trainer.rewards.faulty:{name}" for name in ("raising", "leaving")]
     made = evaluator(tokenizer, FakeTask(("raise", "5"), ("raise", "5"), ("5", "5")), rewards=rewards)
-    assert made.evaluate(Parrot(tokenizer), GREEDY, 2).failed == (rewards[0],)
-    assert made.evaluate(Parrot(tokenizer), GREEDY, 3).failed == ()
-    assert "failed" not in made.evaluate(Parrot(tokenizer), GREEDY, 1).summary()
+    failed = made.evaluate(Parrot(tokenizer), GREEDY, 2)
+    assert list(failed.failed) == [rewards[0]] and "RuntimeError: it was asked to" in failed.failed[rewards[0]]
+    assert str(failed) == "no answer has a reward (tests.policy_trainer.rewards.faulty:leaving 5.000)"
+    some = made.evaluate(Parrot(tokenizer), GREEDY, 3)
+    assert not some.failed and len(some.failures) == 1
+    assert some.failures[0].startswith(f"{rewards[0]} failed on 2 of 3 answers, which have no reward from it; the first")
+    assert re.search(r"error: RuntimeError: it was asked to \(.*faulty\.py:\d+\)$", some.failures[0])
+    assert not {"failed", "failures"} & set(made.evaluate(Parrot(tokenizer), GREEDY, 1).summary())
 
 
 def test_without_rewards_accuracy_alone_says_how_good_answers_are(tokenizer: PreTrainedTokenizerFast) -> None:

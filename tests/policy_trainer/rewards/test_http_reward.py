@@ -132,7 +132,7 @@ class TestNull:
         judge = reward(site.url)
         with capture_logs() as logs:
             assert judge.scores(samples(*"abcd")) == pytest.approx([0.5, math.nan, 1, math.nan], nan_ok=True)
-        assert judge.failures == {site.url: 2}
+        assert judge.failures.counts == {site.url: 2}
         assert [(line["reward"], line["exception"]) for line in logs] == [(site.url, "the server answered null for it")]
 
     def test_for_all_of_the_first_samples_ends_the_run(self, open_site: OpenSite) -> None:
@@ -185,7 +185,7 @@ class TestPatience:
         judge = reward(site.url)
         assert judge.scores([SAMPLE]) == [1]
         assert len(site.requests) == 3
-        assert judge.failures == {site.url: 0}
+        assert judge.failures.counts == {site.url: 0}
 
     def test_batches_that_were_judged_are_not_asked_for_again(self, open_site: OpenSite) -> None:
         answers = iter([ONE, Answer(500), ONE])

@@ -144,4 +144,4 @@ def apart() -> Sandbox:
 )
 def test_prose_is_wrong_within_the_limit_of_time(answer: str, gold: str, apart: Sandbox) -> None:
     assert apart.scores("math", [Sample(Problem(gold), f"<answer>{answer}</answer>")]) == [0]
-    assert apart.failures == {"math": 0}
+    assert apart.failures.counts == {"math": 0}

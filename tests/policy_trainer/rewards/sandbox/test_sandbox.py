@@ -44,7 +44,7 @@ def test_one_stuck_reward_costs_one_completion(name: str) -> None:
     with capture_logs() as logs:
         scores = rewards.scores(name, samples("a", "hang", "ccc", "hang", "hang", "ffffff"))
     assert scores == [1, NAN, 3, NAN, NAN, 6]
-    assert rewards.failures == {name: 3}
+    assert rewards.failures.counts == {name: 3}
     assert [(log["reward"], log["reason"]) for log in logs] == [(name, "took more than 1 s")] * 3
 
 
@@ -60,7 +60,7 @@ def test_a_crash_costs_one_completion(text: str, reason: str) -> None:
     rewards = apart("leaving", seconds=30)
     with capture_logs() as logs:
         assert rewards.scores("leaving", samples("a", text, "ccc")) == [1, NAN, 3]
-    assert rewards.failures == {"leaving": 1}
+    assert rewards.failures.counts == {"leaving": 1}
     assert reason in (logs[0].get("reason") or logs[0]["exception"])
 
 
@@ -77,7 +77,7 @@ def test_an_exception_is_not_a_reward_of_0() -> None:
     with capture_logs() as logs:
         scores = rewards.scores("raising", samples("raise", "bb", "raise again", "dddd"))
     assert scores == [NAN, 2, NAN, 4]
-    assert rewards.failures == {"raising": 2}
+    assert rewards.failures.counts == {"raising": 2}
     assert len(logs) == 1 and "faulty.py" in logs[0]["exception"] and "it was asked to" in logs[0]["exception"]
 
 
@@ -88,14 +88,14 @@ def test_an_exception_is_not_a_reward_of_0() -> None:
 def test_no_number_is_no_reward(text: str, score: object, failures: int) -> None:
     rewards = apart("unanswering")
     assert rewards.scores("unanswering", samples("a", text, "c")) == [1, score, 1]
-    assert rewards.failures == {"unanswering": failures}
+    assert rewards.failures.counts == {"unanswering": failures}
 
 
 def test_what_a_rule_gives_where_it_is_cut_off() -> None:
     """A policy must not escape its failing score by keeping a rule busy."""
     rewards = Sandbox({"rule": own("leaving", cut_off=-1.0)}, seconds=30, memory=0)
     assert rewards.scores("rule", samples("a", "leave")) == [1, -1]
-    assert rewards.failures == {"rule": 1}
+    assert rewards.failures.counts == {"rule": 1}
 
 
 def test_a_reward_that_does_nothing_but_fail_stops_the_run() -> None:
@@ -146,7 +146,7 @@ def test_a_failed_call_costs_its_round_alone_and_is_told(text: str, reason: str)
     with capture_logs() as logs:
         assert rewards.scores("together", hinted("a", text, "c", "d")) == [NAN] * 4
     assert rewards.scores("together", hinted("a", "b")) == [2, 2]
-    assert rewards.failures == {"together": 4}
+    assert rewards.failures.counts == {"together": 4}
     (log,) = logs
     assert reason in log.get("reason", log.get("exception"))
 
@@ -157,7 +157,7 @@ def test_async_functions_of_many_and_of_one() -> None:
     assert rewards.scores("together_async", samples("a", "b")) == [1, 1]
     with capture_logs() as logs:
         assert rewards.scores("one_async", samples("a", "raise", "ccc")) == [1, NAN, 3]
-    assert len(logs) == 1 and rewards.failures == {"together_async": 0, "one_async": 1}
+    assert len(logs) == 1 and rewards.failures.counts == {"together_async": 0, "one_async": 1}
 
 
 def test_processes_judge_side_by_side() -> None:
@@ -166,7 +166,7 @@ def test_processes_judge_side_by_side() -> None:
     assert len(set(first)) == 2 and first[0] == first[2] and first[1] == first[3]
     both = Sandbox({"raising": own("raising")}, seconds=30, memory=0, workers=3)
     assert both.scores("raising", samples("a", "bb", "raise", "dddd", "eeeee")) == [1, 2, NAN, 4, 5]
-    assert both.scores("raising", samples("a")) == [1] and both.failures == {"raising": 1}
+    assert both.scores("raising", samples("a")) == [1] and both.failures.counts == {"raising": 1}
     assert both.scores("raising", []) == []
 
 
@@ -257,7 +257,7 @@ def test_a_process_that_ends_while_nothing_is_judged_costs_nothing() -> None:
     # psutil calls it a zombie while threads of it still end, when it cannot be waited for yet.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert rewards.scores("leaving", samples("a", "bb")) == [1, 2]
-    assert rewards.failures == {"leaving": 0}
+    assert rewards.failures.counts == {"leaving": 0}
 
 
 def test_it_ends_with_the_object() -> None:
