@@ -1,6 +1,7 @@
 """`GRPO(model=…, dataset=…, rewards=[f], **settings).train()`: a run like that of `policy-trainer train`."""
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,9 +18,10 @@ from policy_trainer.door.function_server import FunctionServer
 from policy_trainer.door.own_data import Problems, data_directory, own_data, placed, with_data
 from policy_trainer.door.own_functions import own_rewards
 from policy_trainer.door.result import GRPOResult, read_result
+from policy_trainer.door.spelling import in_python
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.presets import SETTINGS
-from policy_trainer.rewards.callers import ADDRESS_VARIABLE
+from policy_trainer.rewards.callers import ADDRESS_VARIABLE, MODULE
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.client import ClientError
 from shared.client.credentials import remedy
@@ -64,10 +66,11 @@ class GRPO:
         given = {"": dataset, "eval_": eval_dataset}
         self._data = {kind: own_data(one, f"{kind}dataset") for kind, one in given.items() if one is not None}
         own = own_rewards(rewards)
-        self._functions = own.here
+        self._functions = FunctionServer(own.here)
         chosen = {"rewards": own.names} if own.names else {}
         values = {**with_data(settings, self._data), "model": str(model), **chosen}
-        self.config = placed(from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS), self._data)
+        with _explained({}):
+            self.config = placed(from_python(TrainConfig, values, presets=SETTINGS, hints=_HINTS), self._data)
 
     def train(self) -> GRPOResult:
         """Trains to the last step. Ctrl-C, or a notebook's interrupt, stops between steps with a checkpoint; a second
@@ -86,7 +89,7 @@ class GRPO:
             console.print(f"device: {describe_device(self.config.device)}", highlight=False)
             for data in self._data.values():
                 data.write(data_directory(self.config))
-            stack.enter_context(_told(self.config))
+            stack.enter_context(_explained(self._functions.errors))
             stack.enter_context(_environment(self._environment(stack)))
             outcome = (dry_run if self.config.dry_run else train)(self.config, console)
         if self.config.dry_run:  # it has left nothing
@@ -98,18 +101,22 @@ class GRPO:
     def _environment(self, stack: ExitStack) -> dict[str, str]:
         """What the run's processes find in their environment: this process's modules, and the way to its functions."""
         modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        if not self._functions:
+        if not self._functions.functions:
             return modules
-        server = stack.enter_context(FunctionServer(self._functions))
-        return {**modules, ADDRESS_VARIABLE: str(server.address)}
+        return {**modules, ADDRESS_VARIABLE: str(stack.enter_context(self._functions).address)}
+
+
+class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(in_python(each) if isinstance(each, str) else each for each in objects), **options)
 
 
 def _console() -> Console:
     """In a notebook plain lines on standard output: standard error is red, and a live table would be printed anew each
     time. Else as the command."""
     if Console().is_jupyter:
-        return Console(force_jupyter=False, force_terminal=False)
-    return Console(stderr=True)
+        return _Console(force_jupyter=False, force_terminal=False)
+    return _Console(stderr=True)
 
 
 @contextmanager
@@ -137,9 +144,18 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _told(config: TrainConfig) -> Iterator[None]:
-    """Turns errors of a server that the user has named into RunFailed, with the command's words."""
+def _explained(raised: Mapping[str, BaseException]) -> Iterator[None]:
+    """Spells the settings in errors as Python does, and turns errors of a server that the user named into RunFailed.
+
+    raised: by functions of this process. It is the cause of a run that failed because of the function.
+    """
     try:
         yield
     except ClientError as error:
-        raise RunFailed(f"{error}{remedy(error, ENV_PREFIX)}") from error
+        raise RunFailed(in_python(f"{error}{remedy(error, ENV_PREFIX)}")) from error
+    except (RunFailed, UserError) as error:
+        error.args = (in_python(str(error)),)
+        names = [name for name in raised if re.search(rf"\b{MODULE}:{name}\b", str(error))]
+        if not names:
+            raise
+        raise error from raised[names[0]]

@@ -47,11 +47,11 @@ class Evaluation:
 
     decoding: greedy, or sampled at a temperature. problems: problems that were answered and judged. accuracy: share of
     right answers among those to problems with a gold answer, NaN where no problem has one and where no reward judges
-    correctness. low, high: its 95% Wilson interval. reward: mean of the weighted totals. rewards: mean of each reward part. Both are over the answers that
-    could be judged, and NaN where there are none. finished: share of answers that ended by themselves. mean_tokens:
-    mean length of the answers. left_out: problems whose prompt was too long or whose gold answer cannot be judged.
-    failed: the rewards that failed on every answer, with their first error. failures: a sentence for each reward that
-    failed on some.
+    correctness. low, high: its 95% Wilson interval. reward: mean of the weighted totals. rewards: mean of each reward
+    part. Both are over the answers that could be judged, and NaN where there are none. finished: share of answers that
+    ended by themselves. mean_tokens: mean length of the answers. left_out: problems whose prompt was too long or whose
+    gold answer cannot be judged. failed: the rewards that failed on every answer, with their first error. failures: a
+    sentence for each reward that failed on some.
     """
 
     decoding: str
@@ -140,17 +140,13 @@ class Evaluator:
             answered.extend(self._judged(groups))
             on_progress(len(answered), len(encoded))
         too_long = min(problems, len(self._task.eval_problems())) - len(encoded)
-        evaluation = _summarise(answered, params, too_long=too_long)
-        errors, total = self._judge.errors, len(answered)
-        counts = {name: count - before.get(name, 0) for name, count in self._judge.failures.items()}
+        failures = self._judge.failures_since(before)
         return replace(
-            evaluation,
-            failed={name: errors[name] for name, count in counts.items() if count == total},
+            _summarise(answered, params, too_long=too_long),
+            failed={name: error for name, (count, error) in failures.items() if count == len(answered)},
             failures=tuple(
-                f"{name} failed on {count} of {total} answers, which have no reward from it; the first error: "
-                f"{summary(errors[name])}"
-                for name, count in counts.items()
-                if count
+                f"{name} failed on {count} of {len(answered)} answers; the first error: {summary(error)}"
+                for name, (count, error) in failures.items()
             ),
         )
 

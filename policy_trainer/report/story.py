@@ -61,6 +61,7 @@ def _results(run: RecordedRun) -> list[str]:
     held_out = [item for item in run.evaluations if math.isfinite(number(item, "accuracy"))]
     return [
         *_change(held_out, "accuracy", f"Accuracy on held-out {of}"),
+        *([] if held_out else _change(run.evaluations, "reward", "The mean reward on held-out problems")),
         *_change(run.evaluations, "eval_loss", "The loss of held-out rows"),
         *_change(run.steps, "reward", "The mean reward of the training completions"),
     ]

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -82,8 +82,8 @@ class LineDisplay:
         left = self._pace.left(record["step"])
         first = record["step"] == self._first_step + 1
         if first or record["step"] % _LINE_EVERY == 0 or record["step"] == self._steps:
-            parts = " · ".join(f"{name} {value}" for name, value in _figures(record, left).items())
-            self.note(f"step {record['step']}/{self._steps} · {parts}")
+            parts = (*_idle(record), *(f"{name} {value}" for name, value in _figures(record, left).items()))
+            self.note(" · ".join([f"step {record['step']}/{self._steps}", *parts]))
         if first:
             self.note(f"from now on a line every {_LINE_EVERY} steps; docs/metrics.md explains each figure")
 
@@ -124,7 +124,7 @@ class LiveDisplay:
     def step(self, record: Mapping[str, Any]) -> None:
         self._bar.update(self._task, completed=record["step"])
         self._figures = _figures(record, self._pace.left(record["step"]))
-        self._wait = ""
+        self._wait = "".join(f"step {record['step']} {reason}" for reason in _idle(record))
 
     def waiting(self, reason: str, seconds: float) -> None:
         self._wait = _waited(reason, seconds) if seconds >= _QUIET_SECONDS else ""
@@ -167,7 +167,6 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     parts = [name for name in record if name.startswith("reward/")]
     measure = "reward" if record.get("eval_accuracy") is None else "accuracy"
     return {
-        **({} if record.get("tokens", 1) else {"nothing trained:": _reason(record)}),
         "reward": f"{number('reward', '.3f')} ± {number('reward_std', '.3f')}",
         **{name.removeprefix("reward/"): number(name, ".3f") for name in parts},
         f"eval {measure}": f"{number(f'eval_{measure}', '.3f')} (step {record.get('eval_step', 0)})",
@@ -188,8 +187,11 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
     }
 
 
-def _reason(record: Mapping[str, Any]) -> str:
-    """Why a step trained nothing."""
+def _idle(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """That the step trained nothing, and why; empty where it trained."""
+    if record.get("tokens", 1):
+        return ()
     if record.get("unrewarded") == record.get("completions"):
-        return "no completion has a reward"
-    return "the rewards of each group are equal" if record.get("frac_reward_zero_std") == 1 else "no token takes part"
+        return ("trained nothing: no completion has a reward",)
+    equal = record.get("frac_reward_zero_std") == 1
+    return (f"trained nothing: {'the rewards of each group are equal' if equal else 'no token takes part'}",)

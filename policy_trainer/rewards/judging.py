@@ -1,6 +1,6 @@
 """Judges completions by the configured rewards, a whole round in one call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -107,10 +107,12 @@ class Judge:
         """Number of completions so far that rewards judged elsewhere (sandbox, caller, server) failed on, by name."""
         return {name: count for judge in self._counting for name, count in judge.failures.counts.items()}
 
-    @property
-    def errors(self) -> dict[str, str]:
-        """The first error of each reward that has failed: its traceback, or a reason."""
-        return {name: error for judge in self._counting for name, error in judge.failures.errors.items()}
+    def failures_since(self, before: Mapping[str, int]) -> dict[str, tuple[int, str]]:
+        """Of each reward that has failed since `failures` was `before`: on how many completions, and its first error
+        ever, as a traceback or a reason."""
+        errors = {name: error for judge in self._counting for name, error in judge.failures.errors.items()}
+        counts = {name: count - before.get(name, 0) for name, count in self.failures.items()}
+        return {name: (count, errors[name]) for name, count in counts.items() if count}
 
     def text(self, completion: Completion) -> str:
         """Text for rewards and logs, never tokenised again. The EOS is left out, even if it is no special token."""

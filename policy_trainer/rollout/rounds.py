@@ -32,11 +32,15 @@ _MAX_DROPPED_IN_A_ROW = 10_000
 
 @dataclass
 class Round:
-    """The groups of a round, in the order in which their problems were drawn, and counts of wasted samples."""
+    """The groups of a round, in the order in which their problems were drawn, and counts of wasted samples.
+
+    failures: of rewards that failed, as `Judge.failures_since`.
+    """
 
     groups: list[SampledGroup]
     wasted: WastedSamples = field(default_factory=WastedSamples)
     judging_seconds: float = 0.0
+    failures: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def drop_without_variance(self) -> int:
         """Drops the groups whose rewards are all equal; returns how many there were."""
@@ -69,13 +73,14 @@ class Rounds:
 
         Raises UserError for data that cannot be used.
         """
-        current = Round([])
+        current, before = Round([]), self._judge.failures
         while not current.groups:
             again = self._pool.again(publication)
             count = self._config.sampling.prompts_per_round - len(again)
             self._sample(current, [*self._draw(draw, count, current), *again], publication)
             self._resample(current, draw, publication)
             current.groups = self._pool.sift(current.groups)
+        current.failures = self._judge.failures_since(before)
         return current
 
     def _resample(self, current: Round, draw: Callable[[], int], publication: Publication) -> None:

@@ -16,6 +16,7 @@ from policy_trainer.data.prompts import PromptEncoder, prompt_limit
 from policy_trainer.lifecycle.waits import LoggedWait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
 from policy_trainer.queue_client.server import batches_by_state, connect
+from policy_trainer.reporting.reward_failures import reported
 from policy_trainer.rewards.judging import Judge
 from policy_trainer.rollout.comparison import compare
 from policy_trainer.rollout.delivery import Delivery
@@ -162,12 +163,12 @@ class RolloutWorker:
             "waiting_seconds": (waited + self._blocked) / len(sampled.groups),
             **self._difference,
         }
-        wasted = asdict(sampled.wasted)
+        once = {**asdict(sampled.wasted), **reported(sampled.failures)}  # only the round's first batch carries it
         for group in sampled.groups:
-            sample = json.dumps({**group.about, **about, **wasted}, ensure_ascii=False)
+            sample = json.dumps({**group.about, **about, **once}, ensure_ascii=False)
             sample = sample.encode(errors="replace").decode()  # lone surrogates of a problem, which servers refuse
             delivery.send(group.drawn.index, wire.encode(self._batch(publication, group, sample)))
-            wasted = {}  # only the round's first batch carries the counts
+            once = {}
         self._blocked = delivery.blocked_seconds - blocked
 
     def _load_newest(self) -> Publication:

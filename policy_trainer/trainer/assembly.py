@@ -24,6 +24,7 @@ from policy_trainer.reporting.display import Display, make_display
 from policy_trainer.reporting.first_steps import FirstSteps, causes_of, last_of_first
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.metrics import MetricsFile, read_metrics
+from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.sample_views import TerminalSamples
 from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.server_metrics import ServerMetrics
@@ -173,6 +174,7 @@ def _make_reporters(
             apart=policy.part_weights if config.loss.advantage == "gdpo" else None,
         ),
         display=display,
+        reward_failures=RewardFailures(last_of_first(config.groups_per_step, config.max_steps - files.state.step)),
         recording=choose_recording(config.record),
         stopwatch=stopwatch,
     )

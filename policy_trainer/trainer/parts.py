@@ -14,6 +14,7 @@ from policy_trainer.queue_client.queue_watch import QueueWatch
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
+from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples
 from policy_trainer.reporting.tracking import Recorder
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
@@ -71,6 +72,7 @@ class Reporters:
     health: Health
     first_steps: FirstSteps
     display: Display
+    reward_failures: RewardFailures
     recording: Recording = field(default_factory=NoRecording)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -78,6 +80,8 @@ class Reporters:
         """Reports a training step, and new health warnings."""
         self.metrics.write(record)
         self.display.step(record)
+        for sentence in self.reward_failures.observe(batches):
+            self.display.note(f"step {record['step']}: {sentence}")
         for trouble in (*self.first_steps.observe(record["step"], batches), *self.health.observe(record)):
             self.metrics.write(health_record(trouble, record["step"]))
             self.display.note(f"step {record['step']}: {trouble}")

@@ -240,6 +240,8 @@ class Trainer:
     def _finish(self) -> bool:
         state = self._state
         finished = state.step >= self._config.max_steps
+        for sentence in self._reporters.reward_failures.summary():
+            self._reporters.display.note(f"step {state.step}: {sentence}")
         if finished:
             if self._source.feed.unsettled:  # a stop was requested during the last evaluation
                 self._checkpoint()

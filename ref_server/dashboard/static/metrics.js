@@ -21,7 +21,10 @@ const STEP = [
   ["teacher_kl", "KL to the teacher", "nats a token", "falling"],
 ].map(([name, title, unit, healthy]) => ({ kind: "step", name, title, unit, healthy }));
 
-const EVALUATION = [{ kind: "evaluation", name: "accuracy", title: "Accuracy, held out", unit: "share", healthy: "rising" }];
+const EVALUATION = [
+  { kind: "evaluation", name: "accuracy", title: "Accuracy, held out", unit: "share", healthy: "rising" },
+  { kind: "evaluation", name: "reward", title: "Reward, held out", unit: "", healthy: "rising" },
+];
 
 // Indexes and times of the server, and what others show already.
 const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward)$/;

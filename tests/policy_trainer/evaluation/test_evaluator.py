@@ -294,7 +294,7 @@ def test_rewards_that_failed_on_every_answer_are_named(tokenizer: PreTrainedToke
     assert str(failed) == "no answer has a reward (tests.policy_trainer.rewards.faulty:leaving 5.000)"
     some = made.evaluate(Parrot(tokenizer), GREEDY, 3)
     assert not some.failed and len(some.failures) == 1
-    assert some.failures[0].startswith(f"{rewards[0]} failed on 2 of 3 answers, which have no reward from it; the first")
+    assert some.failures[0].startswith(f"{rewards[0]} failed on 2 of 3 answers; the first")
     assert re.search(r"error: RuntimeError: it was asked to \(.*faulty\.py:\d+\)$", some.failures[0])
     assert not {"failed", "failures"} & set(made.evaluate(Parrot(tokenizer), GREEDY, 1).summary())
 

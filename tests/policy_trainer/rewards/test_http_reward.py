@@ -138,7 +138,7 @@ class TestNull:
     def test_for_all_of_the_first_samples_ends_the_run(self, open_site: OpenSite) -> None:
         site = open_site(lambda request: Answer(200, json.dumps({"rewards": [None] * 32}).encode()))
         judge = reward(site.url, batch_size=32)
-        with pytest.raises(UserError, match=r"failed on each of the first 96 completions; .* null"):
+        with pytest.raises(UserError, match=r"failed on each of the first 96 completions: .* null"):
             judge.scores(samples(*"abcd" * 32))
 
 

@@ -25,6 +25,7 @@ from policy_trainer.reference.renewal import FixedReference
 from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.reporting.first_steps import FirstSteps, causes_of
 from policy_trainer.reporting.health import Health
+from policy_trainer.reporting.reward_failures import RewardFailures
 from policy_trainer.reporting.samples import Samples, SamplesFile, read_samples
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, write_weights
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -192,6 +193,7 @@ def make_trainer(
                 Health(config.loss),
                 FirstSteps(2, tokenizer, frozenset(), causes_of(LossConfig())),
                 display,
+                RewardFailures(after=2),
             ),
             choose_first_kl(config, ModelInfo.model_construct(name="r", dtype="float32"), "float32"),
             stop,

@@ -1,0 +1,75 @@
+"""Tells of completions that rewards failed on, from what the workers report with their batches."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from policy_trainer.reporting.sample_views import printable
+from policy_trainer.rewards.sandbox.failures import RewardsFailed, summary
+from shared.batch import RolloutBatch
+
+# In a batch's `sample`: {reward: {"completions": n, "error": text}}.
+KEY = "reward_failures"
+# A `sample` is limited in size.
+_MOST_REWARDS, _MOST_CHARACTERS = 3, 200
+
+
+def reported(failures: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """What the first batch of a round says of rewards that failed in it. failures: (completions, first error)."""
+    told = {
+        name: {"completions": count, "error": ascii(summary(error))[1:-1][:_MOST_CHARACTERS]}
+        for name, (count, error) in list(failures.items())[:_MOST_REWARDS]
+    }
+    return {KEY: told} if told else {}
+
+
+@dataclass
+class RewardFailures:
+    """Sums up the failures of a run. after: the steps of this process after which a run without any reward ends."""
+
+    after: int
+    _counts: dict[str, int] = field(default_factory=dict, init=False)
+    _errors: dict[str, str] = field(default_factory=dict, init=False)
+    _noted: dict[str, int] = field(default_factory=dict, init=False)
+    _completions: int = field(default=0, init=False)
+    _rewarded: bool = field(default=False, init=False)
+
+    def observe(self, batches: Sequence[RolloutBatch]) -> list[str]:
+        """A sentence for each reward that has failed for the first time. Raises RewardsFailed if the first steps have
+        no reward at all, and one is known to have failed."""
+        for batch in batches:
+            self._rewarded |= not np.isnan(batch.rewards).all()
+            self._completions += len(batch.rewards)
+            for name, count, error in _read(batch.sample):
+                self._counts[name] = self._counts.get(name, 0) + count
+                self._errors.setdefault(name, error)
+        self.after -= 1
+        if self.after == 0 and not self._rewarded and self._errors:
+            name, error = next(iter(self._errors.items()))
+            raise RewardsFailed(name, f"the first {self._completions} completions", error)
+        return self._sentences(name for name in self._counts if name not in self._noted)
+
+    def summary(self) -> list[str]:
+        """A sentence for each reward that has failed since `observe` told of it."""
+        return self._sentences(name for name, count in self._counts.items() if count > self._noted[name])
+
+    def _sentences(self, names: Iterator[str]) -> list[str]:
+        new = list(names)
+        self._noted |= {name: self._counts[name] for name in new}
+        return [
+            f"{name} failed on {self._counts[name]} completions so far; the first error: {self._errors[name]}"
+            for name in new
+        ]
+
+
+def _read(sample: str | None) -> Iterator[tuple[str, int, str]]:
+    """(reward, completions, error). An outside client may have put any JSON there."""
+    value = json.loads(sample or "{}")
+    told = value.get(KEY) if isinstance(value, dict) else None
+    for name, item in told.items() if isinstance(told, dict) else ():
+        count, error = (item.get("completions"), item.get("error")) if isinstance(item, dict) else (None, None)
+        if isinstance(count, int) and count > 0 and isinstance(error, str):
+            yield printable(name), count, printable(error[:_MOST_CHARACTERS])
