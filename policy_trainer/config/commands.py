@@ -64,7 +64,7 @@ class CommonConfig(ModelConfig):
     """Random seed for drawing problems and sampling tokens."""
     task: TaskName = "arithmetic"
     """Source of the problems, and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
-    or module:name for your own task."""
+    or module:name for your own task. Default: jsonl if data.path is given, dataset if data.dataset is."""
     rewards: Annotated[CliVariadicArg[list[str]], Travel.NAME] = []
     """Names of reward functions, or module:function for your own, or the URL of a server that judges. Default: those of
     the task."""
@@ -86,6 +86,8 @@ class CommonConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check_task(self) -> "CommonConfig":
+        if "task" not in self.model_fields_set and (self.data.path or self.data.dataset):
+            self.task = "jsonl" if self.data.path else "dataset"
         check_source(self.task, self.data)
         if self.task == "mixture" and not self.data.mixture:
             raise ValueError("data.mixture: task mixture needs a list of tasks")

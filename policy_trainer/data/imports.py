@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from policy_trainer.data.user_code import their_lines
 from shared.errors import UserError
 
 
@@ -22,7 +23,8 @@ def import_named(name: str, setting: str) -> Any:
     except MemoryError:  # the memory limit is the cause, not the module
         raise
     except Exception as error:  # a module may raise anything
-        raise UserError(
+        reason = (
             f"{setting}: {name} cannot be imported from {here}, nor from the installed packages: "
             f"{type(error).__name__}: {error}"
-        ) from error
+        )
+        raise UserError("\n".join([reason, *their_lines(error)])) from error

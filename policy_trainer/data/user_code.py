@@ -1,7 +1,9 @@
 """Errors in a user's own module, told with the user's lines and without ours."""
 
+import importlib
 import inspect
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from shared.errors import UserError
 
 _PACKAGES = Path(__file__).parents[2]
 _OURS = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("policy_trainer", "ref_server", "shared"))
+# What imports a module, beside its own lines.
+_IMPORTS = ("<frozen importlib", importlib.__file__)
 # With two lines each, and the error's own line, five in all.
 _FRAMES = 2
 
@@ -25,7 +29,7 @@ def told_as_theirs(setting: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError("\n".join([f"{setting}: {what} raised {words}", *_frames(error)])) from error
+        raise UserError("\n".join([f"{setting}: {what} raised {words}", *their_lines(error)])) from error
 
 
 def accepts(function: Callable[..., Any], *arguments: Any) -> str | None:
@@ -42,13 +46,15 @@ def accepts(function: Callable[..., Any], *arguments: Any) -> str | None:
 
 
 def their_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames of a traceback that are not this program's."""
-    return [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    """The frames of a traceback that are not this program's, nor those of the import of a module."""
+    return [frame for frame in frames if not frame.filename.startswith((*_OURS, *_IMPORTS))]
 
 
-def _frames(error: Exception) -> list[str]:
-    """The last lines of a traceback that are the user's: file, line and code."""
+def their_lines(error: Exception) -> list[str]:
+    """The last lines of a traceback that are the user's: file, line and code. Those of a library where all are."""
     frames = their_frames(traceback.extract_tb(error.__traceback__))
+    libraries = tuple(f"{path}{os.sep}" for path in sysconfig.get_paths().values())
+    frames = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
     return [
         line
         for frame in frames[-_FRAMES:]

@@ -44,8 +44,8 @@ def arguments_of(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "field"),
     [
-        ("data.path p", "path"),
-        ("data.dataset d", "dataset"),
+        ("task arithmetic data.path p", "path"),
+        ("task arithmetic data.dataset d", "dataset"),
         ("data.eval-path p", "eval_path"),
         ("data.eval-split test", "eval_split"),
         ("task jsonl data.path p data.dataset d", "dataset"),
@@ -60,6 +60,15 @@ def arguments_of(line: str) -> list[str]:
 def test_what_a_task_does_not_look_at_is_refused(capsys: pytest.CaptureFixture[str], line: str, field: str) -> None:
     words = refusal(capsys, *arguments_of(line))
     assert words.startswith(f"eval: data.{field}: ") and words.count("\n") == 1
+
+
+def test_a_source_without_a_task_chooses_it() -> None:
+    def task_of(line: str) -> str:
+        return load(*arguments_of(line)).task
+
+    assert task_of("data.path p") == task_of("data.path p.parquet data.answer-rule math") == "jsonl"
+    assert task_of("data.dataset d data.split test") == "dataset"
+    assert task_of("task gsm8k data.path p") == "gsm8k"
 
 
 def test_the_refusal_names_the_tasks_that_would_look(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,10 +90,9 @@ def test_a_task_of_a_mixture_has_settings_like_any_other(capsys: pytest.CaptureF
 def test_the_environment_and_a_file_count_as_well(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("own.toml").write_text('[data]\ndataset = "d"\n')
+    Path("own.toml").write_text('task = "arithmetic"\n[data]\ndataset = "d"\n')
     assert "data.dataset: task arithmetic" in refusal(capsys, "--config", "own.toml")
     monkeypatch.setenv("POLICY_TRAINER_DATA__PATH", "p")
-    assert "data.path: task arithmetic" in refusal(capsys)
     assert "data.path: task arithmetic" in refusal(capsys, "--task", "arithmetic")
 
 

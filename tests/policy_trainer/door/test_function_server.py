@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.sample import Sample
 from policy_trainer.door.function_server import FunctionServer
-from policy_trainer.rewards.callers import ADDRESS_VARIABLE, CallersReward
+from policy_trainer.rewards.callers import ADDRESS_VARIABLE, CallersReward, encode_samples
 from policy_trainer.rewards.signatures import own_reward
 from shared.errors import UserError
 
@@ -95,6 +96,33 @@ def test_a_function_that_hangs_costs_its_round(serve: Callable[..., CallersRewar
     assert patient.scores(samples("well")) == [1.0]
     assert seen == [["hang"], ["well"]]  # nobody waits for the second any more: it is not judged
     assert reward.failures.counts == {"caller:f": 2}
+
+
+def test_the_first_exception_of_a_function_is_kept() -> None:
+    def broken(completions: list[str]) -> list[float]:
+        raise KeyError(completions[0])
+
+    functions = {"broken": own_reward("broken", broken), "short": own_reward("short", lambda completions: [1.0])}
+    asker, caller = socket.socketpair()
+    with FunctionServer(functions) as server, asker, caller:
+        for name in ("broken", "broken", "short"):
+            server.judge(name, samples("a", "b"), asker)
+    assert repr(server.errors["broken"]) == "KeyError('a')"
+    assert "one reward for each of 2 completions, got 1" in str(server.errors["short"])
+
+
+def test_it_ends_silently_while_functions_hang(
+    serve: Callable[..., CallersReward], capfd: pytest.CaptureFixture[str]
+) -> None:
+    release = threading.Event()
+    server = FunctionServer({"f": own_reward("f", lambda completion: release.wait())})
+    with server, _connected(server) as first, _connected(server) as second:
+        for connection in (first, second):
+            headers = {"Authorization": f"Bearer {str(server.address).partition(':')[2]}"}
+            connection.request("POST", "/rewards/f", encode_samples(samples("a")), headers)
+    release.set()
+    output = capfd.readouterr()
+    assert output.out + output.err == ""
 
 
 def test_a_function_that_cannot_be_used_is_refused(serve: Callable[..., CallersReward]) -> None:

@@ -80,8 +80,8 @@ def test_a_run_that_failed_before_its_first_step_gives_way_as_to_the_command(tmp
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"dataset": ROWS[1:]}, "data.path: --resume cannot change it"),
-        ({"rewards": ["format"]}, "rewards: --resume cannot change it"),
+        ({"dataset": ROWS[1:]}, "data.path: resume=True cannot change it"),
+        ({"rewards": ["format"]}, "rewards: resume=True cannot change it"),
     ],
 )
 def test_a_resumed_run_keeps_its_problems_and_rewards(changed: dict[str, Any], message: str, tmp_path: Path) -> None:

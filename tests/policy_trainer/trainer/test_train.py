@@ -120,6 +120,8 @@ class Measured:
     """An evaluation."""
 
     scores: tuple[float, ...]
+    failed: ClassVar[dict[str, str]] = {}
+    failures: ClassVar[tuple[str, ...]] = ()
     transcripts: ClassVar[Any] = (Transcript("6*7=?", "41", "42", False, 0.5, {"accuracy": 0.5}, 2, True, ""),)
 
     def summary(self) -> dict[str, float]:

@@ -214,6 +214,14 @@ def test_a_function_that_cannot_be_imported_is_refused_at_start(name: str, error
         Sandbox({name: Sandboxed(UserFunction(name), UserFunction(name).load)}, seconds=30, memory=0)
 
 
+def test_a_module_that_fails_at_import_is_named_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_written.py").write_text("import json\n\nLIMITS = json.loads('{')\n")
+    monkeypatch.chdir(tmp_path)
+    place = rf"JSONDecodeError: .*\n  {tmp_path}/half_written.py, line 3, in <module>\n    LIMITS = json.loads\('{{'\)$"
+    with pytest.raises(UserError, match=place):
+        UserFunction("half_written:f").load()
+
+
 def test_what_is_no_function_is_refused_at_start() -> None:
     with pytest.raises(UserError, match=r"not_a_function is not a function .*: 5 is not a callable object"):
         Sandbox({"five": own("not_a_function")}, seconds=30, memory=0)
