@@ -112,7 +112,7 @@ def test_failures_of_some_completions_are_told_with_their_number_and_error(
     def half(completion: str) -> float:
         if next(judged) % 2:
             raise KeyError("odd one")
-        return len(completion)
+        return len(set(completion))
 
     result = GRPO(model=random_model, dataset=PROBLEMS, rewards=half, max_steps=2, **QUICK).train()
     assert result.finished and "accuracy" not in str(result.evaluations[0]["rewards"])
