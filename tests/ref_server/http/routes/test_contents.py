@@ -96,7 +96,6 @@ def test_masks_and_steps_are_shown(http: httpx.Client, rollout: Rollout) -> None
     ("sample", "shown"),
     [
         ("[NaN, Infinity, 1e999, 2]", [None, None, None, 2]),
-        ('"\\ud800"', None),  # half a character
         ("[" * 500 + "]" * 500, None),
         ('"<script>"', "<script>"),
     ],
