@@ -15,8 +15,6 @@ from tests.bench.curves_recipes import COUNTDOWN, RunSetup, names, recipe
 from tests.bench.curves_report import draw, write_page
 from tests.bench.curves_result import Point, Result
 
-pytestmark = pytest.mark.slow
-
 
 def step(number: int, **figures: float) -> dict[str, object]:
     known = {"completions": 32, "groups": 3, "groups_left_out": 1, "resampled_groups": 0, "kl": 0.1, "entropy": 0.5}

@@ -23,8 +23,6 @@ from tests.bench.gpu_rows import Ratio, Row, Setting, Share, Table, show
 from tests.bench.gpu_speed import compiled, step
 from tests.bench.scoring import ours
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 
 

@@ -70,7 +70,6 @@ def test_before_there_are_such_weights_it_samples_with_the_first(model: PreTrain
     assert {batch.policy_version for batch in sampler.sample(1)} == {0}
 
 
-@pytest.mark.slow
 def test_the_same_numbers_come_every_time_and_the_lag_changes_them(model: PreTrainedModel) -> None:
     def run(lag: int) -> Outcome:
         return train(config(), [copy.deepcopy(model) for _ in range(3)], make_tokenizer(), lag)

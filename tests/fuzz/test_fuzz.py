@@ -7,8 +7,6 @@ import pytest
 from tests.fuzz import bundle, legacy, native, workers
 from tests.fuzz.workers import Outcome, fuzz
 
-pytestmark = pytest.mark.slow
-
 # Fewer for the legacy decoder, which is slower.
 INPUTS = {"native": 8_000, "bundle": 8_000, "legacy": 2_000}
 STAGES = {

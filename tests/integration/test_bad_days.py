@@ -4,15 +4,11 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.models import load_model
 from tests.integration.processes import Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
-
-pytestmark = pytest.mark.slow
 
 
 def test_kill_and_resume_trains_nothing_twice(random_model, tmp_path, start):

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.integration.runs import QUICK, train
 
@@ -32,7 +30,6 @@ def assert_curves_equal(server: Server, run_dir: Path) -> None:
     assert (listed["run"], listed["records"], listed["step"]) == (run_dir.name, len(records), steps[-1])
 
 
-@pytest.mark.slow
 def test_the_server_has_the_curve_of_a_run_that_was_killed_and_resumed(
     random_model: Path, tmp_path: Path, start: Callable[[Process], Any]
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from playwright.sync_api import expect
 
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -19,7 +18,6 @@ from tests.ref_server.dashboard.conftest import Tab, chromium, open_tab
 __all__ = ["chromium", "open_tab"]
 
 
-@pytest.mark.slow
 def test_a_run_is_watched_while_it_trains(
     base_model: Path, tmp_path: Path, start: Any, open_tab: Callable[..., Tab]
 ) -> None:

@@ -11,8 +11,6 @@ import pytest
 from policy_trainer.demo.base_model import cached_base_model
 from tests.integration.processes import Process, steps_of, until
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def demo(base_model: Path, tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -4,8 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.integration.processes import Process, Server, processes_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
@@ -29,7 +27,6 @@ def children(run_dir, number):
     return [pid for pid in processes_of(run_dir) if option in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.slow
 def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
     run_dir = tmp_path / "several"
     server = start(Server(random_model, tmp_path, None, "--devices", "cpu", "cpu"))
@@ -43,7 +40,6 @@ def test_a_run_with_two_devices_of_each(random_model, tmp_path, start):
     assert not processes_of(run_dir)
 
 
-@pytest.mark.slow
 def test_workers_that_share_no_directory_with_the_trainer(random_model, tmp_path, start):
     server = start(Server(random_model, tmp_path))
     run_dir, elsewhere = tmp_path / "trainers", tmp_path / "workers"
@@ -57,7 +53,6 @@ def test_workers_that_share_no_directory_with_the_trainer(random_model, tmp_path
     assert not processes_of(elsewhere)
 
 
-@pytest.mark.slow
 def test_one_ctrl_c_ends_all_workers_and_a_dead_one_comes_back(random_model, tmp_path, start):
     run_dir = tmp_path / "ended"
     server = start(Server(random_model, tmp_path))

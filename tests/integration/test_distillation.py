@@ -12,8 +12,6 @@ from policy_trainer.demo.base_model import make_model, make_tokenizer
 from shared.models import save_model
 from tests.integration.processes import Process, processes_of, steps_of, until
 
-pytestmark = pytest.mark.slow
-
 QUICK = (
     "--device", "cpu", "--threads", "1", "--preset", "distill", "--task", "jsonl", "--groups-per-step", "4",
     "--sampling.num-generations", "4", "--sampling.prompts-per-round", "4", "--sampling.max-completion-length", "8",

@@ -14,7 +14,6 @@ from shared.api import State
 from tests.integration.processes import Process, Server, processes_of, until
 from tests.integration.runs import QUICK
 
-pytestmark = pytest.mark.slow
 CHECKS = (
     "versions", "devices", "model", "task", "prompts", "EOS", "memory", "weights", "rewards", "server", "one group",
     "first KL", "full step",

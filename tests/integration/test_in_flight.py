@@ -7,8 +7,6 @@ import pytest
 from tests.integration.processes import Server, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
-pytestmark = pytest.mark.slow
-
 RARELY = ("--checkpoint.save-steps", "1000", "--max-steps", "14")
 
 

@@ -10,8 +10,6 @@ from tests.integration.processes import Server
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 from tests.rounding import rounding
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_finished_run_can_be_looked_at(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--queue.keep-samples", "3")).until_ready()

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 from uuid6 import uuid7
 
 from policy_trainer.config import LossConfig
@@ -21,8 +20,6 @@ from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient
 from tests.integration.processes import Process, until
 from tests.ports import free_port
-
-pytestmark = pytest.mark.slow
 
 GROUPS = 512
 STEPS = 2

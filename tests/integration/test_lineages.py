@@ -15,8 +15,6 @@ from shared.client import RefServerClient
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.integration.runs import QUICK, train
 
-pytestmark = pytest.mark.slow
-
 # A few more batches than are trained wait in the server.
 OPTIONS = (*QUICK, "--checkpoint.save-steps", "2")
 

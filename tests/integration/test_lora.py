@@ -15,8 +15,6 @@ from tests.integration.processes import Process, processes_of, steps_of, until
 from tests.integration.runs import QUICK
 from tests.ports import free_port
 
-pytestmark = pytest.mark.slow
-
 STEPS = 16
 
 

@@ -45,7 +45,6 @@ def run_dir(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return directory / "run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["step", "evaluation"])
 def test_the_table_lists_what_a_run_writes(run_dir: Path, kind: str) -> None:
     assert written(read_metrics(run_dir / "metrics.jsonl"), kind) == documented(kind)
@@ -64,12 +63,10 @@ def test_the_table_lists_fields_of_reward_model_records() -> None:
     assert {field.name for field in fields(PreferenceStats)} | {"kind", "step"} == documented("reward-model step")
 
 
-@pytest.mark.slow
 def test_batches_that_the_server_refused_are_counted(run_dir: Path) -> None:
     assert [record["refused_batches"] for record in steps_of(run_dir)] == [1, 1, 1]
 
 
-@pytest.mark.slow
 def test_tensorboard_has_every_number(run_dir: Path) -> None:
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()

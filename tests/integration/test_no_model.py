@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from shared.api import State
 from shared.client import RefServerClient
@@ -23,7 +22,6 @@ def trained(model: Path, tmp_path: Path, start: Any, *options: str) -> tuple[Pro
     return start(Process("policy_trainer", "train", *common, *QUICK, *options, log=tmp_path / "trainer.log")), url
 
 
-@pytest.mark.slow
 def test_a_kl_penalty_is_refused_with_remedies(random_model: Path, tmp_path: Path, start: Any) -> None:
     trainer, _ = trained(random_model, tmp_path, start)
     assert trainer.wait() == 2, trainer.output()
@@ -31,7 +29,6 @@ def test_a_kl_penalty_is_refused_with_remedies(random_model: Path, tmp_path: Pat
     assert "--loss.beta 0" in trainer.output() and "Traceback" not in trainer.output()
 
 
-@pytest.mark.slow
 def test_it_trains_without_a_kl_penalty(random_model: Path, tmp_path: Path, start: Any) -> None:
     # A random model is wrong everywhere: only the lengths of its completions differ.
     options = ("--loss.beta", "0", "--max-steps", "4", "--rewards", "accuracy", "length")

@@ -28,7 +28,6 @@ def wait_for_the_end(run_dir: Path) -> None:
     until(lambda: not processes_of(run_dir), "every process of the run to end")
 
 
-@pytest.mark.slow
 def test_one_command_trains_and_leaves_no_process(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "alone"
     # The reference becomes the policy: its snapshots need no directory of their own.
@@ -41,7 +40,6 @@ def test_one_command_trains_and_leaves_no_process(random_model: Path, tmp_path: 
     assert not processes_of(run_dir)
 
 
-@pytest.mark.slow
 def test_killed_it_ends_whole_and_resumes_with_its_queue(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "killed"
     options = ("--max-steps", "12", "--checkpoint.save-steps", "3")
@@ -64,7 +62,6 @@ def test_killed_it_ends_whole_and_resumes_with_its_queue(random_model: Path, tmp
     assert len(problems) == len(set(problems)) == 48
 
 
-@pytest.mark.slow
 def test_a_server_that_dies_is_started_again(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "shaken"
     trainer = start(alone(random_model, run_dir, "--max-steps", "8"))
@@ -86,7 +83,6 @@ def test_a_server_that_dies_is_started_again(random_model: Path, tmp_path: Path,
     assert not processes_of(run_dir)
 
 
-@pytest.mark.slow
 def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "external"
     run_dir.mkdir()
@@ -99,7 +95,6 @@ def test_external_workers_find_the_server(random_model: Path, tmp_path: Path, st
     assert worker.wait() == 0, worker.output()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["/nowhere/model", "broken"])
 def test_a_model_that_cannot_be_loaded_is_told_in_five_lines(model: str, tmp_path: Path, start: Any) -> None:
     broken = tmp_path / "broken"
@@ -113,7 +108,6 @@ def test_a_model_that_cannot_be_loaded_is_told_in_five_lines(model: str, tmp_pat
     assert not processes_of(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_a_server_that_cannot_start_is_told_with_its_log(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "run"
     trainer = start(alone(random_model, run_dir, "--reference.device", "cuda:77"))
@@ -123,7 +117,6 @@ def test_a_server_that_cannot_start_is_told_with_its_log(random_model: Path, tmp
     assert not processes_of(run_dir)
 
 
-@pytest.mark.slow
 def test_a_stop_while_the_server_loads_ends_all(random_model: Path, tmp_path: Path, start: Any) -> None:
     run_dir = tmp_path / "stopped"
     trainer = start(alone(random_model, run_dir))
@@ -134,7 +127,6 @@ def test_a_stop_while_the_server_loads_ends_all(random_model: Path, tmp_path: Pa
     assert not processes_of(run_dir) and time.monotonic() - began < 60
 
 
-@pytest.mark.slow
 def test_a_dry_run_tells_of_every_stage_and_leaves_nothing(random_model: Path, tmp_path: Path, start: Any) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -147,7 +139,6 @@ def test_a_dry_run_tells_of_every_stage_and_leaves_nothing(random_model: Path, t
     assert not processes_of(home)
 
 
-@pytest.mark.slow
 def test_a_dry_run_fails_as_the_run_would(random_model: Path, tmp_path: Path, start: Any) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -7,8 +7,6 @@ import torch
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
-pytestmark = pytest.mark.slow
-
 MIXED = (*QUICK, "--dtype", "bfloat16", "--gradient-checkpointing", "--checkpoint.save-total-limit", "3")
 
 

@@ -21,8 +21,6 @@ from policy_trainer.weights.directory import WeightsDirectory
 from tests.integration.processes import Process, Server, steps_of, until
 from tests.ports import free_port
 
-pytestmark = pytest.mark.slow
-
 # Problems that the base model sometimes solves, in the form of each recipe's data.
 DATA: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": f"{i}+{i + 7}=?", "answer": f"Add them.\n#### {2 * i + 7}"} for i in range(10, 40)],

@@ -52,7 +52,6 @@ def small(code: str, model: Path, steps: int, **settings: Any) -> str:
     return code
 
 
-@pytest.mark.slow
 def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert EXAMPLE in README
     space: dict[str, Any] = {"__name__": "__main__"}
@@ -70,14 +69,12 @@ def test_the_example(random_model: Path, site: Path, capfd: pytest.CaptureFixtur
         exec(small(EXAMPLE, random_model, 2), space)
 
 
-@pytest.mark.slow
 def test_functions_of_a_module_run_in_the_worker(random_model: Path, site: Path) -> None:
     # It leaves the process for a completion "leave", and hangs for "hang": both are rare here.
     result = GRPO(model=random_model, dataset=PROBLEMS, rewards=[faulty.sleeping], max_steps=1, **QUICK).train()
     assert result.history[0]["reward/tests.policy_trainer.rewards.faulty:sleeping"] > 0
 
 
-@pytest.mark.slow
 def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: Path, site: Path) -> None:
     def broken(completions: list[str]) -> list[float]:
         raise KeyError("no such thing")
@@ -126,7 +123,6 @@ def test_failures_of_some_completions_are_told_with_their_number_and_error(
     assert any("data={'prompt_style': 'plain'}" in line for line in lines)
 
 
-@pytest.mark.slow
 def test_a_dry_run_leaves_no_run(random_model: Path, site: Path) -> None:
     rewards = [lambda completion: len(set(completion))]
     result = GRPO(model=random_model, dataset=PROBLEMS, rewards=rewards, dry_run=True, **QUICK).train()

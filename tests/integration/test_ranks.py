@@ -11,8 +11,6 @@ from shared.models import load_model
 from tests.integration.processes import Process, Server, processes_of, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once
 
-pytestmark = pytest.mark.slow
-
 STEPS = 28
 
 

@@ -19,8 +19,6 @@ from tests.integration.processes import Process, Server, processes_of, steps_of,
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 from tests.rounding import rounding
 
-pytestmark = pytest.mark.slow
-
 
 def renewed(root: Path, every: int) -> tuple[str, ...]:
     return (

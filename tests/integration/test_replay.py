@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.integration.processes import Process, steps_of
 from tests.integration.runs import QUICK
 
-pytestmark = pytest.mark.slow
 # Rewards differ, so that a random model learns something.
 OPTIONS = (
     *QUICK,

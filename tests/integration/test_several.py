@@ -9,8 +9,6 @@ from tests.integration.processes import Server, steps_of, until
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 from tests.postgresql import postgres
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("backend", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
 def test_two_runs_at_once(random_model: Path, tmp_path: Path, start, backend: str) -> None:

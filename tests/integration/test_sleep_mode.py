@@ -13,8 +13,6 @@ from tests.integration.runs import QUICK, assert_trained_exactly_once
 from tests.integration.timed import spans
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 
-pytestmark = pytest.mark.slow
-
 Spans = Sequence[tuple[float, float]]
 
 

@@ -12,8 +12,6 @@ from tests.integration.processes import Process, steps_of, until
 from tests.integration.runs import QUICK
 from tests.ports import free_port
 
-pytestmark = pytest.mark.slow
-
 TRAIN = "a-trainers-token-0123456789"
 UPLOAD = "a-workers-token-0123456789"
 

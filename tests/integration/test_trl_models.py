@@ -24,10 +24,7 @@ from shared.logprobs import choose_forward
 from shared.models import load_model, load_tokenizer, save_model, tokenizer_fingerprint
 from shared.settings import from_values
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # TRL sets deprecated options
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # TRL sets deprecated options
 
 ROWS = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(8)]
 ARGUMENTS = {

@@ -2,8 +2,6 @@
 
 from contextlib import closing
 
-import pytest
-
 from policy_trainer.demo.base_model import make_tokenizer
 from shared.models import load_model
 from tests.integration.processes import Server, steps_of
@@ -11,7 +9,6 @@ from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 from tests.policy_trainer.sampling.fake_vllm import FakeVllm
 
 
-@pytest.mark.slow
 def test_a_run_samples_from_what_it_published(random_model, tmp_path, start):
     server = start(Server(random_model, tmp_path))
     model = load_model(str(random_model), revision=None, device="cpu", dtype="float32")
@@ -32,7 +29,6 @@ def test_a_run_samples_from_what_it_published(random_model, tmp_path, start):
     assert_trained_exactly_once(server, run_dir)
 
 
-@pytest.mark.slow
 def test_a_server_that_is_not_there_is_told_before_anything_starts(random_model, tmp_path, start):
     server = Server(random_model, tmp_path)
     start(server)

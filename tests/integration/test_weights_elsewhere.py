@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.integration.processes import Process, Server, steps_of
 from tests.integration.runs import QUICK, train
-
-pytestmark = pytest.mark.slow
 
 TRAINER, WORKER = "trainer-0123456789abcdef", "worker-0123456789abcdef"
 STEPS = 8

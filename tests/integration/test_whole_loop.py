@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from policy_trainer.demo.base_model import make_tokenizer
@@ -11,7 +10,6 @@ from tests.integration.processes import Process, Server, processes_of, steps_of,
 from tests.integration.runs import QUICK, assert_trained_exactly_once, train
 
 
-@pytest.mark.slow
 def test_reward_rises(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "32"))
     run_dir = tmp_path / "rises"
@@ -44,7 +42,6 @@ def test_reward_rises(base_model, tmp_path, start):
     assert not processes_of(run_dir)
 
 
-@pytest.mark.slow
 def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, start):
     run_dir = tmp_path / "external"
     server = Server(random_model, tmp_path)  # still loading when the trainer starts
@@ -67,7 +64,6 @@ def test_external_worker_waits_and_ends_with_the_run(random_model, tmp_path, sta
     assert_trained_exactly_once(server, run_dir)
 
 
-@pytest.mark.slow
 def test_a_policy_with_another_vocabulary_than_the_reference_is_refused(random_model, tmp_path, start):
     other = tmp_path / "other"
     tokenizer = make_tokenizer()
@@ -80,7 +76,6 @@ def test_a_policy_with_another_vocabulary_than_the_reference_is_refused(random_m
     assert "Traceback" not in trainer.output()
 
 
-@pytest.mark.slow
 def test_groups_that_the_server_would_refuse_are_refused_at_the_start(random_model, tmp_path, start):
     """Otherwise a run would only train on its short groups. 256 tokens of context leave 244 for a prompt."""
     server = start(Server(random_model, tmp_path, None, "--max-batch-tokens", str(244 + 4 * 12 - 1)))
@@ -99,7 +94,6 @@ def tiny_llama(vocabulary: int) -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_own_data_with_another_architecture(tmp_path, start):
     model = tmp_path / "llama"
     tokenizer = make_tokenizer()
@@ -124,7 +118,6 @@ def test_own_data_with_another_architecture(tmp_path, start):
     assert sum(record["dropped_prompts"] for record in steps_of(run_dir)) >= 1
 
 
-@pytest.mark.slow
 def test_loss_that_stays_not_finite_stops_the_run(base_model, tmp_path, start):
     server = start(Server(base_model, tmp_path, None, "--queue.max-batches", "16"))
     run_dir = tmp_path / "broken"
