@@ -24,7 +24,7 @@ COMMANDS = {
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",
     "export": "a Hugging Face model of a checkpoint that was written under torchrun",
     "presets": "settings of published recipes, for --preset: the list, and every number of one",
-    "demo": "a tiny model learns arithmetic on this machine in a few minutes",
+    "demo": "a tiny model learns arithmetic on this machine in about a minute",
     "demo-setup": "write the demo's base model and configuration, to start its processes yourself",
 }
 

@@ -8,12 +8,18 @@ from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import PlanConfig
 
 COLUMNS = 120
+# docs/memory.md has the measurement.
+UNCOUNTED = (
+    "0.4 GB of Python and PyTorch; and up to 0.5 GB of freed memory stay in the process for its next step, which a "
+    "smaller --micro-batch-tokens lowers"
+)
 
 
 def run(arguments: list[str]) -> int:
     """Returns 1 where something does not fit. Raises UserError for a model or a device that is not there."""
     config = read_settings(PlanConfig, arguments, "plan")
     # Late, so that wrong options fail before PyTorch loads.
+    from policy_trainer.trainer.machine import MAIN_MEMORY
     from policy_trainer.trainer.plan import load_teacher_outline, plan
     from policy_trainer.trainer.shortages import GB, shortages
     from shared.models import load_outline
@@ -27,6 +33,8 @@ def run(arguments: list[str]) -> int:
         table.add_row(need.process, need.memory, parts, f"{need.total / GB:.1f}", need.limit)
     console = Console(width=COLUMNS, highlight=False)
     console.print(table)
+    if any(need.memory == MAIN_MEMORY and need.limit for need in needs):
+        console.print(f"not counted, for each process on a CPU: {UNCOUNTED}", soft_wrap=True)
     short = shortages(config, needs, gpu_bytes)
     for shortage in short:
         console.print(f"does not fit: {shortage}", soft_wrap=True)

@@ -230,12 +230,12 @@ class DemoChoices(BaseSettings):
     """Random seed for the base model, the problems and the sampling."""
     run_dir: Path = Path("runs/demo")
     """Directory for everything that the demo writes."""
-    max_steps: int = Field(default=160, ge=1)
+    max_steps: int = Field(default=60, ge=1)
     """Total training steps."""
 
 
 class DemoConfig(DemoChoices):
-    """Train a tiny model to do arithmetic: everything on this machine, in a few minutes."""
+    """Train a tiny model to do arithmetic: everything on this machine, in about a minute."""
 
     resume: bool = False
     """Continue an interrupted demo from its newest checkpoint."""

@@ -70,7 +70,7 @@ def demo(config: DemoConfig, console: Console) -> int:
 def set_up(config: DemoSetupConfig) -> Path:
     """Writes RUN_DIR/base, unless it exists, and RUN_DIR/config.toml, the --config of a trainer and its workers."""
     directory = RunDirectory(config.run_dir)
-    directory.make()  # before the base model, which takes a minute
+    directory.make()  # before the base model, which takes half a minute
     base = config.run_dir / "base"
     if not base.exists():
         use_threads(1)  # more threads make so small a model slower
@@ -83,7 +83,7 @@ def set_up(config: DemoSetupConfig) -> Path:
 def _base_model(config: DemoConfig, console: Console) -> Path:
     cache = config.run_dir.parent / "base_models"
     console.print(
-        f"base model: a tiny one that has learnt sums from examples, kept in {cache}; making it takes about a minute",
+        f"base model: a tiny one that has learnt sums from examples, kept in {cache}; making it takes half a minute",
         highlight=False,
         soft_wrap=True,
     )

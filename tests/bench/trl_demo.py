@@ -1,4 +1,5 @@
-"""The demo's 160 steps beside TRL's GRPOTrainer: same base model, problems, rewards and settings, one after the other.
+"""160 steps of the demo's task with TRL's GRPOTrainer and with ours, one after the other: same base model, problems,
+rewards and settings.
 
 TRL is one process with two threads; ours are three processes with one thread each. Run it with `make bench-trl`.
 """

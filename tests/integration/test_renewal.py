@@ -66,7 +66,7 @@ def everything(server: Server, run_dir: Path) -> list[ScoredBatch]:
 
 def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, tmp_path: Path, start: Any) -> None:
     root = tmp_path / "snapshots"
-    server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root)))
+    server = start(Server(base_model, tmp_path, None, "--snapshot-root", str(root))).until_ready()
     run_dir = tmp_path / "iterative"
     # Published as often as renewed, so that every policy that samples is also a reference.
     options = ("--max-steps", "1000", "--publish-every", "2", "--max-waiting", "4", "--checkpoint.save-steps", "1000")

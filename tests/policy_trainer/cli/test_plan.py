@@ -23,6 +23,13 @@ def test_says_whether_it_fits(model: str, gib: str, status: int, capsys: pytest.
     for row in ("trainer", "reference server", "worker", "main memory", "FLOP a step", "weights a round"):
         assert row in said
     assert ("does not fit: cuda:0 has" in said) is bool(status)
+    assert "not counted" not in said
+
+
+def test_names_what_a_process_on_a_cpu_holds_beyond_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("--sampling.max-completion-length", "64", "--data.max-prompt-length", "32")
+    assert run(["--model", model, *lengths, "--device", "cpu"]) == 0
+    assert "not counted, for each process on a CPU: 0.4 GB of Python" in capsys.readouterr().out
 
 
 def test_takes_the_command_line_of_train(model: str) -> None:

@@ -74,8 +74,8 @@ FIGURES = (
     "reward -12.345 ± 10.123", "accuracy 0.100", "format 0.200", "a_name_that_somebody_gave_it ", "fourth 0.400",
     "eval accuracy 0.977 (step 8)",
     "KL 1.0867 (noise floor 0.0002)", "entropy 11.932", "clipped 0.123", "equal rewards 100%",
-    "tokens 12346, at most 32,768", "truncated 100%", "tokens/s 123,457 trained", "a sampler's tokens/s 123,457",
-    "trainer waits 100%", "sampler waits 100%", "staleness 123.4, at most 1234", "queue 123 to score, 1234 ready",
+    "length 12346 (max 32,768)", "truncated 100%", "tokens/s 123,457 trained", "tokens/s per worker 123,457",
+    "trainer waits 100%", "sampler waits 100%", "staleness 123.4 (max 1234)", "queue 123 to score, 1234 ready",
     "time left -",
 )  # fmt: skip
 
