@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from policy_trainer import GRPO
-from policy_trainer.cli.settings import read_settings
+from policy_trainer.cli.settings import HINTS, read_settings
 from policy_trainer.cli.spellings import ABSENT, RENAMED, TRL
 from policy_trainer.config import SftConfig, TrainConfig
 from shared.errors import UserError
+from shared.settings.command_line import spell_option
 from shared.settings.names import setting_names
+from shared.settings.suggestions import explain_unknown
 from tests import trl_page
 
 OURS = {*setting_names(TrainConfig), *setting_names(SftConfig)}
@@ -19,12 +21,8 @@ OURS = {*setting_names(TrainConfig), *setting_names(SftConfig)}
 ELSEWHERE = {"batch_size", "max_length"}
 
 
-def answer(capsys: pytest.CaptureFixture[str], option: str) -> str:
-    with pytest.raises(SystemExit):
-        read_settings(TrainConfig, ["--model", "m", option, "1"], "train")
-    words = capsys.readouterr().err
-    assert len(words.splitlines()) <= 3
-    return words
+def answer(name: str) -> str:
+    return explain_unknown(name, setting_names(TrainConfig), HINTS, spell_option)
 
 
 def test_each_name_stands_once() -> None:
@@ -41,15 +39,17 @@ def test_every_renamed_setting_is_one_of_ours() -> None:
     assert not {*RENAMED, *ABSENT} & {name for name in setting_names(TrainConfig) if "." not in name}
 
 
-@pytest.mark.parametrize("name", RENAMED)
-def test_another_name_is_answered_with_ours(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    words = answer(capsys, f"--{name}")
-    assert all(f"--{ours.replace('_', '-')}" in words for ours in RENAMED[name] if ours not in ELSEWHERE)
+def test_another_name_is_answered_with_ours() -> None:
+    for name, ours in RENAMED.items():
+        assert all(spell_option(setting) in answer(name) for setting in ours if setting not in ELSEWHERE), name
 
 
-@pytest.mark.parametrize("name", ABSENT)
-def test_what_there_is_not_is_said(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert ABSENT[name] in answer(capsys, f"--{name.replace('_', '-')}")
+def test_what_there_is_not_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, reason in ABSENT.items():
+        assert answer(name) == reason
+    with pytest.raises(SystemExit):
+        read_settings(TrainConfig, ["--model", "m", "--num-generations-eval", "1"], "train")
+    assert ABSENT["num_generations_eval"] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["args", "callbacks", "num_generations_eval", "eval_on_start"])
