@@ -19,6 +19,8 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import Processor
 
+from shared.errors import printable
+
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -151,18 +153,12 @@ _FORMATS: dict[LogFormat, Callable[[], list[Processor]]] = {"console": _for_peop
 def _escape(_logger: object, _method: str, event: _Event) -> _Event:
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _indented(value) if key in _TEXTS else _printable(value)
+            event[key] = _indented(value) if key in _TEXTS else printable(value)
     return event
 
 
 def _indented(text: str) -> str:
-    return "\n".join("    " + _printable(line) for line in text.split("\n"))
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "\n".join("    " + printable(line) for line in text.split("\n"))
 
 
 def _in_order(_logger: object, _method: str, event: _Event) -> _Event:

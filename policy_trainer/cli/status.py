@@ -12,7 +12,7 @@ from policy_trainer.config import ENV_PREFIX
 from policy_trainer.lifecycle.endings import RunFailed
 from shared.client import ClientError, NotRefServer
 from shared.client.credentials import remedy
-from shared.errors import UserError
+from shared.errors import UserError, printable
 from shared.lifetime import end_with_parent
 from shared.logs import configure_logs
 
@@ -64,5 +64,6 @@ def training_status(result: Result, run_dir: Path, console: Console) -> int:
 
 
 def _fail(command: str, reason: str, status: int) -> int:
-    print(f"policy-trainer {command}: {reason}", file=sys.stderr)
+    """reason: may have lines. Names of models and runs in it may come from another program."""
+    print(f"policy-trainer {command}:", "\n".join(map(printable, reason.split("\n"))), file=sys.stderr)
     return status

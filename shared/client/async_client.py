@@ -37,7 +37,7 @@ from shared.api import (
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
-from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
+from shared.client.connection import Connection, OnWait, unready_reason, wait_silently, whole
 from shared.client.errors import ClientError, RefServerError, WrongContent
 from shared.client.requests import Held, Leased, Outcomes, Request
 from shared.client.transfers import Download, async_pieces, describe_file
@@ -268,19 +268,20 @@ class AsyncRefServerClient(Connection):
         raise AssertionError("the last attempt raises")
 
     async def _send_once(self, request: Request[T]) -> T:
+        body = bytearray()
         with self.translating():
-            if request.sink:
-                return await self._receive(request, request.sink)
-            response = await self._http.request(**self.arguments(request))
-        return self.read(request, response)
+            async with self._http.stream(**self.arguments(request)) as response:
+                self.check_encoding(response)
+                if request.sink and response.is_success:
+                    return await self._receive(request, request.sink, response)
+                async for piece in response.aiter_raw():
+                    self.collect(request, response, body, piece)
+        return self.read(request, whole(response, body))
 
-    async def _receive(self, request: Request[T], sink: Download) -> T:
-        async with self._http.stream(**self.arguments(request)) as response:
-            if not response.is_success:
-                await response.aread()
-            begun = self.read(request, response)
-            async for piece in response.aiter_bytes():
-                await to_thread.run_sync(sink.write, piece)
+    async def _receive(self, request: Request[T], sink: Download, response: httpx.Response) -> T:
+        begun = self.read(request, response)
+        async for piece in response.aiter_raw():
+            await to_thread.run_sync(sink.write, piece)
         return begun
 
     async def _send_all(self, several: Sequence[Request[Outcomes]]) -> Outcomes:

@@ -12,7 +12,8 @@ import tenacity
 
 from shared.client.credentials import check_token, trust
 from shared.client.errors import ClientError, NotRefServer, RefServerError, Unreachable, refusal, unreachable
-from shared.client.requests import Request
+from shared.client.requests import JSON_BYTES, Request
+from shared.client.transfers import append
 
 # Called before each retry with the reason and the seconds waited so far. May raise to give up.
 OnWait = Callable[[str, float], None]
@@ -38,7 +39,8 @@ class Connection:
         self._hint = hint
         self._options: dict[str, Any] = {
             "base_url": url,
-            "headers": _authorization(token),
+            # Uncompressed: a few KiB that expand to gigabytes would pass every limit.
+            "headers": {"Accept-Encoding": "identity", **_authorization(token)},
             "verify": True if ca is None else trust(Path(ca)),
             "mounts": dict.fromkeys(THIS_MACHINE),
         }
@@ -73,13 +75,26 @@ class Connection:
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """Turns httpx's connection errors into Unreachable, an undecodable response into NotRefServer."""
+        """Turns httpx's connection errors into Unreachable."""
         try:
             yield
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise unreachable(error, self.url) from None
-        except httpx.DecodingError as error:
-            raise NotRefServer(f"the server at {self.url} is not a reference server: {error}") from None
+
+    def check_encoding(self, response: httpx.Response) -> None:
+        """Raises NotRefServer for a compressed response, unless it is an error of some gateway."""
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if response.is_success and encoding != "identity":
+            words = f"its answer is compressed ({encoding}), which was not requested"
+            raise NotRefServer(f"the server at {self.url} is not a reference server: {words}")
+
+    def collect(self, request: Request[Any], response: httpx.Response, body: bytearray, piece: bytes) -> None:
+        """Adds a piece to the body of a response. Raises NotRefServer for one that is longer than any legal one."""
+        try:
+            append(body, piece, request.most if response.is_success else JSON_BYTES)
+        except ValueError as error:
+            words = f"{error} ({request.method} {request.path})"
+            raise NotRefServer(f"the server at {self.url} is not a reference server: {words}") from None
 
     def read(self, request: Request[T], response: httpx.Response) -> T:
         """Parses a response. Raises RefServerError, NotRefServer."""
@@ -90,6 +105,13 @@ class Connection:
         except (ValueError, LookupError) as error:
             words = f"the server at {self.url} is not a reference server of this version: {_first_line(error)}"
             raise NotRefServer(words) from None
+
+
+def whole(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:
+    """A streamed response with the body that was read from it; without it if that is compressed."""
+    headers = response.headers.copy()
+    compressed = headers.pop("Content-Encoding", "identity") != "identity"
+    return httpx.Response(response.status_code, headers=headers, content=b"" if compressed else bytes(body))
 
 
 class RetryPolicy:

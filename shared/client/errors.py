@@ -6,9 +6,14 @@ from textwrap import shorten
 
 import httpx
 
+from shared.errors import printable
+
 
 class ClientError(Exception):
-    """A request failed. The message says why, and what may help."""
+    """A request failed. The message says why, and what may help; a server's words in it are printable, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 class Unreachable(ClientError):
@@ -19,7 +24,7 @@ class Unreachable(ClientError):
 
     def __init__(self, url: str, reason: str, *, passes: bool, done: bool) -> None:
         super().__init__(f"no server answers at {url} ({reason})")
-        self.reason = reason
+        self.reason = _one_line(reason)
         self.passes = passes
         self.done = done
 
@@ -46,8 +51,8 @@ class UnusableBatch(ClientError):
         super().__init__(f"batch {id} cannot be used: {reason}")
         self.id = id
         self.token = token
-        self.field = field
-        self.reason = reason
+        self.field = _one_line(field)
+        self.reason = _one_line(reason)
 
 
 class RefServerError(ClientError):
@@ -70,7 +75,7 @@ class RefServerError(ClientError):
     ) -> None:
         super().__init__(f"the reference server answered {status}: {message}" if code else f"the answer was {message}")
         self.status = status
-        self.message = message
+        self.message = _one_line(message)
         self.code = code
         self.field = field
         self.request_id = request_id
@@ -80,6 +85,7 @@ class RefServerError(ClientError):
 # The end of the message for a field that a server does not know: clients send none but those of the API.
 _UNKNOWN_FIELD = "Extra inputs are not permitted"
 _LONGEST_SECONDS = 3600.0
+_LONGEST_MESSAGE = 4000
 # Without our JSON these are another server's. Others may be of a proxy or a gateway in between.
 _NOT_OURS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
@@ -92,7 +98,7 @@ def refusal(response: httpx.Response, url: str) -> RefServerError | NotRefServer
         message = str(error["message"])
         about |= {name: error.get(name) for name in ("code", "field")}
         about["request_id"] = error.get("request_id") or about["request_id"]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         message = f"{response.status_code} {response.reason_phrase}{_excerpt(response)}"
         if response.is_redirect or response.status_code in _NOT_OURS:
             return NotRefServer(f"the server at {url} is not a reference server: it says {message}")
@@ -106,6 +112,10 @@ def retry_after(response: httpx.Response) -> float | None:
     """Seconds, from the Retry-After header; an hour at most, whatever a server asks for."""
     header = response.headers.get("Retry-After", "")
     return min(float(header), _LONGEST_SECONDS) if header.isdecimal() else None
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text[:_LONGEST_MESSAGE].split()))
 
 
 def _excerpt(response: httpx.Response) -> str:

@@ -61,6 +61,11 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 _JSON = "application/json"
+# The longest JSON answer, a page of 1,000 batches or 5,000 steps, has a few MiB.
+JSON_BYTES = 64 * 2**20
+# A lease has 64 MiB, or a single batch as long as the server's max_body_mib and its log-probs; its tokens as JSON take
+# five times that. No legal answer comes near this.
+_BATCH_BYTES = 2 * 2**30
 _BYTES = "application/octet-stream"
 _READ_SECONDS = 60.0
 # Enough for a large batch on a slow machine, queued behind others.
@@ -102,7 +107,8 @@ class Request(Generic[T]):
 
     read: parses a successful response; raises ValueError or LookupError if it is not of this API. read_seconds: read
     timeout. repeatable: idempotent, so it may be retried even if it may have been carried out. source: a file that is
-    the body, instead of content. sink: gets the bytes of the response, which `read` has not then.
+    the body, instead of content. sink: gets the bytes of the response, which `read` has not then. most: bytes of the
+    longest legal response without a sink.
     """
 
     method: str
@@ -116,6 +122,7 @@ class Request(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     source: Path | None = None
     sink: Download | None = None
+    most: int = JSON_BYTES
 
 
 def not_ready_reason() -> Request[None]:
@@ -149,7 +156,10 @@ def score(batch: RolloutBatch | bytes) -> Request[ScoredBatch]:
             raise ValueError("a scored batch was expected")
         return scored
 
-    return Request("POST", "/v1/logprobs", read, _encoded(batch), wire.CONTENT_TYPE, read_seconds=_SCORING_SECONDS)
+    return Request(
+        "POST", "/v1/logprobs", read, _encoded(batch), wire.CONTENT_TYPE, read_seconds=_SCORING_SECONDS,
+        most=_BATCH_BYTES,
+    )  # fmt: skip
 
 
 def logprobs(prompt: str, completions: Sequence[str], temperature: float) -> Request[Logprobs]:
@@ -270,7 +280,7 @@ def batch(id: str) -> Request[BatchDetails]:
 
 
 def tokens(id: str) -> Request[TokensView]:
-    return Request("GET", f"{_batch_path(id)}/tokens", _as(TokensView))
+    return Request("GET", f"{_batch_path(id)}/tokens", _as(TokensView), most=_BATCH_BYTES)
 
 
 def rewards(id: str) -> Request[RewardsView]:
@@ -308,7 +318,8 @@ def replace_reference(snapshot: str | None, version: int) -> Request[ReferenceVe
 def _lease(terms: LeaseBody, read: Callable[[httpx.Response], T]) -> Request[T]:
     """Adds a request_id if the terms have none, so that a retry does not lease more batches."""
     asked = terms.model_copy(update={"request_id": terms.request_id or uuid4().hex})
-    return _post("/v1/batches/lease", asked, read, read_seconds=terms.wait_seconds + _READ_SECONDS)
+    request = _post("/v1/batches/lease", asked, read, read_seconds=terms.wait_seconds + _READ_SECONDS)
+    return replace(request, most=_BATCH_BYTES)
 
 
 def _held(body: bytes, id: str, token: str, deliveries: int) -> Held:
@@ -356,7 +367,7 @@ def weights(name: WeightsName) -> Request[WeightsVersion]:
 
 def weights_file(name: WeightsName, file: str, sink: Download) -> Request[None]:
     path = f"{_weights_path(name)}/{quote(file, safe='')}"
-    return Request("GET", path, sink.begin, headers={"Accept-Encoding": "identity"}, sink=sink)
+    return Request("GET", path, sink.begin, sink=sink)
 
 
 def _weights_path(name: WeightsName) -> str:

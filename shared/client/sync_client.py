@@ -36,7 +36,7 @@ from shared.api import (
 )
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import requests
-from shared.client.connection import Connection, OnWait, unready_reason, wait_silently
+from shared.client.connection import Connection, OnWait, unready_reason, wait_silently, whole
 from shared.client.errors import ClientError, RefServerError, WrongContent
 from shared.client.requests import Held, Leased, Outcomes, Request
 from shared.client.transfers import Download, describe_file, pieces
@@ -343,19 +343,19 @@ class RefServerClient(Connection):
         raise AssertionError("the last attempt raises")
 
     def _send_once(self, request: Request[T]) -> T:
-        with self.translating():
-            if request.sink:
-                return self._receive(request, request.sink)
-            response = self._http.request(**self.arguments(request))
-        return self.read(request, response)
+        body = bytearray()
+        with self.translating(), self._http.stream(**self.arguments(request)) as response:
+            self.check_encoding(response)
+            if request.sink and response.is_success:
+                return self._receive(request, request.sink, response)
+            for piece in response.iter_raw():
+                self.collect(request, response, body, piece)
+        return self.read(request, whole(response, body))
 
-    def _receive(self, request: Request[T], sink: Download) -> T:
-        with self._http.stream(**self.arguments(request)) as response:
-            if not response.is_success:
-                response.read()
-            begun = self.read(request, response)
-            for piece in response.iter_bytes():
-                sink.write(piece)
+    def _receive(self, request: Request[T], sink: Download, response: httpx.Response) -> T:
+        begun = self.read(request, response)
+        for piece in response.iter_raw():
+            sink.write(piece)
         return begun
 
     def _send_all(self, several: Sequence[Request[Outcomes]]) -> Outcomes:

@@ -41,6 +41,13 @@ async def async_pieces(path: Path) -> AsyncIterator[bytes]:
             yield piece
 
 
+def append(body: bytearray, piece: bytes, most: int) -> None:
+    """Adds a piece of an answer. Raises ValueError when the answer becomes longer than `most` bytes."""
+    body += piece
+    if len(body) > most:
+        raise ValueError(f"its answer is longer than {most / 2**20:g} MiB, the most that is read of it")
+
+
 class Download:
     """A file on its way to `target`, perhaps in several answers. It gets its name when it is whole and right.
 
