@@ -10,6 +10,7 @@ log = structlog.get_logger()
 # After so many failed turns in a row the server is not ready.
 _TOLERATED = 2
 _LONGEST_PAUSE = 60.0
+_DOUBLINGS = 6  # these reach it; many more would be too large for a float
 
 
 class BackgroundLoop:
@@ -39,7 +40,7 @@ class BackgroundLoop:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next turn, longer after each failure; 0 after none."""
-        return min(_LONGEST_PAUSE, 2.0**self._failures) if self._failures else 0.0
+        return min(_LONGEST_PAUSE, 2.0 ** min(self._failures, _DOUBLINGS)) if self._failures else 0.0
 
     @property
     def failure(self) -> str | None:

@@ -24,20 +24,21 @@ class FunctionServer:
     """Serves functions by name while it is entered. They run one after the other, each call in a thread of its own.
 
     The threads are daemons: a function that hangs does not keep the process from ending. errors: the first exception
-    of each function that has failed.
+    of each function that has failed since it was entered last.
     """
 
     def __init__(self, functions: Mapping[str, OwnReward]) -> None:
         self.errors: dict[str, BaseException] = {}
         self.functions = functions
         self._token = secrets.token_urlsafe(32)
-        self._turn = threading.Lock()
 
     @property
     def address(self) -> Address:
         return Address(self._server.server_address[1], self._token)
 
     def __enter__(self) -> Self:
+        self._turn = threading.Lock()  # a function that hung before may have the old one for ever
+        self.errors.clear()
         self._server = _Server(("127.0.0.1", 0), partial(_Request, self))
         threading.Thread(target=self._server.serve_forever, name="reward functions", daemon=True).start()
         return self

@@ -1,6 +1,7 @@
 """Settings in messages, spelled as arguments of GRPO instead of options of the command line."""
 
 import re
+from contextlib import suppress
 from functools import cache
 from typing import Any, get_args
 
@@ -27,8 +28,9 @@ def _spelled(match: re.Match[str]) -> str:
         return _argument(name, not match["no"]) + rest
     if value == "''" or value in get_args(kind):
         return _argument(name, value.strip("'"))
-    if kind in (int, float) and value and re.fullmatch(r"[\d.e-]+", value):
-        return _argument(name, kind(value))
+    if kind in (int, float) and value:
+        with suppress(ValueError):  # a word, or a number of another kind
+            return _argument(name, kind(value))
     return name + rest
 
 

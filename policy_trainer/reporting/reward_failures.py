@@ -15,6 +15,8 @@ from shared.batch import RolloutBatch
 KEY = "reward_failures"
 # A `sample` is limited in size.
 _MOST_REWARDS, _MOST_CHARACTERS = 3, 200
+# Of a round; a sum of larger numbers may be too long to print.
+_MOST_COMPLETIONS = 10**12
 
 
 def reported(failures: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
@@ -43,7 +45,7 @@ class RewardFailures:
         for batch in batches:
             self._rewarded |= not np.isnan(batch.rewards).all()
             self._completions += len(batch.rewards)
-            for name, count, error in _read(batch.sample):
+            for name, count, error in _read(batch):
                 self._counts[name] = self._counts.get(name, 0) + count
                 self._errors.setdefault(name, error)
         self.after -= 1
@@ -65,11 +67,11 @@ class RewardFailures:
         ]
 
 
-def _read(sample: str | None) -> Iterator[tuple[str, int, str]]:
+def _read(batch: RolloutBatch) -> Iterator[tuple[str, int, str]]:
     """(reward, completions, error). An outside client may have put any JSON there."""
-    value = json.loads(sample or "{}")
+    value = json.loads(batch.sample or "{}")
     told = value.get(KEY) if isinstance(value, dict) else None
     for name, item in told.items() if isinstance(told, dict) else ():
         count, error = (item.get("completions"), item.get("error")) if isinstance(item, dict) else (None, None)
-        if isinstance(count, int) and count > 0 and isinstance(error, str):
+        if isinstance(count, int) and 0 < count <= _MOST_COMPLETIONS and isinstance(error, str):
             yield printable(name), count, printable(error[:_MOST_CHARACTERS])

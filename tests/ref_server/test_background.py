@@ -41,6 +41,15 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_LONGEST_PAUSE", 0.01)
 
 
+def test_a_loop_that_fails_for_days_goes_on() -> None:
+    loop = BackgroundLoop("the work")
+    with structlog.testing.capture_logs():
+        for _ in range(1100):
+            with loop.turn():
+                raise TypeError("a bug")
+    assert loop.pause == 60
+
+
 def test_pauses_grow_and_several_failures_in_a_row_are_told() -> None:
     loop, pauses, failures = BackgroundLoop("the work"), [], []
     with structlog.testing.capture_logs() as logs:

@@ -111,6 +111,27 @@ def test_the_first_exception_of_a_function_is_kept() -> None:
     assert "one reward for each of 2 completions, got 1" in str(server.errors["short"])
 
 
+def test_entered_again_nothing_is_left_of_a_function_that_hung_and_of_one_that_failed() -> None:
+    release, hangs = threading.Event(), threading.Event()
+
+    def judge(completion: str) -> float:
+        if completion == "hang":
+            hangs.set()
+            release.wait()
+        raise KeyError(completion)
+
+    server = FunctionServer({"f": own_reward("f", judge)})
+    asker, caller = socket.socketpair()
+    with asker, caller:
+        with server:
+            threading.Thread(target=server.judge, args=("f", samples("hang"), asker), daemon=True).start()
+            assert hangs.wait(30)
+        with server:
+            answers = server.judge("f", samples("b"), asker)
+    release.set()
+    assert answers and repr(server.errors["f"]) == "KeyError('b')"
+
+
 def test_it_ends_silently_while_functions_hang(
     serve: Callable[..., CallersReward], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,8 @@ from policy_trainer.door.spelling import in_python
         ("add --resume to continue", "add resume=True to continue"),
         ("--no-loss.drop-zero-variance keeps them", "loss={'drop_zero_variance': False} keeps them"),
         ("--max-steps 0 lets it decide", "max_steps=0 lets it decide"),
+        ("--max-steps 1.5 is refused", "max_steps 1.5 is refused"),
+        ("--loss.beta in small steps", "loss.beta in small steps"),
         ("--data.system-prompt '' leaves it out", "data={'system_prompt': ''} leaves it out"),
         ("raise --sampling.max-completion-length. Then", "raise sampling.max_completion_length. Then"),
         ("start one with `policy-trainer rollout --config f`", "start one with `policy-trainer rollout --config f`"),

@@ -51,11 +51,12 @@ def test_some_rewards_in_the_first_steps_are_enough() -> None:
     "sample",
     [None, "[]", '{"reward_failures": 1}', '{"reward_failures": {"f": 1}}', '{"reward_failures": {"f": {}}}',
      '{"reward_failures": {"f": {"completions": -1, "error": "x"}}}',
-     '{"reward_failures": {"f": {"completions": 1, "error": ["x"]}}}'],
+     '{"reward_failures": {"f": {"completions": 1, "error": ["x"]}}}',
+     '{"reward_failures": {"f": {"completions": %s, "error": "x"}}}' % ("9" * 4300)],
 )  # fmt: skip
 def test_what_others_put_there_is_ignored(sample: str | None) -> None:
     strange: Any = SimpleNamespace(rewards=np.ones(2), sample=sample)
-    assert RewardFailures(after=1).observe([strange]) == []
+    assert RewardFailures(after=1).observe([strange, strange]) == []
 
 
 def test_many_and_long_errors_fit_into_a_sample() -> None:
