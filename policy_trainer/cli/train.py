@@ -23,7 +23,8 @@ def run(arguments: list[str]) -> int:
     directory = RunDirectory(config.run_dir)
     if not config.dry_run and os.environ.get("RANK", "0") == "0":
         directory.check(config, resume=config.resume)
-        if config.resume and config.max_steps and directory.finished >= config.max_steps:
+        done = config.resume and config.max_steps and directory.finished >= config.max_steps
+        if done and not in_torchrun():  # there the other ranks would wait for this one
             print(
                 f"policy-trainer train: step {directory.finished} was the last of {directory.root}, and the model is "
                 f"in {directory.model}; a higher --max-steps goes on",

@@ -55,7 +55,7 @@ class Ledger:
     def trainable(self, leases: Sequence[Leased]) -> list[Leased]:
         """The leases that are live, and whose batch was not trained under an earlier lease."""
         with self._lock:
-            return [lease for lease in leases if self._live.get(lease.id) is lease and lease.id not in self._ids]
+            return [lease for lease in leases if self._is_live(lease) and lease.id not in self._ids]
 
     def add(self, lease: Leased) -> Fate:
         """Adds a lease, which replaces older ones of its batch. Returns what to do with the batch."""
@@ -112,5 +112,9 @@ class Ledger:
 
     def _forget(self, leases: Iterable[Leased | UnusableBatch]) -> None:
         for lease in leases:
-            if self._live.get(lease.id) is lease:
+            if self._is_live(lease):
                 del self._live[lease.id]
+
+    def _is_live(self, lease: Leased | UnusableBatch) -> bool:
+        live = self._live.get(lease.id)
+        return live is not None and live.token == lease.token  # the batch may have been scored again meanwhile

@@ -79,3 +79,17 @@ def test_the_last_step_of_a_finished_run_is_named(run: Run, tmp_path: Path, caps
     with pytest.raises(ImportError):
         run("train", "--resume", "--max-steps", "41")
     assert json.loads(directory.identity.read_text()) == {"lineage": lineage, "finished": 40}
+
+
+def test_under_torchrun_rank_0_of_a_finished_run_does_not_leave_the_others_waiting(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.make()
+    directory.begin_lineage()
+    directory.mark_finished(40)
+    directory.model.mkdir()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("policy_trainer.cli.train._as_rank", lambda config: 7)
+    assert run("train", "--resume", "--max-steps", "40") == 7

@@ -246,6 +246,16 @@ class TestEnter:
             taken(feed, 1)
 
 
+def test_what_is_put_back_is_taken_again_though_it_was_scored_again(
+    server: RefServer, open_feed: Any, batches: Any
+) -> None:
+    names = server.put(*batches(2))
+    feed = open_feed()
+    feed.put_back([replace(lease, batch=lease.batch) for lease in taken(feed, 2)])
+    assert ids(taken(feed, 2)) == names
+    assert server.asked("release") == []
+
+
 class TestForeignBatches:
     """A batch that weights of this run cannot have sampled."""
 
