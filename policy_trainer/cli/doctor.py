@@ -21,8 +21,11 @@ _WIDTHS = (9, 11)
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a table; with --json to standard error, and the findings to standard output. Returns 1 for any problem."""
-    # Not a setting: its name in the environment would be that of the whole run's.
+    """Prints a table, or with --json the findings as JSON. Returns 1 if there is a problem.
+
+    With --json the table goes to standard error.
+    """
+    # Not a setting: then POLICY_TRAINER_JSON in the environment would belong to every command of the run.
     as_json = "--json" in arguments
     config = read_settings(DoctorConfig, [argument for argument in arguments if argument != "--json"], "doctor")
     from policy_trainer.doctor.examination import examine

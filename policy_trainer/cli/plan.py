@@ -10,8 +10,8 @@ from policy_trainer.config import PlanConfig
 COLUMNS = 120
 # docs/memory.md has the measurement.
 UNCOUNTED = (
-    "0.4 GB of Python and PyTorch; and up to 0.5 GB of freed memory stay in the process for its next step, which a "
-    "smaller --micro-batch-tokens lowers"
+    "0.4 GB of Python and PyTorch, and up to 0.5 GB of freed memory that the process keeps for its next step; a "
+    "smaller --micro-batch-tokens lowers the latter"
 )
 
 

@@ -115,8 +115,10 @@ def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Se
 
 
 def _earlier_life(cls: type[BaseModel], said: Mapping[str, Any]) -> Path | None:
-    """The settings of the run that --resume continues, if it has left any. Raises ValueError if settings are missing
-    that they would have given."""
+    """The config.toml of the run that --resume continues; None if there is none.
+
+    Raises ValueError if there is none and required settings are missing.
+    """
     run_dir = said.get("run_dir") or cls.model_fields["run_dir"].default
     if not TypeAdapter(bool).validate_python(said.get("resume", False)):
         return None
@@ -128,7 +130,7 @@ def _earlier_life(cls: type[BaseModel], said: Mapping[str, Any]) -> Path | None:
             f"run_dir: there is no run in {run_dir} to resume; give the directory of a run, or what a new one needs: "
             + ", ".join(missing)
         )
-    return None  # with all settings, --resume begins a run that has not begun yet, as under docker compose
+    return None  # given all settings, --resume may also start a run, as with docker compose
 
 
 EARLIER: Mapping[str, EarlierLife] = {

@@ -1,6 +1,6 @@
-"""Other programs' names of settings, for those who type them from habit.
+"""Names that other programs give to settings, for users who type them out of habit.
 
-trl.toml has TRL's. docs/coming-from-trl.md is written from it, and a test compares it with the installed TRL.
+trl.toml has TRL's names. docs/coming-from-trl.md is generated from it; a test compares it with the installed TRL.
 """
 
 import tomllib

@@ -26,8 +26,8 @@ def run(arguments: list[str]) -> int:
         done = config.resume and config.max_steps and directory.finished >= config.max_steps
         if done and not in_torchrun():  # there the other ranks would wait for this one
             print(
-                f"policy-trainer train: step {directory.finished} was the last of {directory.root}, and the model is "
-                f"in {directory.model}; a higher --max-steps goes on",
+                f"policy-trainer train: the run in {directory.root} finished at step {directory.finished}; its model "
+                f"is in {directory.model}. A higher --max-steps continues it",
                 file=sys.stderr,
             )
             return 0

@@ -172,8 +172,9 @@ class RolloutConfig(RunConfig):
     """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
     loss: RolloutLossConfig = RolloutLossConfig()
     trust_settings: bool = False
-    """Without config: take over all published settings, also those that name code, files or hosts. Whoever may publish
-    weights of the run can then execute code here. Default: such settings are refused, with the option to give."""
+    """Without config: accept all published settings, including those that name code, files or hosts. Whoever may
+    publish weights of the run can then execute code on this machine. Default: such settings are refused; the error
+    names the options to give instead."""
 
     @model_validator(mode="after")
     def _check_worker(self) -> "RolloutConfig":

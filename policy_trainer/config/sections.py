@@ -15,20 +15,20 @@ class Section(BaseModel):
 
 
 class Travel(Enum):
-    """Marks settings that the trainer publishes with its weights, for workers that have no file of the run. The mark of
-    a section is one for all its settings.
+    """Marks a setting that the trainer publishes with its weights, for workers without a configuration file of the run.
+    The mark of a section applies to all its settings.
 
-    Whoever may publish weights chooses their values. So a worker takes over what cannot name code, a file or a host:
-    numbers, booleans and choices (Literal). It refuses a text, unless the setting itself is marked NAME or TEXT.
+    Whoever may publish weights chooses the values. So a worker accepts only what cannot name code, a file or a host:
+    numbers, booleans and choices (Literal). It refuses text, unless the setting itself is marked NAME or TEXT.
     """
 
     PUBLISHED = None
     NAME = r"[\w/-]+"
-    """A name from our registries is taken over; `module:name` and URLs are refused."""
+    """A name from our registries is accepted; `module:name` and URLs are refused."""
     TEXT = r"(?s:.*)"
-    """A text that is used as text, whatever it says."""
+    """Any text is accepted, since it is only used as text."""
     LOCAL = "not published"
-    """It concerns the worker's machine, and stays there although its section travels."""
+    """Never published, although the rest of its section is: it concerns the worker's machine."""
 
 
 class OptimizerConfig(Section):

@@ -168,8 +168,8 @@ class PlanConfig(TrainConfig):
 
 class DoctorConfig(TrainConfig):
     """Check all that a run needs, by the settings of `train`: versions, devices, memory, model, task, rewards, server,
-    and one full step of one group. Nothing of it is kept. Status 1: something is wrong. --json prints the findings for
-    programs."""
+    and one full step of one group. Keeps nothing. Exit status 1: there are problems. --json prints the findings as
+    JSON."""
 
 
 class ReplayConfig(TrainConfig):

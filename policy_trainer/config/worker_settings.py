@@ -24,8 +24,10 @@ def worker_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def travelling_settings(settings: Mapping[str, Any], model: type[BaseModel] = RolloutConfig) -> dict[str, Any]:
-    """Of nested tables of settings those that travel. A worker's model is the published one, unless adapters are
-    published: then it is the model that they are for."""
+    """The settings in these nested tables that are published for workers.
+
+    `model` and `revision` are among them only if adapters are trained: otherwise the published weights are the model.
+    """
     travelling = _travelling(settings, model, inside=False)
     if not trains_adapters(settings):
         travelling = {name: value for name, value in travelling.items() if name not in ("model", "revision")}
@@ -35,15 +37,17 @@ def travelling_settings(settings: Mapping[str, Any], model: type[BaseModel] = Ro
 def refused_settings(
     settings: Mapping[str, Any], model: type[BaseModel] = RolloutConfig, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of published settings that could name code, a file or a host; `data.mixture.0.path` in a
-    list."""
+    """Yields dotted names and values of published settings that could name code, a file or a host.
+
+    A setting inside a list is named like `data.mixture.0.path`.
+    """
     for name, value in settings.items():
         group, info = group_at(model, (name,)), model.model_fields.get(name)
         if group and isinstance(value, Mapping):
             yield from refused_settings(value, group, f"{prefix}{name}.")
         elif group and isinstance(value, list):
             for place, item in enumerate(value):
-                if isinstance(item, Mapping):  # validation refuses what is not
+                if isinstance(item, Mapping):  # validation refuses other items
                     yield from refused_settings(item, group, f"{prefix}{name}.{place}.")
         elif info is None or not _names_nothing(info, value):
             yield f"{prefix}{name}", value
@@ -55,7 +59,7 @@ def trains_adapters(settings: Mapping[str, Any]) -> bool:
 
 
 def _travelling(settings: Mapping[str, Any], model: type[BaseModel], *, inside: bool) -> dict[str, Any]:
-    """inside: of a section that travels."""
+    """inside: whether `settings` are those of a section that is published."""
     kept: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         value, travel = settings.get(name), _travel(info)
@@ -75,7 +79,7 @@ def _travel(info: FieldInfo) -> Travel | None:
 
 
 def _names_nothing(info: FieldInfo, value: Any) -> bool:
-    """Whether a published value can name neither code nor a file nor a host: by its type, or by the setting's mark."""
+    """Whether a published value cannot name code, a file or a host, judged by its type or the setting's mark."""
     pattern = (_travel(info) or Travel.PUBLISHED).value
     return _has_no_text(info.annotation) or all(
         pattern is not None and re.fullmatch(pattern, text, re.ASCII) for text in _texts(value)
@@ -83,7 +87,7 @@ def _names_nothing(info: FieldInfo, value: Any) -> bool:
 
 
 def _has_no_text(kind: Any) -> bool:
-    """Whether no value of this type is a text but those that it lists."""
+    """Whether values of this type contain no text other than the choices that the type lists."""
     if get_origin(kind) is Literal:
         return True
     parts = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
@@ -91,7 +95,7 @@ def _has_no_text(kind: Any) -> bool:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in JSON, names included."""
+    """All strings in a JSON value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):

@@ -14,7 +14,7 @@ from shared.errors import UserError
 
 _PACKAGES = Path(__file__).parents[2]
 _OURS = tuple(f"{_PACKAGES / name}{os.sep}" for name in ("policy_trainer", "ref_server", "shared"))
-# What imports a module, beside its own lines.
+# Files of the import machinery, which a traceback of a failed import passes through.
 _IMPORTS = ("<frozen importlib", importlib.__file__)
 # With two lines each, and the error's own line, five in all.
 _FRAMES = 2
@@ -51,7 +51,7 @@ def their_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.Fra
 
 
 def their_lines(error: Exception) -> list[str]:
-    """The last lines of a traceback that are the user's: file, line and code. Those of a library where all are."""
+    """File, line and code of the traceback's last frames in the user's code; of a library's if there are no others."""
     frames = their_frames(traceback.extract_tb(error.__traceback__))
     libraries = tuple(f"{path}{os.sep}" for path in sysconfig.get_paths().values())
     frames = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames

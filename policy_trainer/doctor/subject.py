@@ -23,7 +23,7 @@ _DRAWN = 3
 
 @dataclass(frozen=True)
 class Served:
-    """The server that answered. model: what it scores with. token: what it was asked with."""
+    """The server that answered. model: what it scores with. token: sent with each request."""
 
     client: RefServerClient
     model: ModelInfo

@@ -21,7 +21,7 @@ from policy_trainer.rewards.signatures import OwnReward
 
 
 class FunctionServer:
-    """Serves functions by name while it is entered. They run one after the other, each call in a thread of its own.
+    """Serves reward functions by name over HTTP, inside its `with` block. Calls run one at a time, each in a thread.
 
     The threads are daemons: a function that hangs does not keep the process from ending. errors: the first exception
     of each function that has failed since it was entered last.
@@ -52,11 +52,11 @@ class FunctionServer:
     def admits(self, authorization: str) -> bool:
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
-    def judge(self, name: str, samples: list[Sample], asker: socket.socket) -> list[dict[str, Any]] | None:
-        """An answer for each sample; None if the asker is gone: it has waited too long for a function that hangs."""
+    def judge(self, name: str, samples: list[Sample], client: socket.socket) -> list[dict[str, Any]] | None:
+        """An answer for each sample; None if the client has disconnected, because a function hangs."""
         function, note = self.functions[name], partial(self.errors.setdefault, name)
         with self._turn:
-            if _is_gone(asker):
+            if _is_gone(client):
                 return None
             return [answer for share in shares(function, samples) for answer in answers(function, share, note)]
 
@@ -83,7 +83,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, json.dumps({"answers": judged}).encode())
 
     def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
-        with suppress(ConnectionError):  # the asker has stopped waiting
+        with suppress(ConnectionError):  # the client has stopped waiting
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -93,9 +93,9 @@ class _Request(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def _is_gone(asker: socket.socket) -> bool:
+def _is_gone(client: socket.socket) -> bool:
     try:
-        return asker.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
     except ConnectionError:

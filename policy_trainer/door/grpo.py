@@ -145,9 +145,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _explained(raised: Mapping[str, BaseException]) -> Iterator[None]:
-    """Spells the settings in errors as Python does, and turns errors of a server that the user named into RunFailed.
+    """Spells settings in error messages as in Python, and turns errors of a server that the user named into RunFailed.
 
-    raised: by functions of this process. It is the cause of a run that failed because of the function.
+    raised: the first exception of each function of this process, by name. It becomes the `__cause__` of the error if
+    the run failed because of that function.
     """
     try:
         yield

@@ -21,7 +21,7 @@ from shared.errors import UserError
 
 # The normal quantile of a two-sided 95% interval.
 _Z = 1.959964
-# Rewards that are 1 for a right answer and 0 for a wrong one, in any task. Beside others the task judges.
+# Rewards that are 1 for a right answer and 0 for a wrong one, in any task. Without one of these the task judges.
 _ACCURACIES = ("accuracy", "math/accuracy")
 _NOT_SUMMARISED = ("transcripts", "failed", "failures")
 
@@ -89,7 +89,7 @@ class Evaluation:
     def __str__(self) -> str:
         """`accuracy 0.5, 95% interval 0.1 to 0.9, reward 0.7 (format 0.2)`.
 
-        Without an accuracy the rewards alone; without either the answers' lengths.
+        Without an accuracy only the rewards; without either only the answers' lengths.
         """
         if set(self.rewards) == {NOTHING} and not self.has_accuracy:
             return (
@@ -156,7 +156,7 @@ class Evaluator:
         if not measures_correctness(parts):
             right = [math.nan] * len(judged)
         elif judge := next((name for name in _ACCURACIES if name in parts), None):
-            right = [one.parts[judge][0] for one in judged]
+            right = [item.parts[judge][0] for item in judged]
         else:
             right = self._judge.right([one.samples[0] for one in judged])
         return [_Answered(float(own), one) for own, one in zip(right, judged, strict=True)]

@@ -61,7 +61,7 @@ class Learner:
         ranks: Ranks | None = None,
     ) -> None:
         if loss.old_logps == "recomputed" and num_iterations * minibatches == 1:
-            # Before a single update they are the current ones, without another forward.
+            # Before a single update recomputed log-probs equal the current ones. This saves a forward.
             loss = loss.model_copy(update={"old_logps": "current"})
         self.model = model.eval()
         self._forward = forward
@@ -92,7 +92,7 @@ class Learner:
         step: number of earlier steps, the version of the weights. The learning rate depends on nothing else, so that
         resuming needs no state.
         on_groups: called with the group of each batch; those that train have their advantages.
-        Raises ValueError for a batch that lacks what the loss needs, and RuntimeError where memory does not suffice;
+        Raises ValueError for a batch that lacks what the loss needs, and RuntimeError if it runs out of memory;
         `updated` then says whether the weights have changed.
         """
         self.updated = False
@@ -104,7 +104,7 @@ class Learner:
         return step_stats(groups, training, updates, num_iterations=self._num_iterations, learning_rate=lr)
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> list[Exception | None]:
-        """What a step on each batch by itself raises, None where it succeeds. Call it when a step has raised.
+        """For each batch what a step on it alone raises, or None. To be called when a step has raised.
 
         It changes no weights, and leaves neither gradients nor activations behind.
         """
@@ -132,7 +132,7 @@ class Learner:
         torch.cuda.empty_cache()  # joins fragmented memory; does nothing without CUDA
 
     def _prepare(self, batches: Sequence[Batch], step: int) -> tuple[list[Group], list[Group]]:
-        """The group of each batch, and those of them that train, which have their advantages."""
+        """The groups of all batches, and those of them that train. The latter have advantages."""
         groups = [self._make(batch, step=step) for batch in batches]
         training = [group for group in groups if trains(group, self._loss)]
         training = self._reference.with_logps(training, self._recompute)
@@ -183,7 +183,7 @@ class Learner:
         return update
 
     def _gradients(self, groups: Sequence[Group]) -> tuple[Update, Totals]:
-        """Forward and backward of an update, whose gradients the weights then have."""
+        """Forward and backward of one update. The gradients are left in the weights."""
         groups = with_high_entropy(groups, self._loss, self._entropies)
         total = totals(groups, self._max_completion_length)
         self.weights.optimizer.zero_grad(set_to_none=True)
@@ -215,11 +215,11 @@ class Learner:
         and the weights' statistics: both are logged even when the correction is off."""
         sampler_logps = tokens.sampler_logps
         assert sampler_logps is not None  # NaN where unknown
-        own = learner_logps(tokens, logps, self._loss)
-        weights, stats = importance_sampling_weights(own, sampler_logps, tokens.sequence_ids, tokens.mask, self._loss)
+        ours = learner_logps(tokens, logps, self._loss)
+        weights, stats = importance_sampling_weights(ours, sampler_logps, tokens.sequence_ids, tokens.mask, self._loss)
         if self._loss.importance_sampling_correction != "none":
             tokens = replace(tokens, importance_weights=weights)
-        return tokens, (own - sampler_logps).abs(), stats
+        return tokens, (ours - sampler_logps).abs(), stats
 
     def kl(self, batches: Sequence[Batch]) -> float:
         """Mean k3 per token between the current policy and the reference, over whole batches, without training. NaN

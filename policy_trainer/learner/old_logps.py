@@ -17,8 +17,10 @@ Recompute = Callable[[Sequence[Group]], list[Array]]
 
 
 def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) -> list[Group]:
-    """The groups with the old log-probs that `loss.old_logps` names; with their KL penalty, if it is subtracted from
-    the rewards, and with their reverse KL to a teacher."""
+    """The groups with the old log-probs that `loss.old_logps` names.
+
+    They also get the KL penalty if it is subtracted from the rewards, and the reverse KL if there is a teacher.
+    """
     old_logps = _old_logps(groups, loss, recompute)
     groups = [replace(group, old_logps=values) for group, values in zip(groups, old_logps, strict=True)]
     if not loss.penalises_rewards and not loss.distillation:
@@ -34,7 +36,7 @@ def _old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) 
         return [None] * len(groups)
     if loss.old_logps == "recomputed":
         return recompute(groups)
-    return [group.sampler_logps for group in groups]  # each update moves those of log_linear towards its own
+    return [group.sampler_logps for group in groups]  # log_linear: token_loss interpolates from these
 
 
 def learner_logps(tokens: LossTokens, current: Tensor, loss: LossConfig) -> Tensor:

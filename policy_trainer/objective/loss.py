@@ -95,14 +95,16 @@ def token_loss(logps: Tensor, tokens: LossTokens, config: LossConfig) -> TokenLo
 
 
 def _refuse_missing(tokens: LossTokens, config: LossConfig) -> None:
-    """Raises ValueError where an input is missing without which this would silently be another loss."""
+    """Raises ValueError if an input is missing without which this would silently compute a different loss."""
     correction = config.importance_sampling_correction
     for name, needed, setting, remedy in (
         ("old_logps", config.old_logps != "current", f"loss.old_logps = {config.old_logps}",
          "add them with with_old_logps, or set loss.old_logps = current, whose ratio is always 1"),
-        ("staleness", config.old_logps == "log_linear", "loss.old_logps = log_linear", "make_group adds it"),
-        ("ref_logps", config.penalises_loss, "the KL penalty (loss.beta > 0)", "or set loss.beta = 0"),
-        ("sampler_logps", config.mismatch_penalty > 0, "the mismatch penalty", "or set loss.mismatch_penalty = 0"),
+        ("staleness", config.old_logps == "log_linear", "loss.old_logps = log_linear", "add it with make_group"),
+        ("ref_logps", config.penalises_loss, "the KL penalty (loss.beta > 0)",
+         "score the batches first, or set loss.beta = 0"),
+        ("sampler_logps", config.mismatch_penalty > 0, "the mismatch penalty",
+         "give those of the sampler, or set loss.mismatch_penalty = 0"),
         ("importance_weights", correction != "none", f"loss.importance_sampling_correction = {correction}",
          "compute them with importance_sampling_weights, or set none"),
         ("high_entropy", config.top_entropy_quantile < 1, "loss.top_entropy_quantile < 1",

@@ -116,11 +116,11 @@ class LeaseFeed:
         return taken
 
     def put_back(self, leased: Sequence[Leased]) -> None:
-        """`take` gives these batches again, before others: they were taken and not trained."""
+        """Returns batches that were taken but not trained. `take` gives them out again, before others."""
         self._stock.put_back(leased)
 
     def refuse(self, lease: Leased | UnusableBatch, reason: str) -> None:
-        """Gives a batch back with an error: after a few such deliveries it is dead."""
+        """Releases a batch with an error, which counts as a delivery: after a few of these the batch is dead."""
         log.warning("a batch cannot be trained on", id=lease.id, error=reason)
         self._ledger.refuse(lease)
         self._client.release([lease], error=reason[:_MAX_REASON])

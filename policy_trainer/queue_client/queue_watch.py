@@ -18,14 +18,15 @@ class QueueWatch:
     """As of the last answer, None before the first: depth: batches of one run by state. scoring_seconds: the server's
     working time since it started, for all runs.
 
-    external: whether the samplers are not the trainer's, so that they may go on with an epoch that has ended.
+    external: whether the samplers are not the trainer's own, and so may still sample for an epoch that has ended.
     """
 
     def __init__(self, client: RefServerClient, run: str, *, external: bool = False) -> None:
         self._client = client
         self._run = run
         self._external = external
-        self._abandoned: tuple[int, str | None] = (0, None)  # as of so many expired batches
+        # The reason as of this number of expired batches.
+        self._abandoned: tuple[int, str | None] = (0, None)
         self._not_before = 0.0
         self.depth: dict[str, int | None] = dict.fromkeys(_STATES)
         self._at_first: dict[State, int] = {}
@@ -61,11 +62,11 @@ class QueueWatch:
         return reason + "".join(f"; batches {state} since the start: {n}" for state, n in lost.items())
 
     def _lost(self, state: State) -> int:
-        """Batches that came to this state since the start: a run of the same name may have left some."""
+        """Batches that came to this state since the start: an earlier run of the same name may have left others."""
         return (self.depth[state] or 0) - self._at_first.get(state, 0)
 
     def _why_abandoned(self) -> str | None:
-        """What is wrong with batches that arrive and expire as abandoned; None if none do."""
+        """Why batches arrive but expire as abandoned; None if none do."""
         expired = self._lost(State.EXPIRED) if self._external else 0
         if expired != self._abandoned[0]:
             page = self._client.page(State.EXPIRED, self._run, limit=1, order=ListOrder.NEWEST)
@@ -76,7 +77,7 @@ class QueueWatch:
 
 def _abandonment(batch: BatchSummary) -> str:
     return (
-        f"batches arrive and are abandoned: the newest is of epoch {batch.epoch}, policy_version "
-        f"{batch.policy_version}, lineage {batch.lineage!r}, which this run has left. A sampler takes lineage, epoch "
-        "and policy_version from the newest published weights (docs/client.md)"
+        f"batches arrive but are abandoned: the newest has epoch {batch.epoch}, policy_version "
+        f"{batch.policy_version}, lineage {batch.lineage!r}, which this run no longer accepts. Samplers must take "
+        "lineage, epoch and policy_version from the newest published weights (docs/client.md)"
     )

@@ -86,7 +86,7 @@ class LeaseTerms:
         )
 
     def check_ours(self, leased: Leased) -> None:
-        """Raises RunFailed for a batch of another run: the server's mistake, which every batch would have."""
+        """Raises RunFailed for a batch of another run: a fault of the server that would affect every batch."""
         batch = leased.rollout
         if (batch.run, batch.lineage) != (self.run, self.lineage):
             raise RunFailed(
@@ -100,7 +100,7 @@ class LeaseTerms:
         if batch.policy_version <= version:
             return None
         return (
-            f"it is of policy_version {batch.policy_version}, but this run has made {version} steps: its sampler names "
+            f"it has policy_version {batch.policy_version}, but this run has made {version} steps: its sampler names "
             "versions that do not exist. policy_version must be the `version` of weights/latest.json"
         )
 

@@ -33,7 +33,7 @@ class Stock:
             self._changed.notify_all()
 
     def put_back(self, batches: Sequence[Leased]) -> None:
-        """Batches that were taken: they are the next again, in this order."""
+        """Puts batches that were taken back to the front, in this order."""
         with self._changed:
             self._waiting.extendleft(reversed(batches))
             self._changed.notify_all()

@@ -60,7 +60,7 @@ class Lead:
         return self._rank.learner.updated
 
     def failures(self, batches: Sequence[Batch], *, step: int) -> None:
-        """The other ranks wait in the middle of the step that raised: the job must end."""
+        """None: the other ranks wait in the middle of the step that raised, so the job must end."""
 
     @property
     def bonus(self) -> EntropyBonus:

@@ -40,7 +40,7 @@ class Renewal(Protocol):
         ...
 
     def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
-        """Leases whose batches have the log-probs of the reference that is due at this step."""
+        """The same leases, with log-probs of the reference that is due at this step."""
         ...
 
 
@@ -98,7 +98,7 @@ class RenewedReference:
         self._confirmed = True
 
     def rescored(self, leased: Sequence[Leased]) -> Sequence[Leased]:
-        """Scores again what the reference before this one has scored: such batches waited during a renewal."""
+        """Scores batches again that an earlier reference scored: they waited in the queue during a renewal."""
         return [lease if self._is_current(lease) else replace(lease, batch=self._score(lease)) for lease in leased]
 
     def _is_current(self, lease: Leased) -> bool:

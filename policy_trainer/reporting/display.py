@@ -188,7 +188,7 @@ def _figures(record: Mapping[str, Any], left: float | None) -> dict[str, str]:
 
 
 def _idle(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """That the step trained nothing, and why; empty where it trained."""
+    """A note that the step trained nothing, and why; empty if it trained."""
     if record.get("tokens", 1):
         return ()
     if record.get("unrewarded") == record.get("completions"):

@@ -1,4 +1,4 @@
-"""Tells of completions that rewards failed on, from what the workers report with their batches."""
+"""Reports on which completions rewards failed, from what workers send with their batches."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,17 @@ _MOST_COMPLETIONS = 10**12
 
 
 def reported(failures: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-    """What the first batch of a round says of rewards that failed in it. failures: (completions, first error)."""
-    told = {
+    """Failures of a round, for the `sample` of its first batch. failures: (completions, first error) by reward."""
+    entries = {
         name: {"completions": count, "error": ascii(summary(error))[1:-1][:_MOST_CHARACTERS]}
         for name, (count, error) in list(failures.items())[:_MOST_REWARDS]
     }
-    return {KEY: told} if told else {}
+    return {KEY: entries} if entries else {}
 
 
 @dataclass
 class RewardFailures:
-    """Sums up the failures of a run. after: the steps of this process after which a run without any reward ends."""
+    """Counts the failures of a run. after: number of steps after which the run ends if there was no reward at all."""
 
     after: int
     _counts: dict[str, int] = field(default_factory=dict, init=False)
@@ -55,7 +55,7 @@ class RewardFailures:
         return self._sentences(name for name in self._counts if name not in self._noted)
 
     def summary(self) -> list[str]:
-        """A sentence for each reward that has failed since `observe` told of it."""
+        """A sentence for each reward that has failed again since `observe` reported it."""
         return self._sentences(name for name, count in self._counts.items() if count > self._noted[name])
 
     def _sentences(self, names: Iterator[str]) -> list[str]:
@@ -70,8 +70,8 @@ class RewardFailures:
 def _read(batch: RolloutBatch) -> Iterator[tuple[str, int, str]]:
     """(reward, completions, error). An outside client may have put any JSON there."""
     value = json.loads(batch.sample or "{}")
-    told = value.get(KEY) if isinstance(value, dict) else None
-    for name, item in told.items() if isinstance(told, dict) else ():
+    entries = value.get(KEY) if isinstance(value, dict) else None
+    for name, item in entries.items() if isinstance(entries, dict) else ():
         count, error = (item.get("completions"), item.get("error")) if isinstance(item, dict) else (None, None)
         if isinstance(count, int) and 0 < count <= _MOST_COMPLETIONS and isinstance(error, str):
             yield printable(name), count, printable(error[:_MOST_CHARACTERS])

@@ -112,7 +112,7 @@ class ServerMetrics:
             self._say(f"the reference server refuses metrics, which only metrics.jsonl has then: {error}")
         except ClientError:
             return _RETRY_SECONDS
-        except Exception as error:  # a bug, which the same records would meet again
+        except Exception as error:  # a bug: sending the same records again would fail again
             log.exception("metrics could not be sent")
             self._say(f"metrics could not be sent to the reference server; only metrics.jsonl has them: {error!r}")
         else:

@@ -104,8 +104,10 @@ def needs_answers(rewards: Sequence[str]) -> bool:
 
 
 def measures_correctness(parts: Iterable[str]) -> bool:
-    """Whether any of these rewards, parts of recipes, says that an answer is right; only then is there an accuracy.
-    Where there are no rewards, the task says it: nothing else tells how good answers are."""
+    """Whether any of these rewards (or parts of recipes) judges correctness; only then is an accuracy measured.
+
+    Without any rewards the task judges it, since nothing else measures how good the answers are.
+    """
     return not _RIGHT.isdisjoint(names := set(parts)) or names == {NOTHING}
 
 

@@ -34,7 +34,7 @@ _MAX_DROPPED_IN_A_ROW = 10_000
 class Round:
     """The groups of a round, in the order in which their problems were drawn, and counts of wasted samples.
 
-    failures: of rewards that failed, as `Judge.failures_since`.
+    failures: rewards that failed in this round, as from `Judge.failures_since`.
     """
 
     groups: list[SampledGroup]

@@ -9,7 +9,7 @@ from typing import IO
 
 from shared.errors import UserError
 
-# Less the umask. Whoever may read a file may lock it, so other users may not.
+# Reduced by the umask. Whoever can open a file can lock it, so other users must not.
 _MODE = 0o660
 
 

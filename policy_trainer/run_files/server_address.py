@@ -1,4 +1,4 @@
-"""RUN_DIR/server.json: where the reference server listens that a trainer has started, and its token."""
+"""RUN_DIR/server.json: address and token of the reference server that a trainer started."""
 
 import secrets
 from pathlib import Path
@@ -11,15 +11,15 @@ from shared.atomic_files import write_json
 from shared.errors import UserError
 
 _CONTENT = TypeAdapter(dict[str, str])
-# The token is an admin's.
+# The token has role admin.
 _PRIVATE = 0o600
 _OTHERS = 0o077
 
 
 def write_address(directory: RunDirectory, port: int, token: str | None = None) -> str:
-    """Returns the server's URL. Workers of the same user read it, and the next trainer takes the same port again.
+    """Returns the server's URL. Workers of the same user read the file, and the next trainer reuses the port.
 
-    token: None if the server has the one that the user configured, which is in no file of the run.
+    token: None if the user configured one, which is written to no file of the run.
     """
     url = f"http://127.0.0.1:{port}"
     write_json(server_file(directory), {"url": url, **({"token": token} if token else {})}, mode=_PRIVATE)
@@ -43,10 +43,10 @@ def read_token(directory: RunDirectory) -> str | None:
 
 
 def choose_token(directory: RunDirectory, port: int) -> str:
-    """The token for the run's server at this port: that of the trainer before, or a new one if others may know it.
+    """The token for the run's server at this port: the previous trainer's, or a new one if others may know that.
 
-    Other users may if they could read the file, or if another program has the old port: workers and dashboards may have
-    sent it their token. Raises UserError as read_url.
+    Others may know it if they could read the file, or if another program now has the old port: workers and dashboards
+    may have sent it there. Raises UserError as read_url.
     """
     token = read_token(directory)
     if token and read_port(directory) == port and not server_file(directory).stat().st_mode & _OTHERS:
@@ -67,8 +67,8 @@ def _read(directory: RunDirectory) -> dict[str, str]:
         return {}
     except PermissionError:
         raise UserError(
-            f"server: {file} belongs to the user who started the trainer, and only that user may read it; workers of "
-            "other users need a server of their own address and token: --server URL --token-file FILE"
+            f"server: {file} belongs to the user who started the trainer, and only that user may read it. Workers of "
+            "other users need a server that is started separately: give --server URL --token-file FILE"
         ) from None
     except (ValueError, LookupError):
         raise UserError(

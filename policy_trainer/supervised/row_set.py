@@ -53,7 +53,7 @@ def every_tenth(
         )
     if copies := len(found) - len(train) - len(held_back):
         note(
-            f"{source} has {len(found)} rows: {copies} of them are left out, because their prompt is held out as every "
-            f"{EVAL_EVERY}th is; name held-out ones with --data.eval-path to train on all"
+            f"{source} has {len(found)} rows: {copies} of them are left out, because they share a prompt with a "
+            f"held-out row (every {EVAL_EVERY}th is held out); to train on all, name others with --data.eval-path"
         )
     return train, list(held_back)

@@ -1,4 +1,4 @@
-"""Groups on which a training step raises: each is set aside, unless the code is at fault rather than a group."""
+"""Groups on which a training step raises: each is set aside, unless the code seems to be at fault."""
 
 import traceback
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from itertools import combinations
 from shared.client import Leased
 from shared.devices import is_out_of_memory
 
-# Packages whose lines say where an error was raised.
+# Packages in whose code errors are located.
 _OURS = ("policy_trainer", "shared")
 _TOGETHER = (
-    "Each group of this step can be trained by itself, but not all of them together. Where memory is short, lower "
+    "Each group of this step can be trained by itself, but not all of them together. If memory is short, lower "
     "--micro-batch-tokens; --resume then trains these groups first"
 )
 
@@ -18,9 +18,9 @@ Failure = tuple[Leased, Exception]
 
 
 class BadGroups:
-    """Groups on which the latest steps raised. They stay leased until a step succeeds and so shows that the code works.
+    """Groups on which the latest steps raised. They stay leased until a step succeeds, which shows that the code works.
 
-    Two different groups that fail alike before that are a bug, or a setting that suits no group.
+    Two different groups that fail alike before that point to a bug, or to a setting that suits no group.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class BadGroups:
         for first, second in combinations(self._failures, 2):
             if _place(first[1]) == _place(second[1]):
                 error.add_note(
-                    f"Two groups failed alike, one after the other, so both are given back uncounted: batch "
+                    f"Two groups failed alike, so both are released without counting as deliveries: batch "
                     f"{first[0].id}, {describe(first)}; batch {second[0].id}, {describe(second)}.\n"
                     f"`ref-server queue purge {first[0].id} {second[0].id}` drops them if they are to blame"
                 )
@@ -69,7 +69,7 @@ def describe(failure: Failure) -> str:
 
 
 def _place(error: Exception) -> tuple[type[Exception], str, int]:
-    """The type of an error, and the innermost of our lines that it passed."""
+    """The type of an error, and the file and line of the innermost frame of our code in its traceback."""
     places = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -28,7 +28,7 @@ from shared.devices import choose_device
 _LASTING_SECONDS = 300.0
 # A server whose trainer was killed finishes what it scores: ref-server's --drain-seconds, and a little.
 _PREDECESSOR_SECONDS = 40.0
-# Between looks at the server's process, and while waiting for its first answer.
+# Interval for checking the server's process, also while waiting for its first answer.
 _LOOK_SECONDS = 0.2
 
 
@@ -254,7 +254,7 @@ def _hold(data: Path, on_wait: OnWait) -> IO[bytes]:
 
 
 def _listen(wanted: int | None) -> socket.socket:
-    """Listens at the wanted port if it is free, else at any: workers outside of the trainer keep the URL over a
+    """Listens at the wanted port if it is free, else at any, so that external workers can keep their URL over a
     restart."""
     for port in (wanted or 0, 0):
         with suppress(OSError):

@@ -135,10 +135,10 @@ class Trainer:
         return kl
 
     def _goes_on_without(self, leased: Sequence[Leased], error: Exception) -> bool:
-        """Sets aside the groups on which a step raises, and keeps the others for the next one. False: the run must end.
+        """Sets aside the groups on which the step raised, and keeps the others for the next. False: the run must end.
 
-        Where weights may have changed, or where it cannot be known which group it was, what is released here counts as
-        a delivery, as that of a killed process does: a resumed run does not fail on the same groups for ever.
+        If weights may have changed, or the groups at fault cannot be determined, groups are released here and count as
+        delivered, as those of a killed process do. So a resumed run does not fail on the same groups forever.
         """
         learner, feed = self._policy.learner, self._source.feed
         if isinstance(error, RunFailed) and not isinstance(error, RankLost):

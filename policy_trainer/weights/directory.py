@@ -32,7 +32,7 @@ class WeightsDirectory:
         if not version.exists():  # at the end of a run only latest.json changes
             with whole_directory(version, siblings=_VERSIONS) as temporary:
                 copy.save(temporary)
-        # `directory` is for samplers of other makers.
+        # `directory` is for other programs' samplers.
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
         for old in sorted(self._root.glob(_VERSIONS))[:-KEPT]:
             shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all

@@ -16,14 +16,12 @@ from shared.atomic_files import whole_directory
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 
-# A poll lasts so long, and then looks whether another training has begun, or this one has ended.
 _VERSIONS = "[0-9]*-[0-9]*"
+# A poll lasts so long, and then looks whether another training has begun, or this one has ended.
 _POLL_SECONDS = 5.0
 # How long the end of a worker waits for the thread.
 _ENDING_SECONDS = 1.0
-
-
-# What a version is made of. Pickled weights and code are refused: loading the one could run the other.
+# Files that a version may contain. Code is refused, and so are pickles, since loading one can run code.
 _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
 # Bytes of the disk that a download leaves free.
 _SPARE = 2**28
@@ -41,7 +39,7 @@ def place(directory: Path, name: WeightsName) -> Path:
 def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Path:
     """The directory of a version, downloaded unless it is there. It appears when it is whole and right.
 
-    Raises Gone, WrongContent, UserError for files that are no model's, RunFailed for a full disk.
+    Raises Gone, WrongContent, UserError for files that no model has, RunFailed for a full disk.
     """
     target = place(directory, found.name)
     if target.is_dir():
@@ -67,7 +65,7 @@ def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Pa
 
 
 def _check_room(directory: Path, found: WeightsVersion) -> None:
-    """Raises OSError."""
+    """Raises OSError if the version does not fit on the disk."""
     needed, free = sum(content.bytes for content in found.files.values()), shutil.disk_usage(directory).free
     if needed > free - _SPARE:
         raise OSError(
@@ -77,7 +75,7 @@ def _check_room(directory: Path, found: WeightsVersion) -> None:
 
 
 def _check_shards(directory: Path) -> None:
-    """Raises UserError for an index that leads out of the directory: transformers would read what it names."""
+    """Raises UserError for an index that names files elsewhere: transformers would read them."""
     for index in directory.glob("*.index.json"):
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())

@@ -39,9 +39,9 @@ class Publication:
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any] | str) -> Self:
-        """From what `asdict` made of it, or from that as JSON. Names that are unknown here are ignored.
+        """From the result of `asdict`, or that as JSON. Unknown names are ignored.
 
-        Raises UserError for values that no publication has.
+        Raises UserError for invalid values.
         """
         adapter = TypeAdapter(cls)
         try:

@@ -152,6 +152,6 @@ def test_a_sampler_that_goes_on_with_the_epoch_before_a_resume_is_named(
         step(0, 2)
         until(lambda: json.loads(latest.read_text())["version"] == 2, "weights of step 2", trainer)
         sample(client, 0)
-        reason = "batches arrive and are abandoned: the newest is of epoch 0, policy_version 2"
+        reason = "batches arrive but are abandoned: the newest has epoch 0, policy_version 2"
         until(lambda: reason in " ".join(trainer.output().split()), "the reason for waiting", trainer)
         step(1, 3)

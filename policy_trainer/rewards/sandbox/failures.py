@@ -15,7 +15,7 @@ log = structlog.get_logger()
 # If a reward fails on each of this many first completions, in as many calls, the reward is at fault, not a completion.
 _MAX_FAILURES = 64
 _MAX_FAILED_CALLS = 3
-# Where a traceback says that an error was raised.
+# A file and line in a traceback.
 _PLACE = re.compile(r'File "(.+)", line (\d+)')
 
 
@@ -35,7 +35,7 @@ class RewardsFailed(UserError, RunFailed):
 
 
 def summary(error: str) -> str:
-    """The last line of a traceback, with the place that it names; a reason as it is."""
+    """The last line of a traceback, with its innermost file and line; a reason without a traceback as it is."""
     places = _PLACE.findall(error)
     last = error.strip().split("\n")[-1]
     return f"{last} ({':'.join(places[-1])})" if places else last

@@ -75,7 +75,8 @@ def test_the_last_step_of_a_finished_run_is_named(run: Run, tmp_path: Path, caps
         run("train", "--resume", "--max-steps", "40")
     directory.model.mkdir()
     assert run("train", "--resume", "--max-steps", "40") == 0
-    assert "step 40 was the last of run, and the model is in run/model; a higher --max-steps" in capsys.readouterr().err
+    message = "the run in run finished at step 40; its model is in run/model. A higher --max-steps continues it"
+    assert message in capsys.readouterr().err
     with pytest.raises(ImportError):
         run("train", "--resume", "--max-steps", "41")
     assert json.loads(directory.identity.read_text()) == {"lineage": lineage, "finished": 40}

@@ -98,7 +98,7 @@ def test_samplers_of_an_epoch_that_has_ended_are_named(clock: list[float]) -> No
             clock[0] += 2
             watched.look()
             reasons.append(watched.wait_reason("no worker"))
-        abandoned = "batches arrive and are abandoned: the newest is of epoch 0, policy_version 7, lineage 'first'"
+        abandoned = "batches arrive but are abandoned: the newest has epoch 0, policy_version 7, lineage 'first'"
         start = abandoned if external else "no worker"
         assert reasons[0] == "no worker" and reasons[1] == reasons[2]
         assert [reason.startswith(start) for reason in reasons[1:]] == [True] * 3
