@@ -15,6 +15,7 @@ from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
 from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake
 from shared.client.connection import OnWait
 from shared.errors import UserError
+from shared.logprobs import embedding_rows
 from shared.models import context_length, eos_token_ids, load_model, load_outline
 
 
@@ -89,7 +90,7 @@ def _load_vllm_server(
     name = _greet(config, model, lora_rank)
     ready = _READY[config.vllm.enable_sleep_mode]
     eos = eos_token_ids(model, tokenizer)
-    return LoadedSampler(VllmServerSampler(server_url(config), name, eos, on_wait, ready), model)
+    return LoadedSampler(VllmServerSampler(server_url(config), name, eos, embedding_rows(model), on_wait, ready), model)
 
 
 def _check_vllm_server(config: CommonConfig, lora_rank: int) -> None:

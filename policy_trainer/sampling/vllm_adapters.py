@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.adapters.adapter import WEIGHTS
-from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask
+from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, answer_field, ask
 from shared.errors import UserError
 from shared.models import ADAPTER_CONFIG
 
@@ -55,14 +55,16 @@ def check_takes_adapters(url: str, rank: int) -> None:
 
 
 def _fault(info: Any, rank: int) -> str:
-    lora = info["vllm_config"]["lora_config"]
+    lora = answer_field(info, "vllm_config", kind=dict).get("lora_config")
     if lora is None:
         return "takes no adapters"
-    if lora["max_lora_rank"] < rank:
-        return f"takes adapters up to rank {lora['max_lora_rank']}, and this run's have rank {rank}"
-    if lora["max_cpu_loras"] < _KEPT:
-        return f"keeps {lora['max_cpu_loras']} of the adapters that it has loaded, and this run needs {_KEPT}"
-    return "" if info["vllm_env"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] else "loads no adapters while it runs"
+    largest, kept = (answer_field(lora, name, kind=int) for name in ("max_lora_rank", "max_cpu_loras"))
+    if largest < rank:
+        return f"takes adapters up to rank {largest}, and this run's have rank {rank}"
+    if kept < _KEPT:
+        return f"keeps {kept} of the adapters that it has loaded, and this run needs {_KEPT}"
+    loads = answer_field(info, "vllm_env", kind=dict).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    return "" if loads else "loads no adapters while it runs"
 
 
 def adapter_name(directory: Path) -> str:

@@ -6,15 +6,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
-from shared.client.connection import OnWait
+from shared.client.connection import OnWait, whole
+from shared.client.transfers import append
+from shared.errors import printable
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _CONNECT_SECONDS = 5.0
 # The server answers once the last completion of a prompt has ended. Longer than this nothing takes.
 _READ_SECONDS = 3600.0
 _RETRY_SECONDS = 1.0
+# A sampled token takes some 100 bytes of JSON.
+_ANSWER_BYTES = 2**30
+_SUCCESS = 200
 
 
 class Unavailable(Exception):
@@ -22,7 +29,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The server refused a request. status: of HTTP."""
+    """The server refused a request, or its answer is not vLLM's. status: of HTTP."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -45,20 +52,49 @@ class VllmClient:
         """What the server was started with. Refused with 404 without its development mode."""
         return await self.get("/server_info?config_format=json")
 
-    async def config(self) -> Mapping[str, Any]:
-        """Of it vLLM's own configuration."""
-        return (await self.info())["vllm_config"]
+    async def config(self, *path: str, kind: type[T]) -> T:
+        """A value of vLLM's own configuration."""
+        return answer_field(await self.info(), "vllm_config", *path, kind=kind)
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
+        body = bytearray()
         try:
-            response = await self._http.request(method, path, **options)
+            async with self._http.stream(method, path, **options) as response:
+                async for piece in response.aiter_raw():
+                    append(body, piece, _ANSWER_BYTES)
         except httpx.TransportError as error:
             raise Unavailable(str(error) or type(error).__name__) from None
+        except ValueError as error:
+            raise Refused(_SUCCESS, f"{method} {path}: {error}") from None
+        response = whole(response, body)
         if response.status_code in (429, 503):
             raise Unavailable(_words(response))
         if not response.is_success:
             raise Refused(response.status_code, _words(response))
-        return response.json() if "json" in response.headers.get("content-type", "") else response.text
+        if "json" not in response.headers.get("content-type", ""):
+            return response.text
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:
+            raise Refused(_SUCCESS, f"{method} {path}: its answer is not JSON: {error}") from None
+
+
+def answer_field(answer: Any, *path: str, kind: type[T]) -> T:
+    """The value at `path` of an answer. Raises Refused if it is missing or of another type."""
+    for name in path:
+        answer = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(answer, kind):
+        raise Refused(_SUCCESS, f"its answer has no usable {'.'.join(path)}")
+    return answer
+
+
+def parsed(answer: Any, kind: type[M]) -> M:
+    """The answer as a record. Raises Refused for one that is not of this kind."""
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Refused(_SUCCESS, f"its answer is wrong in {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
@@ -68,7 +104,10 @@ def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
         timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None)
         # A proxy of the environment is for the internet: it would look for the server elsewhere.
-        async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False) as http:
+        plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is expanded
+        async with httpx.AsyncClient(
+            base_url=url, headers=plain, timeout=timeout, limits=limits, trust_env=False
+        ) as http:
             return await work(VllmClient(http))
 
     return asyncio.run(run())
@@ -101,6 +140,6 @@ def _words(response: httpx.Response) -> str:
     try:
         error = response.json()["error"]
         text = error["message"] if isinstance(error, dict) else error
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         text = response.text
-    return f"{response.status_code}: {' '.join(str(text).split())[:300]}"
+    return f"{response.status_code}: {printable(' '.join(str(text)[:300].split()))}"

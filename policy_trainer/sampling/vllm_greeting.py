@@ -1,15 +1,27 @@
 """The first words with a vLLM server: whether it has the model, room for the run's sequences, and the log-probs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from policy_trainer.sampling.vllm_adapters import server_environment, server_flags
-from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask
+from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask, parsed
+from policy_trainer.sampling.vllm_requests import Completions
 from shared.errors import UserError
 
 # Of float32; the raw log-prob of a token that is not sampled from is far below.
 _TOLERANCE = 1e-3
+
+
+class _Card(BaseModel):
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Card]
 
 
 def greet(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
@@ -23,27 +35,27 @@ def greet(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
         f"--max-model-len {longest}{server_flags(lora_rank)}"
     )
 
-    async def words(client: VllmClient) -> tuple[Sequence[Mapping[str, Any]], bool]:
-        cards = (await client.get("/v1/models"))["data"]
+    async def words(client: VllmClient) -> tuple[Sequence[_Card], bool]:
+        cards = parsed(await client.get("/v1/models"), _Models).data
         named = [card for card in cards if _is(card, model)]
-        return cards, not named or await _says_what_it_samples_from(client, named[0]["id"])
+        return cards, not named or await _says_what_it_samples_from(client, named[0].id)
 
     try:
         cards, processed = ask(url, words)
     except Unavailable as error:
         raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
-    except (Refused, LookupError, TypeError, ValueError) as error:
+    except Refused as error:
         raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
     card = next((card for card in cards if _is(card, model)), None)
     if card is None:
-        served = " and ".join(str(card["id"]) for card in cards)
+        served = " and ".join(card.id for card in cards)
         raise UserError(
             f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
             f"same model by another name, give that one here with --model, or start it with --served-model-name {model}"
         )
-    if card["max_model_len"] < longest:
+    if (card.max_model_len or 0) < longest:
         raise UserError(
-            f"vllm_url: the server at {url} takes {card['max_model_len']} tokens of prompt and completion, and this "
+            f"vllm_url: the server at {url} takes {card.max_model_len} tokens of prompt and completion, and this "
             f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
         )
     if not processed:
@@ -51,13 +63,14 @@ def greet(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
             f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
             f"start it with: {command}"
         )
-    return str(card["id"])
+    return card.id
 
 
 def check_sleep_mode(url: str) -> None:
     """Raises UserError for a server that cannot give its memory back."""
     try:
-        sleeps, why = ask(url, lambda client: client.config())["model_config"]["enable_sleep_mode"], ""
+        sleeps = ask(url, lambda client: client.config("model_config", "enable_sleep_mode", kind=bool))
+        why = ""
     except (Unavailable, Refused) as error:
         sleeps, why = False, f" ({error})"
     if not sleeps:
@@ -67,15 +80,15 @@ def check_sleep_mode(url: str) -> None:
         )
 
 
-def _is(card: Mapping[str, Any], model: str) -> bool:
-    names = {str(card["id"]), str(card.get("root"))}
+def _is(card: _Card, model: str) -> bool:
+    names = {card.id, card.root}
     return model in names or (Path(model).is_dir() and str(Path(model).resolve()) in names)
 
 
 async def _says_what_it_samples_from(client: VllmClient, name: str) -> bool:
     """Whether log-probs are of the distribution that tokens are drawn from."""
     try:
-        return (await client.config())["model_config"]["logprobs_mode"] == "processed_logprobs"
+        return await client.config("model_config", "logprobs_mode", kind=str) == "processed_logprobs"
     except Refused as error:
         if error.status != 404:
             raise
@@ -89,5 +102,7 @@ async def _logp_of_the_only_token(client: VllmClient, name: str) -> float:
         "model": name, "prompt": [0], "max_tokens": 1, "temperature": 1.0, "logprobs": 0, "allowed_token_ids": [0],
         "ignore_eos": True, "return_token_ids": True,
     }  # fmt: skip
-    answer = await client.post("/v1/completions", body)
-    return float(answer["choices"][0]["logprobs"]["token_logprobs"][0])
+    logps = parsed(await client.post("/v1/completions", body), Completions).choices[0].logps
+    if len(logps) != 1:
+        raise Refused(200, f"it answers {len(logps)} log-probs of a single token")
+    return logps[0]

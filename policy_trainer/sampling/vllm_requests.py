@@ -3,16 +3,57 @@
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field, model_validator
 
 from policy_trainer.data.completion import Completion
+from policy_trainer.data.probe import TokenId
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
+from shared.bounds import MAX_LOGP
 
 # The finish_reasons of whole completions: by an EOS or a stop text, and at the length limit.
 ENDS = ("stop", "length")
+
+
+Logp = Annotated[float, Field(le=MAX_LOGP, allow_inf_nan=False)]
+
+
+class _TokenLogps(BaseModel):
+    token_logprobs: list[Logp]
+
+
+class _Alternative(BaseModel):
+    logprob: Logp
+
+
+class Choice(BaseModel):
+    """A completion in an answer over HTTP. prompt_logprobs: by token id, if they were requested."""
+
+    index: int
+    finish_reason: str | None
+    token_ids: list[TokenId]
+    logprobs: _TokenLogps | None = None
+    prompt_logprobs: list[dict[str, _Alternative] | None] | None = None
+
+    @property
+    def logps(self) -> list[float]:
+        return self.logprobs.token_logprobs if self.logprobs else []
+
+
+class Completions(BaseModel):
+    """The answer to a prompt over HTTP."""
+
+    choices: Annotated[list[Choice], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Completions":
+        self.choices.sort(key=lambda choice: choice.index)
+        if [choice.index for choice in self.choices] != [*range(len(self.choices))]:
+            raise ValueError("the choices' indexes must be 0, 1, 2, …")
+        return self
 
 
 def sampling_options(params: SamplingParams, eos: Sequence[int], seed: int, number: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Samples with a running `vllm serve`, over HTTP: token ids go there, and token ids with log-probs come back."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_adapters import adapter_name, adapter_refusal, load_adapter, unload_adapter
-from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, ask, persist
+from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, ask, parsed, persist
 from policy_trainer.sampling.vllm_requests import (
     ENDS,
+    Choice,
+    Completions,
     completion_logps,
     make_completion,
     make_group,
@@ -59,11 +62,15 @@ def put_to_sleep(url: str) -> None:
 class VllmServerSampler:
     """Several may share a server: completions under way when another one loads weights go on with those."""
 
-    def __init__(self, url: str, name: str, eos: Sequence[int], on_wait: OnWait, ready: Ready = always) -> None:
-        """name: of the served model. eos: the ids that end a completion. ready: what comes before other requests."""
+    def __init__(
+        self, url: str, name: str, eos: Sequence[int], vocabulary: int, on_wait: OnWait, ready: Ready = always
+    ) -> None:
+        """name: of the served model. eos: the ids that end a completion. vocabulary: rows of the model's embedding.
+        ready: what comes before other requests."""
         self._url = url
         self._name = name
         self._eos = eos
+        self._vocabulary = vocabulary
         self._on_wait = on_wait
         self._ready = ready
         self._loaded = Loaded(name)
@@ -112,9 +119,10 @@ class VllmServerSampler:
         """As `sample`."""
         rows = sequences(group)
         answers = self._ask(rows, [scoring_options()] * len(rows))
-        return completion_logps(
-            group, (_own_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True))
-        )
+        with self._refusals():
+            return completion_logps(
+                group, [_own_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True)]
+            )
 
     def sleep(self) -> None:
         put_to_sleep(self._url)
@@ -122,22 +130,28 @@ class VllmServerSampler:
     def wake_up(self) -> None:
         """Every request does, since the server may be another one by then: see `awake`."""
 
-    def _ask(
-        self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]
-    ) -> list[list[Mapping[str, Any]]]:
+    def _ask(self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]) -> list[list[Choice]]:
         """The choices that the server answers to each prompt, in their order. All are asked for again if one fails."""
 
-        async def work(client: VllmClient) -> list[list[Mapping[str, Any]]]:
+        async def work(client: VllmClient) -> list[list[Choice]]:
             await self._ready(client)
             await self._check_weights(client)
             return await all_of(
                 self._choices(client, list(ids), own) for ids, own in zip(prompts, options, strict=True)
             )
 
-        try:
+        with self._refusals():
             return persist(self._url, work, self._on_wait)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
         except Refused as error:
-            raise UserError(f"vllm_url: the vLLM server at {self._url} refused a prompt: {error}") from None
+            raise UserError(
+                f"vllm_url: the vLLM server at {self._url} does not complete a prompt: {error}; check that vLLM 0.32 "
+                "or newer is there, with the run's model"
+            ) from None
 
     async def _check_weights(self, client: VllmClient) -> None:
         """A server that was restarted has the weights that it began with, and would sample as if nothing had been."""
@@ -156,31 +170,49 @@ class VllmServerSampler:
             "another run uses it; give each run a server of its own"
         )
 
-    async def _choices(
-        self, client: VllmClient, prompt: list[int], options: Mapping[str, Any]
-    ) -> list[Mapping[str, Any]]:
+    async def _choices(self, client: VllmClient, prompt: list[int], options: Mapping[str, Any]) -> list[Choice]:
         loaded = self._loaded
         body = {"model": loaded.model, "prompt": prompt, "return_token_ids": True, **loaded.salt, **options}
         try:
-            choices = (await client.post("/v1/completions", body))["choices"]
+            choices = parsed(await client.post("/v1/completions", body), Completions).choices
         except Refused as error:
             if error.status == 404 and loaded.model != self._name:
                 raise WeightsLost(f"vllm_url: {self._others()}") from None
             if error.status < 500:
                 raise
             raise Unavailable(str(error)) from None  # its engine has died, and the server ends, too
-        if stopped := [choice["finish_reason"] for choice in choices if choice["finish_reason"] not in ENDS]:
+        if stopped := [choice.finish_reason for choice in choices if choice.finish_reason not in ENDS]:
             raise Unavailable(f"it ended a completion by {stopped[0]!r}")
-        return sorted(choices, key=lambda choice: choice["index"])
+        self._check(choices, options)
+        return choices
 
-    def _completion(self, choice: Mapping[str, Any]) -> Completion:
-        logps = choice["logprobs"]["token_logprobs"]
-        return make_completion(choice["token_ids"], logps, choice["finish_reason"], self._eos)
+    def _check(self, choices: Sequence[Choice], options: Mapping[str, Any]) -> None:
+        """Raises Refused for an answer to something else than was asked."""
+        if len(choices) != options.get("n", 1):
+            raise Refused(200, f"it answers {len(choices)} completions instead of {options.get('n', 1)}")
+        for choice in choices:
+            length, known = len(choice.token_ids), len(choice.logps)
+            if not 0 < length <= options["max_tokens"]:
+                raise Refused(200, f"it answers a completion of {length} tokens; 1 to {options['max_tokens']} were due")
+            if "logprobs" in options and known != length:
+                raise Refused(200, f"it answers {known} log-probs for a completion of {length} tokens")
+            if max(choice.token_ids) >= self._vocabulary:
+                raise Refused(200, f"it answers token {max(choice.token_ids)}; the model has {self._vocabulary}")
+
+    def _completion(self, choice: Choice) -> Completion:
+        assert choice.finish_reason is not None
+        return make_completion(choice.token_ids, choice.logps, choice.finish_reason, self._eos)
 
 
-def _own_logps(ids: Sequence[int], choice: Mapping[str, Any]) -> list[float]:
-    """The log-probs of a prompt's tokens but for the first, from vLLM's table of each token's alternatives."""
-    return [
-        alternatives[str(token)]["logprob"]
-        for token, alternatives in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
-    ]
+def _own_logps(ids: Sequence[int], choice: Choice) -> list[float]:
+    """The log-probs of a prompt's tokens but for the first, from vLLM's table of each token's alternatives.
+
+    Raises Refused if one is missing.
+    """
+    steps = choice.prompt_logprobs or []
+    if len(steps) != len(ids):
+        raise Refused(200, f"it answers log-probs of {len(steps)} of {len(ids)} tokens")
+    logps = [(step or {}).get(str(token)) for token, step in zip(ids[1:], steps[1:], strict=True)]
+    if None in logps:
+        raise Refused(200, "it answers no log-prob of some token that it was given")
+    return [found.logprob for found in logps if found]

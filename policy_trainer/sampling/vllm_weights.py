@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policy_trainer.sampling.vllm_client import Refused, VllmClient
+from policy_trainer.sampling.vllm_client import Refused, VllmClient, answer_field
 from policy_trainer.sampling.vllm_worker import PackedHead
 
 # What vLLM calls the weights that a server begins with.
@@ -31,7 +31,7 @@ async def load_whole(client: VllmClient, model: Path, mark: str) -> None:
     try:
         await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
         await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
-        if (await client.config())["device_config"]["device"] == "cpu":
+        if await client.config("device_config", "device", kind=str) == "cpu":
             await _rpc(client, _PACK_HEAD)
         await client.post("/update_weight_version", {"new_version": mark})
         await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
@@ -39,9 +39,9 @@ async def load_whole(client: VllmClient, model: Path, mark: str) -> None:
         await client.post("/resume")
 
 
-async def version(client: VllmClient) -> str | None:
+async def version(client: VllmClient) -> str:
     """Of the server's own weights. Refused with 404 without its development mode."""
-    return (await client.get("/weight_info"))["weight_version"]
+    return answer_field(await client.get("/weight_info"), "weight_version", kind=str)
 
 
 async def _rpc(client: VllmClient, method: str, **arguments: str) -> None:

@@ -32,7 +32,8 @@ def sampler_of(server: VllmServe, waits: list[str] | None = None, ready: Ready =
         assert waits is not None and seconds < 600, reason
         waits.append(reason)
 
-    return VllmServerSampler(server.url, greet(server.url, str(server.model), CONTEXT), [EOS], on_wait, ready)
+    name = greet(server.url, str(server.model), CONTEXT)
+    return VllmServerSampler(server.url, name, [EOS], 2**31, on_wait, ready)
 
 
 def test_a_server_samples_and_takes_up_every_update(

@@ -3,6 +3,7 @@
 The server is a fake one over real sockets; tests/vllm has the real one.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
+from policy_trainer.sampling.vllm_adapters import check_takes_adapters
 from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
 from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake, put_to_sleep
 from shared.batch import TokenGroup
@@ -26,6 +28,7 @@ from tests.rounding import rounding
 from tests.site import Answer
 
 EOS = 1
+VOCABULARY = 512
 PROMPTS = [[3, 4, 5], [6, 7], [3, 4, 5]]
 PARAMS = SamplingParams(4, 12, temperature=0.7)
 UPDATE = ["/pause?mode=keep", "/update_weight_version", "/collective_rpc", "/update_weight_version",
@@ -70,7 +73,7 @@ def never(reason: str, seconds: float) -> None:
 def sampler_of(
     fake: FakeVllm, on_wait: Callable[[str, float], None] = never, ready: Ready = always
 ) -> VllmServerSampler:
-    return VllmServerSampler(fake.url, fake.name, [EOS], on_wait, ready)
+    return VllmServerSampler(fake.url, fake.name, [EOS], VOCABULARY, on_wait, ready)
 
 
 def said(groups: list[list[Completion]]) -> list[Any]:
@@ -277,9 +280,87 @@ class TestSleeping:
 
     def test_an_engine_that_does_not_wake_is_waited_for(self, open_site: Callable[..., Any]) -> None:
         site = open_site(lambda request: Answer(500, b'{"error": {"message": "CUDA out of memory"}}'))
-        sampler = VllmServerSampler(site.url, "base", [EOS], never, awake)
+        sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never, awake)
         with pytest.raises(AssertionError, match=r"to answer .*CUDA out of memory"):
             sampler.sample(PROMPTS, PARAMS, seed=5)
+
+
+def completion(index: int = 0, **other: Any) -> dict[str, Any]:
+    right = {"index": index, "token_ids": [3], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}
+    return {**right, **other}
+
+
+JSON = {"Content-Type": "application/json"}
+WRONG_CHOICES: list[Any] = [
+    "no list",
+    [],
+    [completion()],  # fewer than were asked for
+    [completion(), completion()],
+    [completion(), completion(2)],
+    [completion(), {"index": 1}],
+    [completion(), completion(1, token_ids=["a"])],
+    [completion(), completion(1, token_ids=[-1])],
+    [completion(), completion(1, token_ids=[VOCABULARY])],
+    [completion(), completion(1, token_ids=[])],
+    [completion(), completion(1, token_ids=[3] * 13, logprobs={"token_logprobs": [-1.0] * 13})],
+    [completion(), completion(1, logprobs=None)],
+    [completion(), completion(1, logprobs={"token_logprobs": [None]})],
+    [completion(), completion(1, logprobs={"token_logprobs": [float("nan")]})],
+    [completion(), completion(1, logprobs={"token_logprobs": [2.0]})],
+]
+
+
+class TestAnswersOfAnotherProgram:
+    """What is not vLLM's ends the run with an error that names the server; only failures are waited for."""
+
+    @pytest.mark.parametrize("body", [b"{", b"", b"[" * 100_000, b"null", b"[]", b'{"choices": 3}', b"\xff"])
+    def test_bodies(self, fake: FakeVllm, body: bytes) -> None:
+        fake.broken, fake.break_next = Answer(200, body, JSON), 1
+        with pytest.raises(UserError, match=rf"^vllm_url: .*{fake.url} does not complete a prompt: .*answer"):
+            sampler_of(fake).sample([[3]], PARAMS, seed=5)
+
+    @pytest.mark.parametrize("choices", WRONG_CHOICES)
+    def test_completions(self, fake: FakeVllm, choices: Any) -> None:
+        fake.broken, fake.break_next = Answer(200, json.dumps({"choices": choices}).encode(), JSON), 1
+        with pytest.raises(UserError, match=rf"^vllm_url: .*{fake.url} does not complete a prompt: .*answer"):
+            sampler_of(fake).sample([[3]], SamplingParams(2, 12, temperature=0.7), seed=5)
+
+    @pytest.mark.parametrize("scores", [None, [None], [None, None], [None, {"9": {"logprob": -1}}], [None, {"4": {}}]])
+    def test_log_probs_of_given_tokens(self, fake: FakeVllm, scores: Any) -> None:
+        answer = {"choices": [completion(prompt_logprobs=scores)]}
+        fake.broken, fake.break_next = Answer(200, json.dumps(answer).encode(), JSON), 1
+        with pytest.raises(UserError, match=rf"^vllm_url: .*{fake.url} does not complete a prompt: .*answer"):
+            sampler_of(fake).logps(TokenGroup(np.array([3]), np.array([4]), np.array([1])))
+
+    def test_an_answer_that_breaks_off_is_waited_for(self, fake: FakeVllm) -> None:
+        fake.broken, fake.break_next = Answer(200, b"{", {**JSON, "Content-Length": "9", "Connection": "close"}), 1
+        with pytest.raises(AssertionError, match="to answer"):
+            sampler_of(fake).sample([[3]], PARAMS, seed=5)
+
+    @pytest.mark.parametrize("body", [b"{}", b"[]", b'{"weight_version": 3}', b"{"])
+    def test_versions(self, open_site: Callable[..., Any], body: bytes, published: Callable[[int], Path]) -> None:
+        site = open_site(lambda request: Answer(200, body, JSON))
+        sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never)
+        with pytest.raises(UserError, match=rf"{site.url} .*answer"):
+            sampler.sample([[3]], PARAMS, seed=5)
+        with pytest.raises(UserError, match=rf"{site.url} .*answer"):
+            sampler.load(published(1))
+
+    @pytest.mark.parametrize("body", [b'{"data": [3]}', b'{"data": [{"id": "base", "max_model_len": "long"}]}', b"[]"])
+    def test_greetings(self, open_site: Callable[..., Any], body: bytes) -> None:
+        site = open_site(lambda request: Answer(200, body, JSON))
+        with pytest.raises(UserError, match=rf"what answers at {site.url} is not vLLM"):
+            greet(site.url, "base", 128)
+        with pytest.raises(UserError, match=rf"sleep_mode: .*{site.url} cannot sleep"):
+            check_sleep_mode(site.url)
+        with pytest.raises(UserError, match=rf"lora\.rank: .*{site.url} "):
+            check_takes_adapters(site.url, 8)
+
+    def test_its_words_cannot_steer_a_terminal(self, fake: FakeVllm) -> None:
+        fake.broken, fake.break_next = Answer(400, b'{"error": {"message": "\\u001b[2J"}}', JSON), 1
+        with pytest.raises(UserError) as caught:
+            sampler_of(fake).sample([[3]], PARAMS, seed=5)
+        assert str(caught.value).isprintable() and "\\x1b[2J" in str(caught.value)
 
 
 class TestGreeting:
