@@ -14,6 +14,7 @@ from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from shared.bounds import MAX_LOGP, MAX_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
 
@@ -266,9 +267,10 @@ def _check_sample(text: str) -> None:
     except (ValueError, RecursionError):  # lone surrogates are ValueErrors too
         raise BatchError("sample", "must be JSON") from None
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise BatchError("sample", "must be JSON of text: it has half of a surrogate pair, which is no UTF-8") from None
+        to_json(value)
+    except ValueError:
+        why = "it has half of a surrogate pair, which is no UTF-8, or more than some 200 levels"
+        raise BatchError("sample", f"must be JSON of text: {why}") from None
     if size > MAX_SAMPLE_BYTES:
         raise BatchError("sample", f"must be at most {MAX_SAMPLE_BYTES} bytes of JSON, got {size}")
 

@@ -180,6 +180,7 @@ def test_accepts(changes: dict[str, Any]) -> None:
         ({"sample": "{"}, "sample"),
         ({"sample": ""}, "sample"),
         ({"sample": "[" * 10_000}, "sample"),
+        ({"sample": "[" * 400 + "]" * 400}, "sample"),  # whoever reads it may be deep in calls
         ({"sample": '"\ud800"'}, "sample"),
         ({"sample": '"\\ud800"'}, "sample"),
         ({"sample": '{"answer": ["a", {"\\udfff\\ud800": 1}]}'}, "sample"),
