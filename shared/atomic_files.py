@@ -7,11 +7,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import UserError, printable
+
+T = TypeVar("T")
 
 
 def write_json(path: Path, value: object, *, mode: int = 0o666) -> None:
     """As write_text."""
     write_text(path, json.dumps(value, indent=2), mode=mode)
+
+
+def read_json(path: Path, kind: TypeAdapter[T], remedy: str) -> T:
+    """What write_json wrote. Raises UserError, with the remedy, for a damaged file; OSError.
+
+    remedy: what to do then, a clause.
+    """
+    try:
+        return kind.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{name}: " for name in first["loc"])
+        raise UserError(f"{path} is damaged ({printable(where + first['msg'])}); {remedy}") from None
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:

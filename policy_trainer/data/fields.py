@@ -56,5 +56,8 @@ def _encodable(text: str, column: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise UserError(f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair") from None
+        raise UserError(
+            f"{where}: {column} has {half} at character {error.start + 1}: half a surrogate pair; write the whole "
+            "character, or leave it out"
+        ) from None
     return text

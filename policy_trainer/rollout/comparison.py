@@ -5,17 +5,27 @@ An engine may keep a copy of old weights and say nothing, and the run would trai
 
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.weights.publication import Publication
+from shared.batch import BatchError
 from shared.errors import UserError
 
 
-def compare(sampler: Sampler, publication: Publication, bound: float) -> dict[str, float]:
+def compare(sampler: Sampler, publication: Publication, bound: float, vocabulary: int) -> dict[str, float]:
     """How far the sampler's log-probs are from the learner's, as metrics of the batches that it samples.
 
-    bound: the largest mean difference, in nats. Raises UserError beyond it.
+    bound: the largest mean difference, in nats. vocabulary: rows of the model's embedding.
+    Raises UserError beyond them.
     """
     if publication.probe is None:
         return {}
-    mean, largest = publication.probe.difference(sampler.logps(publication.probe.group))
+    group = publication.probe.group
+    try:
+        group.check_ids(vocabulary, "the model's vocabulary")
+    except BatchError as error:
+        raise UserError(
+            f"weights: the probe published with version {publication.name} cannot be used: {error}; give this worker "
+            "the model that the run trains"
+        ) from None
+    mean, largest = publication.probe.difference(sampler.logps(group))
     if not mean <= bound:
         raise UserError(
             f"sampling.max_logp_difference: after loading version {publication.version} the sampler's log-probs differ "

@@ -4,15 +4,24 @@ A batch is written here before it is uploaded, so that a worker killed in betwee
 the same id. A restart neither skips a problem nor samples one twice.
 """
 
-import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from pydantic import TypeAdapter
+
 from policy_trainer.run_files import locks
-from shared.atomic_files import write_json
+from shared.api.base import Version
+from shared.atomic_files import read_json, write_json
 
 # A worker whose trainer was killed takes a moment to end and release its lock.
 _LOCK_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    next_index: Version
+    lineage: str = ""
 
 
 class Outbox:
@@ -32,7 +41,7 @@ class Outbox:
         if self._cursor_lineage() != lineage:
             self._remove_all()
             self._write_cursor(start)  # written now, because `start` may differ after a restart
-        known = json.loads(self._cursor.read_text())["next_index"]
+        known = self._read_cursor().next_index
         newest = max((self._index(path) for path in self._pending()), default=-1)
         self._past = known
         self._next = self._own(max(known, newest + 1))
@@ -83,11 +92,18 @@ class Outbox:
         self._write_cursor(self._past)
 
     def _write_cursor(self, next_index: int) -> None:
-        write_json(self._cursor, {"next_index": next_index, "lineage": self._lineage})
+        write_json(self._cursor, asdict(_Cursor(next_index, self._lineage)))
 
     def _cursor_lineage(self) -> str | None:
         """None if there is no cursor yet."""
-        return json.loads(self._cursor.read_text()).get("lineage", "") if self._cursor.exists() else None
+        return self._read_cursor().lineage if self._cursor.exists() else None
+
+    def _read_cursor(self) -> "_Cursor":
+        remedy = (
+            "delete it and start the worker again: it goes on at the trainer's position, without the batches that it "
+            "had not uploaded"
+        )
+        return read_json(self._cursor, TypeAdapter(_Cursor), remedy)
 
     def _remove_all(self) -> None:
         for left in (*self._pending(), *self._directory.glob("*.refused")):

@@ -38,6 +38,7 @@ from shared.batch import RolloutBatch
 from shared.client import RefServerClient
 from shared.devices import describe_device
 from shared.errors import UserError
+from shared.logprobs import embedding_rows
 from shared.models import load_tokenizer, use_threads
 
 log = structlog.get_logger()
@@ -72,12 +73,13 @@ class Waiting(LoggedWait):
 
 
 class RolloutWorker:
-    """One worker. Its parts are arguments, so that a test can pass fakes."""
+    """One worker. Its parts are arguments, so that a test can pass fakes. vocabulary: rows of the model's embedding."""
 
     def __init__(
         self,
         config: RolloutConfig,
         sampler: Sampler,
+        vocabulary: int,
         encoder: PromptEncoder,
         judge: Judge,
         task: Task,
@@ -87,6 +89,7 @@ class RolloutWorker:
     ) -> None:
         self._config = config
         self._sampler = sampler
+        self._vocabulary = vocabulary
         self._rounds = Rounds(config, sampler, encoder, judge, task)
         self._task = task
         self._client = client
@@ -196,7 +199,8 @@ class RolloutWorker:
                     raise
                 return self._load_newest()  # it was replaced and removed while we were reading it
             self._loaded = publication
-            self._difference = compare(self._sampler, publication, self._config.sampling.max_logp_difference)
+            bound = self._config.sampling.max_logp_difference
+            self._difference = compare(self._sampler, publication, bound, self._vocabulary)
         return publication
 
     def _batch(self, publication: Publication, group: SampledGroup, sample: str) -> RolloutBatch:
@@ -272,4 +276,5 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     check_models_match(reference, loaded.model, tokenizer, config.model)
     check_group_fits(reference, config.sampling, limit)
     encoder = PromptEncoder(tokenizer, config.data, limit=limit)
-    return RolloutWorker(config, loaded.sampler, encoder, judge, task, client, weights, wait)
+    vocabulary = embedding_rows(loaded.model)
+    return RolloutWorker(config, loaded.sampler, vocabulary, encoder, judge, task, client, weights, wait)

@@ -4,7 +4,6 @@ A checkpoint is a directory `step-00000080` that is also a Hugging Face model, o
 a temporary name, synced, and renamed, so that a directory with such a name is complete.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,10 +11,11 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors.torch
 import torch
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,7 +23,7 @@ from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.average import Average
 from policy_trainer.learner.interface import WRITTEN, WritesWeights, Writing
 from policy_trainer.learner.optimizer import Weights
-from shared.atomic_files import sync, whole_directory, write_json
+from shared.atomic_files import read_json, sync, whole_directory, write_json
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
@@ -42,6 +42,7 @@ class TrainState:
     entropy that it saw last; None where it adapts to none.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     step: int = 0
     epoch: int = 0
     ledger: list[str] = field(default_factory=list)
@@ -151,12 +152,21 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    saved = json.loads((checkpoint / _STATE).read_text())
-    for older in ("best_accuracy", "best_score"):  # before several figures were compared
-        if older in saved:
+    """Raises UserError if it is damaged."""
+    remedy = f"delete {checkpoint} to resume from the checkpoint before it"
+    return read_json(checkpoint / _STATE, _SAVED_STATE, remedy)
+
+
+def _with_scores(saved: Any) -> Any:
+    """The fields of a state that was written before several figures were compared."""
+    for older in ("best_accuracy", "best_score"):
+        if isinstance(saved, dict) and older in saved:
             score = saved.pop(older)
             saved["best_scores"] = [] if score is None else [score]
-    return TrainState(**saved)
+    return saved
+
+
+_SAVED_STATE: TypeAdapter[TrainState] = TypeAdapter(Annotated[TrainState, BeforeValidator(_with_scores)])
 
 
 def restore(checkpoint: Path, weights: Weights) -> None:

@@ -3,18 +3,20 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
 import tomli_w
+from pydantic import TypeAdapter
 from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from policy_trainer.config.resuming import NOT_KEPT, Change, changes
 from policy_trainer.run_files.locks import hold, is_held
-from shared.atomic_files import write_json, write_text
+from shared.api.base import Version
+from shared.atomic_files import read_json, write_json, write_text
 from shared.errors import UserError
 from shared.settings.files import read_known
 
@@ -22,6 +24,14 @@ REPLAY = "a replay cannot be continued: choose another --run-dir"
 _CONTINUE = "add --resume to continue it, or choose another --run-dir"
 # A refusal names so many settings.
 _LISTED = 2
+
+
+@dataclass(frozen=True)
+class _Identity:
+    """The content of run.json. finished: the last step of a finished run; 0 otherwise."""
+
+    lineage: str = ""
+    finished: Version = 0
 
 
 @dataclass(frozen=True)
@@ -81,10 +91,14 @@ class RunDirectory:
     @property
     def lineage(self) -> str:
         """The lineage of the run in this directory; empty if there is none."""
-        try:
-            return json.loads(self.identity.read_text())["lineage"]
-        except FileNotFoundError:
-            return ""
+        return self._identity.lineage
+
+    @property
+    def _identity(self) -> "_Identity":
+        remedy = (
+            "delete it: a run that is resumed gets a new lineage then, and its batches that wait in the queue expire"
+        )
+        return read_json(self.identity, TypeAdapter(_Identity), remedy) if self.identity.exists() else _Identity()
 
     def keep_lineage(self) -> str:
         """The lineage of the run to resume. One of an older version gets a lineage now."""
@@ -93,19 +107,17 @@ class RunDirectory:
     def begin_lineage(self) -> str:
         """Gives a run that begins its lineage: a random name, because a deleted run may have had its name."""
         lineage = uuid4().hex
-        write_json(self.identity, {"lineage": lineage})
+        write_json(self.identity, asdict(_Identity(lineage)))
         return lineage
 
     def mark_finished(self, step: int) -> None:
         """Records that nothing is left to do after this step: the model is saved, and the server knows."""
-        write_json(self.identity, {"lineage": self.lineage, "finished": step})
+        write_json(self.identity, asdict(_Identity(self.lineage, step)))
 
     @property
     def finished(self) -> int:
         """The last step of a finished run whose model is still here; 0 if there is none."""
-        if not self.identity.exists() or not self.model.exists():
-            return 0
-        return json.loads(self.identity.read_text()).get("finished", 0)
+        return self._identity.finished if self.model.exists() else 0
 
     def hold(self) -> IO[bytes]:
         """Locks the directory until the returned file is closed. Raises UserError while another process has it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from policy_trainer.weights.model_copy import ModelCopy
 from policy_trainer.weights.publication import KEPT, Publication
 from shared.atomic_files import whole_directory, write_json
+from shared.errors import UserError
 
 LATEST = "latest.json"
 _VERSIONS = "[0-9]*-[0-9]*"
@@ -41,10 +42,15 @@ class WeightsDirectory:
         return (self._root / publication.name).is_dir()
 
     def newest(self) -> Publication | None:
+        """Raises UserError for a damaged latest.json."""
+        path = self._root / LATEST
         try:
-            return Publication.parse(_read_newest(self._root / LATEST))
+            return Publication.parse(_read_newest(path))
         except FileNotFoundError:
             return None
+        except UserError as error:
+            remedy = "delete it, and start the trainer again with --resume, which writes a new one"
+            raise UserError(f"{error}; {path} is damaged: {remedy}") from None
 
     @contextmanager
     def reading(self, publication: Publication, reader: str) -> Iterator[Path]:
@@ -78,11 +84,11 @@ def _link_files(version: Path, link: Path) -> bool:
     return True
 
 
-def _read_newest(path: Path) -> str:
-    """The text of a file that others replace. On NFS one that is replaced while it is read is stale."""
+def _read_newest(path: Path) -> bytes:
+    """The content of a file that others replace. On NFS one that is replaced while it is read is stale."""
     try:
-        return path.read_text()
+        return path.read_bytes()
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
-        return path.read_text()
+        return path.read_bytes()

@@ -38,14 +38,14 @@ class Publication:
     probe: Probe | None = None
 
     @classmethod
-    def parse(cls, fields: Mapping[str, Any] | str) -> Self:
+    def parse(cls, fields: Mapping[str, Any] | bytes) -> Self:
         """From the result of `asdict`, or that as JSON. Unknown names are ignored.
 
         Raises UserError for invalid values.
         """
         adapter = TypeAdapter(cls)
         try:
-            return adapter.validate_json(fields) if isinstance(fields, str) else adapter.validate_python(fields)
+            return adapter.validate_json(fields) if isinstance(fields, bytes) else adapter.validate_python(fields)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

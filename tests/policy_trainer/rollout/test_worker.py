@@ -86,7 +86,7 @@ def work(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, sampler: Counted, s
         task, client, wait = Counting(), server, Waits(enough)
         encoder, judge = PromptEncoder(tokenizer, config.data), Judge(tokenizer, task, config)
         weights = WeightsDirectory(tmp_path / "weights")
-        RolloutWorker(config, sampler, encoder, judge, task, client, weights, wait).run()  # type: ignore[arg-type]
+        RolloutWorker(config, sampler, 8, encoder, judge, task, client, weights, wait).run()  # type: ignore[arg-type]
 
     return run
 
@@ -195,6 +195,15 @@ def test_after_an_update_its_log_probs_are_compared_with_the_trainers(
     said = json.loads(rollout_of(server.bodies[0]).sample or "")
     assert said["probe_logp_difference"] == pytest.approx(0.2)
     assert said["probe_logp_difference_max"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [([8], [6, 7]), ([5], [6, 8])])
+def test_a_probe_beyond_the_vocabulary_is_refused_with_its_version(
+    work: Callable[..., None], publish: Callable[..., None], prompt: list[int], completion: list[int]
+) -> None:
+    publish(probe=asdict(Probe(prompt, [completion], [-1.0, -2.0])))
+    with pytest.raises(UserError, match=r"^weights: the probe .* version 0001-00000002 .*_ids.*\[0, 8\)"):
+        work()
 
 
 @pytest.mark.parametrize("known", [[-1.0, -6.5], [float("nan"), -2.0]])

@@ -1,0 +1,49 @@
+"""JSON files of a run that a power cut or an editor has damaged: an error names the file and the remedy."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy_trainer.rollout.outbox import Outbox
+from policy_trainer.run_files.checkpoint import TrainState, read_state
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.weights.directory import WeightsDirectory
+from shared.errors import UserError
+
+FILES: list[tuple[str, str, Callable[[Path], Any]]] = [
+    ("cursor.json", "next_index", lambda root: Outbox(root, worker=0, workers=1, start=0)),
+    ("run.json", "lineage", lambda root: RunDirectory(root).lineage),
+    ("run.json", "finished", lambda root: RunDirectory(root).finished),
+    ("trainer.json", "step", read_state),
+    ("latest.json", "version", lambda root: WeightsDirectory(root).newest()),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "read"), FILES)
+@pytest.mark.parametrize("wrong", [b"", b'{"lineage": "', b"\xff\xfe", b"[]", b"null", b"[" * 100_000, None])
+def test_the_file_and_the_remedy_are_named(
+    tmp_path: Path, name: str, field: str, read: Callable[[Path], Any], wrong: bytes | None
+) -> None:
+    """None: the field has a value of another type."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / name).write_bytes(json.dumps({field: {}}).encode() if wrong is None else wrong)
+    with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path / name))} is damaged.* delete ") as caught:
+        read(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_state_of_a_newer_version_is_not_read_in_part(tmp_path: Path) -> None:
+    (tmp_path / "trainer.json").write_text('{"step": 3, "unknown": 1}')
+    with pytest.raises(UserError, match=r"trainer\.json is damaged \(unknown: "):
+        read_state(tmp_path)
+
+
+def test_numbers_that_are_none_come_back(tmp_path: Path) -> None:
+    state = TrainState(step=2, best_scores=[float("-inf")], last_entropy=None, training_seconds=3)
+    (tmp_path / "trainer.json").write_text(json.dumps(asdict(state)))
+    assert read_state(tmp_path) == state
