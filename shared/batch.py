@@ -269,8 +269,8 @@ def _check_sample(text: str) -> None:
     try:
         to_json(value)
     except ValueError:
-        why = "it has half of a surrogate pair, which is no UTF-8, or more than some 200 levels"
-        raise BatchError("sample", f"must be JSON of text: {why}") from None
+        reason = "must not contain lone surrogates, which UTF-8 cannot encode, nor nest deeper than about 200 levels"
+        raise BatchError("sample", reason) from None
     if size > MAX_SAMPLE_BYTES:
         raise BatchError("sample", f"must be at most {MAX_SAMPLE_BYTES} bytes of JSON, got {size}")
 

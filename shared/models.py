@@ -74,13 +74,13 @@ def _read(name: str, **options: Any) -> PreTrainedModel:
 
 
 def _read_config(name: str, revision: str | None) -> Any:
-    """The model's configuration. Raises ValueError if it names a kernel of the hub, which transformers would run."""
+    """The model's configuration. Raises ValueError if it names a kernel from the Hub, which transformers would run."""
     config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     parts = (config, *(getattr(config, part, None) for part in config.sub_configs))
     for attention in (str(getattr(part, "_attn_implementation", None)) for part in parts):
         if "/" in attention or ":" in attention:
             raise ValueError(
-                f"its config.json names the attention kernel {attention!a}, and code of the hub is never run"
+                f"its config.json names the attention kernel {attention!a}, but code from the Hub is never run"
             )
     return config
 

@@ -29,7 +29,7 @@ def _tables(sections: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _table(title: str, entries: Mapping[str, str]) -> list[str]:
-    """Names that follow each other and have nothing, or the same, to be said of them share a row."""
+    """Consecutive names with the same note, or with none, share a row."""
     split = [(name, *entry.partition(" | ")[::2]) for name, entry in entries.items()]
     rows = [["TRL", "Tandem", ""], ["---"] * 3]
     for (note, _), group in groupby(split, lambda item: (item[2], item[1] == "-")):

@@ -53,7 +53,7 @@ class Holder:
 
     @property
     def token(self) -> str:
-        """The name of the token; empty for who needs none, whose name is an address."""
+        """The name of the token; empty for a client without one, whose `name` is its address."""
         return self.name if self.role else ""
 
     def require(self, wanted: Role) -> None:

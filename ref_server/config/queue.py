@@ -16,7 +16,7 @@ class QueueConfig(BaseModel):
 
     max_batches: int = Field(default=10_000, ge=2)
     """Batches that may wait in all runs together. Of these and the next two limits a run may use at most as much as is
-    free: half when it is alone, a third each when there are two. All runs of one token together get three quarters."""
+    free: half when it is alone, a third each when there are two. A token's runs together get at most three quarters."""
     max_batches_per_run: int | None = Field(default=None, ge=1)
     """A further bound for the batches that wait in one run."""
     max_mib: int = Field(default=4096, ge=2)

@@ -69,7 +69,7 @@ class ServeConfig(BaseSettings):
     port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
     fd: int | None = Field(default=None, ge=3)
-    """File descriptor of a socket that listens at host and port already, from the process that starts this one."""
+    """File descriptor of a socket that already listens at host and port, inherited from the parent process."""
     allowed_hosts: list[str] = []
     """Additional names of this server. It always accepts localhost, and beyond loopback also IP addresses and the
     machine's name."""
@@ -96,10 +96,10 @@ class ServeConfig(BaseSettings):
     store: StoreUrl = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
     max_weights_mib: int | None = Field(default=None, ge=1)
-    """MiB of weights that data_dir holds, published or uploaded and not committed yet; by default what its disk has
-    beyond queue.min_free_mib."""
+    """Most MiB of weights in data_dir, published or not yet committed. Default: what its disk has beyond
+    queue.min_free_mib."""
     max_weights_mib_per_token: int | None = Field(default=None, ge=1)
-    """MiB of weights that were uploaded with one token; by default at most three times what is free."""
+    """Most MiB of weights that were uploaded with one token. Default: three times what is free."""
     max_batch_tokens: int = Field(default=131_072, ge=2)
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
     max_body_mib: int = Field(default=64, ge=1)

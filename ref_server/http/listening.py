@@ -120,7 +120,7 @@ def listening(config: ServeConfig) -> Iterator[list[Listener]]:
 
 
 def _inherited(config: ServeConfig, connections: Shares) -> Iterator[Listener]:
-    """The socket that the parent process has passed. Raises CannotListen."""
+    """The socket that the parent process passed on. Raises CannotListen."""
     address = (config.host, config.port)
     try:
         listener = Listener(socket.AF_INET6 if ":" in config.host else socket.AF_INET, address, connections, config.fd)
@@ -129,7 +129,7 @@ def _inherited(config: ServeConfig, connections: Shares) -> Iterator[Listener]:
         raise CannotListen(f"file descriptor {config.fd}: {str(error.strerror).lower()}") from error
     if bound != address:
         listener.close()
-        raise CannotListen(f"file descriptor {config.fd} listens at {bound}, and host and port are {address}")
+        raise CannotListen(f"file descriptor {config.fd} listens at {bound}, but host and port are {address}")
     yield listener
 
 

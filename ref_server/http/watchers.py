@@ -91,7 +91,7 @@ class Watchers:
     def __init__(self, service: Service, stats: QueueStats) -> None:
         self._service = service
         self._stats = stats
-        self._background = BackgroundLoop("the look for events")
+        self._background = BackgroundLoop("polling for events")
         service.loops.append(self._background)
         self._shares = Shares(MOST)
         self._watchers: set[Watcher] = set()

@@ -21,7 +21,7 @@ from ref_server.queue.transaction import Database, Value
 from shared.api import State
 
 FORMAT = "tandem-queue/3"
-# Those that are read. The first had no training_bytes, the first two no uploader.
+# Formats that can be imported. The first had no training_bytes, the first two no uploader.
 _FORMATS = ("tandem-queue/1", "tandem-queue/2", FORMAT)
 # By table: its columns, and those of them that a page goes on after.
 COLUMNS: dict[str, tuple[str, ...]] = {

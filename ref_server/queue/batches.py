@@ -90,7 +90,7 @@ def requeue(tx: Transaction, id: str) -> State:
     run, scored, payload_bytes = tx.one("SELECT run, scored, payload_bytes FROM batches WHERE seq = ?", seq)
     if payload_bytes == 0:
         raise WrongState(f"batch {id} was dropped: there is nothing left to queue again")
-    _check_room(tx, run, "", payload_bytes)  # an operator asks
+    _check_room(tx, run, "", payload_bytes)  # an operator requested it, so it counts for no token
     state = State.READY if scored else State.QUEUED
     fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
     tx.move(seq, state, "requeued", returned=False, in_doubt=False, **fresh)
@@ -156,8 +156,8 @@ def interrupt(tx: Transaction, seq: int) -> None:
 
 
 def _check_room(tx: Transaction, run: str, uploader: str, payload_bytes: int) -> None:
-    """Raises QueueFull when one more batch of payload_bytes would exceed a limit, or the share of one that the run or
-    its uploader has.
+    """Raises QueueFull if one more batch of payload_bytes would exceed a limit, or the share of it that the run or its
+    uploader may use.
     """
     limits = tx.limits
     batches, size, of_run, size_of_run, of_uploader, size_of_uploader = tx.one(

@@ -36,12 +36,12 @@ class InFlight:
         return max(0, self._limits.max_in_flight - self._of_run.total())
 
     def add(self, run: str, uploader: str) -> None:
-        """One more of the run is leased, and of the token that it was uploaded with."""
+        """Counts one more leased batch, for its run and for the token that it was uploaded with."""
         self._of_run[run] += 1
         self._of_uploader[uploader] += 1
 
     def _share(self, run: str) -> Share:
-        # The least: a token that uploads to the run of another must not use up what that one may have.
+        # The minimum: a token that uploads to another token's run must not use up the other's share.
         of_uploader = min((self._of_uploader[each] if each else 0 for each in self._uploaders[run]), default=0)
         leased = self._of_run.total()
         return Share(run, self._of_run[run], of_uploader, leased, "batches", "are leased and not settled")

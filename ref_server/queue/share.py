@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-# A run may use at most so many times what is free, less what all runs of its uploader have.
+# What a run has and what all runs of its uploader have add up to at most so many times what is free.
 _OF_UPLOADER = 3
 
 
@@ -10,8 +10,8 @@ class Share(NamedTuple):
     """What a run has of a limited amount: of_run of it, all runs together have of_all.
 
     A run alone gets half, n runs that want all get 1 / (n + 1) each, and something is always free for another run.
-    Clients name the runs, so the uploader counts, too: of_uploader is what all batches have that were uploaded with the
-    same token; 0 without tokens. However many runs a token names, they get three quarters, and share these as fairly.
+    Clients choose the names of runs, so the uploader counts too: of_uploader is the total of all batches uploaded with
+    the same token; 0 without tokens. However many runs a token names, together they get at most three quarters.
     unit, what: for messages, as in `batches` that `wait`.
     """
 
@@ -32,9 +32,9 @@ class Share(NamedTuple):
             return f"{has}, this is {size} more, and at most as many as are free may: {free} are, {limit} is {most}"
         if self.of_uploader and self.of_uploader + size + self.of_run + size > _OF_UPLOADER * (free - size):
             return (
-                f"{has}, and {self.of_uploader} of all runs of its token; this is {size} more, and together at most "
-                f"{_OF_UPLOADER} times as many as are free may: {free} are, {limit} is {most}; a run "
-                "with a token of its own gets more"
+                f"{has}, and {self.of_uploader} of all runs of its token; with {size} more for each, the sum would "
+                f"exceed {_OF_UPLOADER} times what is free: {free} are free, {limit} is {most}. A run with a token of "
+                "its own gets more"
             )
         return None
 

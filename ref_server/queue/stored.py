@@ -17,8 +17,8 @@ class MoreToDrop(Exception):
 
 
 def check_share(tx: Transaction, run: str, uploader: str, size: int) -> None:
-    """Raises QueueFull when `size` more bytes exceed the share of the run, or of its uploader, of what batches that are
-    not settled may have.
+    """Raises QueueFull if `size` more bytes exceed the share that the run or its uploader may have of the bytes of
+    unsettled batches.
     """
     unsettled, of_run, of_uploader = tx.one(
         """

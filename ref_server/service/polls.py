@@ -65,7 +65,7 @@ class Polls:
     """
 
     def __init__(self, most: int = MAX_POLLS) -> None:
-        self.background = BackgroundLoop("the look for batches on behalf of waiting leases")
+        self.background = BackgroundLoop("polling for batches for waiting leases")
         self._shares = Shares(most)
         self._lines: dict[str | None, dict[Poll, None]] = {}
         self._arrivals = itertools.count()

@@ -43,7 +43,7 @@ class ServedReference:
         self.current = first
         self.lacking: str | None = None
         self.wanted_version = first.version
-        self.background = BackgroundLoop("the look for another wanted reference")
+        self.background = BackgroundLoop("polling for the wanted reference")
         self._queue = queue
         self._replacing = threading.Lock()
         self._retry_at = 0.0

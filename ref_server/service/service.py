@@ -38,11 +38,11 @@ class Service:
         self._served = ServedReference(reference, queue, self.polls.look_now)
         self.scoring = self._served.scoring
         self._tidying = {
-            BackgroundLoop("the tidying of the queue"): self.queue.tidy,
-            BackgroundLoop("the tidying of published weights"): self.weights.tidy,
+            BackgroundLoop("queue cleanup"): self.queue.tidy,
+            BackgroundLoop("weights cleanup"): self.weights.tidy,
         }
         self.loops = [self.polls.background, self._served.background, *self._tidying]
-        """Those that /readyz looks at."""
+        """The loops whose failures make /readyz answer 503."""
 
     def start(self) -> None:
         work = [self.polls.watch(self.queue), *(keep_tidy(tidy, loop) for loop, tidy in self._tidying.items())]

@@ -21,10 +21,10 @@ log = structlog.get_logger()
 
 # No uploaded file can have this name: it begins with a dot.
 MANIFEST = ".manifest.json"
-# A commit is at most 1 MiB of JSON, of which a character may take three times as many bytes here.
+# A commit is at most 1 MiB of JSON; escaped, a character may take three times as many bytes here.
 _MOST_BYTES = 8 * 2**20
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-# The whole disk or process is at fault, not a version: nothing is said about any of them.
+# The disk or the process is at fault, not a version.
 _NOT_OF_ONE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -75,9 +75,9 @@ class Catalog:
             for lineage, epoch, version in names
             if re.match(PLAIN_NAME, lineage) and _NUMBER.fullmatch(epoch) and _NUMBER.fullmatch(version)
         ]
-        found = [one for name in known if (one := self.read(name))]
-        last = max(found, key=lambda one: one.number).name.lineage if found else ""
-        return sorted(found, key=lambda one: (one.name.lineage == last, one.name.order), reverse=True)
+        found = [version for name in known if (version := self.read(name))]
+        last = max(found, key=lambda version: version.number).name.lineage if found else ""
+        return sorted(found, key=lambda version: (version.name.lineage == last, version.name.order), reverse=True)
 
     def newest(self, run: str, lineage: str | None) -> Published | None:
         """Of a lineage, or of the one that committed last."""
@@ -94,7 +94,7 @@ class Catalog:
         if name not in self._damaged and os.path.lexists(directory / MANIFEST):  # else it is being removed
             self._damaged.add(name)
             log.error(
-                "published weights are damaged, and count as never committed",
+                "published weights are damaged and count as never committed",
                 directory=str(directory),
                 error=str(error)[:300],
                 remedy="publish this version again, or remove the directory",
@@ -110,5 +110,5 @@ def _read_manifest(directory: Path) -> _Manifest:
     manifest = _Manifest.model_validate(json.loads(path.read_bytes()))
     for file, content in manifest.files.items():
         if not has_size(directory / file, content.bytes):
-            raise ValueError(f"{file} is missing, or has not the {content.bytes} bytes that it was committed with")
+            raise ValueError(f"{file} is missing, or does not have the {content.bytes} bytes that were committed")
     return manifest

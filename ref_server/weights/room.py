@@ -1,4 +1,4 @@
-"""The room for weights, published or on their way, and how much of it one token may fill."""
+"""Disk space for weights, published or being uploaded, and how much of it one token may use."""
 
 import threading
 import time
@@ -10,18 +10,18 @@ from ref_server.queue.disk import disk_space
 from ref_server.queue.errors import StorageFull
 
 _MIB = 2**20
-# What is stored with a token may be so many times what is free: three quarters for one alone.
+# A token may store so many times what stays free. If only one token stores anything, it gets three quarters.
 _OF_TOKEN = 3
-# Between two counts of what is on the disk, so many times as long as the last one took, and a second at least.
+# The pause between two counts of what is on the disk, as a multiple of the last one's duration; at least a second.
 _REST = 10.0
 
 
 class Room:
-    """Any thread may use it.
+    """Limits what is stored; thread-safe.
 
-    count: bytes on the disk by the token that they were uploaded with; '' without one. min_free: bytes of the disk that
-    stay free; None: a default. most, most_of_token: bytes in all, and of a token; None: what the disk has, and at most
-    _OF_TOKEN times what is free.
+    count: returns the bytes on the disk by the token that they were uploaded with; '' for none. min_free: bytes of the
+    disk that stay free; None: a default. most: bytes in all; None: what the disk has. most_of_token: bytes of one
+    token; None: _OF_TOKEN times what stays free.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Room:
             self._check(token, size)
 
     def take(self, token: str, size: int) -> None:
-        """As check; then they count, until the disk is looked at again."""
+        """As check, but the bytes count as stored until the next count of the disk."""
         with self._lock:
             self._check(token, size)
             self._used[token] += size
@@ -78,9 +78,9 @@ class Room:
         if has > most:
             bound = f"{_OF_TOKEN} times what is free by default" if self._most_of_token is None else _mib(most)
             raise StorageFull(
-                f"{_mib(has)} of weights would be stored with this token, published or not yet committed, and "
-                f"max_weights_mib_per_token is {bound}; {_mib(free)} are free. What is not committed goes after an "
-                "hour; commit or keep less, or raise the limit"
+                f"{_mib(has)} of weights would be stored with this token, published or not yet committed, but "
+                f"max_weights_mib_per_token is {bound}; {_mib(free)} are free. Uploads that are not committed are "
+                "removed after an hour; upload less, or raise the limit"
             )
 
     def _recount(self) -> None:

@@ -15,7 +15,7 @@ from ref_server.weights.errors import WeightsConflict, WrongDigest
 from shared.api import WeightsFile
 from shared.atomic_files import write_text
 
-# What a file takes beside its content, with its digest and its directory.
+# Disk space that a file takes in addition to its content: its digest and its share of directories.
 FILE_BYTES = 16 * 1024
 
 
@@ -34,9 +34,9 @@ class Staging:
         self._token = directory / "token"
 
     def begin(self, token: str, take_room: Callable[[int], None]) -> "Part":
-        """A new part. token: the name of the uploader's, who answers for the whole version from now on.
+        """A new part. token: name of the uploader's token, to which the whole version is charged from now on.
 
-        take_room: raises when there is no room for so many bytes more.
+        take_room: reserves so many bytes more; raises if there is no room for them.
         """
         for needed in (self.files, self._digests, self._parts):
             needed.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class Staging:
 
     @property
     def bytes(self) -> int:
-        """On the disk. Each file takes a few blocks, however short it is."""
+        """Space on the disk. Each file takes a few blocks, however short it is."""
         arrived = [path for folder in (self.files, self._parts) for path in folder.glob("*")]
         return sum(_size(path) + FILE_BYTES for path in arrived) + FILE_BYTES
 
@@ -69,7 +69,7 @@ class Staging:
         return True
 
     def found(self) -> dict[str, WeightsFile]:
-        """The whole files. After a power cut a digest may be there without its file, or be damaged."""
+        """The files that are complete. After a power cut a digest may be damaged, or lack its file."""
         digests = self._digests.iterdir() if self._digests.is_dir() else ()
         known = {path.name: content for path in digests if _is_plain(path) and (content := _read_digest(path))}
         return {file: content for file, content in known.items() if has_size(self.files / file, content.bytes)}

@@ -48,8 +48,8 @@ class Held(NamedTuple):
 class WeightsStore:
     """Any thread may use it. Raises StorageFull, StorageBroken beside what the methods name.
 
-    min_free, most, most_of_token: as for `Room`. unused_seconds: a run's weights go when nothing was committed for so
-    long.
+    min_free, most, most_of_token: as for `Room`. unused_seconds: a run's weights are removed when nothing was committed
+    for so long.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class WeightsStore:
         self.traffic = WeightsTraffic()
 
     def begin(self, name: WeightsName, size: int, token: str = "") -> Part:
-        """A part to write one file into. size: its bytes as far as they are known. token: the uploader's, by name."""
+        """A part to write one file into. size: its bytes, as far as known. token: name of the uploader's token."""
         with disk_failures(), self._lock:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._room.check(token, size)
@@ -208,7 +208,7 @@ class WeightsStore:
             _remove_empty(directory.parent, self._root)
 
     def _put_aside(self, directory: Path) -> Path:
-        """Renames it, so that nobody finds it any more. `tidy` deletes what is left there."""
+        """Moves it out of the way. `tidy` deletes what was moved."""
         removed = self._root / _REMOVED
         removed.mkdir(exist_ok=True)
         return directory.rename(removed / uuid4().hex)
@@ -217,7 +217,7 @@ class WeightsStore:
         return Staging(self._root / _STAGING / name.path)
 
     def _used(self) -> Counter[str]:
-        """Bytes by token, of what is published and of what is on its way."""
+        """Bytes by token, published or being uploaded."""
         used: Counter[str] = Counter()
         for run in self._catalog.runs():
             for published in self._catalog.of_run(run):

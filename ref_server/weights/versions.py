@@ -20,7 +20,7 @@ def version_of_snapshot(name: str | None) -> WeightsName | None:
 
 @dataclass(frozen=True)
 class Published:
-    """A committed version. number: rises with each new version of the run. words: what the commit said beside files.
+    """A committed version. number: rises with each new version of the run. words: the commit's other fields.
 
     token: the name of the token that it was uploaded with; empty without one.
     """

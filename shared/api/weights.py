@@ -69,9 +69,9 @@ class CommitBody(BaseModel):
     def _words_are_json(self) -> "CommitBody":
         try:
             json.dumps(self.words, allow_nan=False, ensure_ascii=False).encode()
-            to_json([[self.words]])  # a few levels more than where they will stand in an answer
+            to_json([[self.words]])  # nested a little deeper than in an answer
         except (ValueError, RecursionError):
-            message = "JSON has neither NaN nor infinity, nor half a character, and at most some 200 levels"
+            message = "must be JSON without NaN, infinity and lone surrogates, of at most about 200 levels"
             raise ValueError(message) from None
         return self
 

@@ -44,8 +44,8 @@ def remedy(error: ClientError, prefix: str) -> str:
         return "; give the certificate of its authority with --tls-ca"
     if isinstance(error, RefServerError) and error.status == HTTPStatus.UNAUTHORIZED:
         return (
-            f"; give a token of the server with --token-file, or {prefix}TOKEN in the environment; RUN_DIR/server.json "
-            "is the file for a server that a trainer started"
+            f"; give one of the server's tokens with --token-file, or {prefix}TOKEN in the environment; for a server "
+            "that a trainer started the file is RUN_DIR/server.json"
         )
     if isinstance(error, RefServerError) and "a token of role" in error.message:
         return f"; --token-file, or {prefix}TOKEN in the environment, must give a token of that role"
@@ -59,7 +59,7 @@ def remedy(error: ClientError, prefix: str) -> str:
 def _first_token(file: Path) -> str:
     """The first token in the file. A line is `TOKEN` or, as for the server, `ROLE TOKEN …`; `#` starts a comment.
 
-    A RUN_DIR/server.json is read, too.
+    The file may also be a RUN_DIR/server.json.
     """
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else _read_once(file)

@@ -60,7 +60,7 @@ def test_pauses_grow_and_several_failures_in_a_row_are_told() -> None:
             failures.append(loop.failure)
     assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
     assert failures[:2] == [None, None]
-    assert failures[2] == "the work failed 3 times in a row, at last with TypeError('a bug'); the log has more"
+    assert failures[2] == "the work failed 3 times in a row, most recently with TypeError('a bug'); see the log"
     assert [(entry["loop"], entry["again_in_seconds"]) for entry in logs[:2]] == [("the work", 2), ("the work", 4)]
     with loop.turn():
         pass
@@ -78,8 +78,8 @@ def test_what_ends_a_loop_is_not_held_up() -> None:
 @pytest.mark.parametrize(
     ("method", "names"),
     [
-        ("tidy", ["the tidying of the queue"]),
-        ("wanted_reference", ["the look for another wanted reference", "the tidying of published weights"]),
+        ("tidy", ["queue cleanup"]),
+        ("wanted_reference", ["polling for the wanted reference", "weights cleanup"]),
     ],
 )
 def test_a_loop_that_keeps_failing_makes_the_server_unready_until_it_works(

@@ -34,7 +34,7 @@ async function ask(path, query, options) {
   if (answer.ok) return answer;
   const message = await messageOf(answer);
   if (answer.status !== 401) throw new ApiError(answer.status, message);
-  const why = used ? "The server no longer knows the one of this tab." : "The link of policy-trainer train has it, and RUN_DIR/server.json; else it is one of --token-file.";
+  const why = used ? "The server no longer accepts this tab's token." : "It is in the link that policy-trainer train prints, and in RUN_DIR/server.json. For another server use one from its --token-file.";
   if (token() !== used || (await askForToken(why))) return ask(path, query, options);
   throw new ApiError(401, "A token is needed.");
 }

@@ -14,7 +14,7 @@ export function takeToken() {
   if (!given) return;
   sessionStorage.setItem(KEY, given);
   history.replaceState(null, "", `#${place || "/"}`);
-  document.getElementById("token")?.closest("dialog").close("noted"); // it is asked for just now
+  document.getElementById("token")?.closest("dialog").close("noted"); // the page is asking for a token now
 }
 
 /** The headers that a request with this token has. */

@@ -64,10 +64,10 @@ class PostgresQueue(SqlQueue):
         super().__init__(limits, retention_seconds, max_waiting_seconds)
         self._claim_seconds = claim_seconds
         self._upkeep_seconds = upkeep_seconds
-        self._longest_pause = claim_seconds / 4  # however often it failed, the claims must not expire
+        self._longest_pause = claim_seconds / 4  # claims must not expire because of a long pause
         self._clock = clock
         self._claims: set[str] = set()
-        self._background = BackgroundLoop("the renewal of claims")
+        self._background = BackgroundLoop("claim renewal")
         self._closing = threading.Event()
         self._pool = _connect(url)
         self._upkeep = threading.Thread(target=self._keep_up, name="queue-upkeep", daemon=True)

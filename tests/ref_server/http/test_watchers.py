@@ -166,7 +166,7 @@ def test_a_bug_is_survived_and_makes_the_server_unready(
         assert next(events)[0] == "queue"
         with monkeypatch.context() as broken:
             broken.setattr(service.queue.metrics, "curves", lambda: 1 / 0)
-            until(lambda: "the look for events failed" in http.get("/readyz").text)
+            until(lambda: "polling for events failed" in http.get("/readyz").text)
         report(http, "run", 1)
         assert first(events, "metrics", lambda data: data["run"] == "run")["step"] == 1
         until(lambda: http.get("/readyz").status_code == 200)

@@ -236,7 +236,7 @@ def test_the_renewal_of_claims_survives_a_bug(backend: PostgresBackend, monkeypa
         queue.claim(100)
         with monkeypatch.context() as broken:
             broken.setattr(schema, "ADD_UP", "SELECT 1 / 0")
-            until(lambda: _check(queue).startswith("the renewal of claims failed 3 times in a row"))
+            until(lambda: _check(queue).startswith("claim renewal failed 3 times in a row"))
         until(lambda: not _check(queue))
         queue.complete("a", b"scored")
 
