@@ -174,7 +174,7 @@ class WeightsStore:
         self._write_manifest(staging.files, Published(name, number, files, words, staging.token))
         target = self._catalog.directory(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(target):  # damaged, or it would have been found
+        if os.path.lexists(target) and self._catalog.read(name) is None:  # damaged; another server may have committed
             self._put_aside(target)
         staging.files.rename(target)
         for above in (target.parent, *target.parent.parents[:4]):

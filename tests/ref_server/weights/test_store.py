@@ -486,3 +486,22 @@ def test_versions_are_listed_while_they_go(weights: WeightsStore, root: Path) ->
     (root / "run/first/0/x").mkdir()
     newest = weights.newest("run")
     assert newest is not None and newest.name == version(1)
+
+
+def test_what_another_server_has_committed_meanwhile_stays(
+    make: Callable[..., WeightsStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that was not answered in time asks the other server of a shared directory."""
+    slow, fast, name = make(), make(), version()
+    for file, data in FILES.items():
+        put(slow, name, file, data)
+    write = slow._write_manifest
+
+    def write_slowly(directory: Path, published: Any) -> None:
+        write(directory, published)
+        fast.commit(name, contents(FILES), {})
+
+    monkeypatch.setattr(slow, "_write_manifest", write_slowly)
+    with pytest.raises(StorageBroken):
+        slow.commit(name, contents(FILES), {})
+    assert whole(fast, name)
