@@ -94,7 +94,7 @@ def parsed(answer: Any, kind: type[M]) -> M:
         return kind.model_validate(answer)
     except ValidationError as error:
         first = error.errors()[0]
-        raise Refused(_SUCCESS, f"its answer is wrong in {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise Refused(_SUCCESS, f"invalid answer at {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:

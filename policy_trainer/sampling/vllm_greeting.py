@@ -104,5 +104,5 @@ async def _logp_of_the_only_token(client: VllmClient, name: str) -> float:
     }  # fmt: skip
     logps = parsed(await client.post("/v1/completions", body), Completions).choices[0].logps
     if len(logps) != 1:
-        raise Refused(200, f"it answers {len(logps)} log-probs of a single token")
+        raise Refused(200, f"its answer has {len(logps)} log-probs of a single token")
     return logps[0]

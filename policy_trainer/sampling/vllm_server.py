@@ -187,17 +187,17 @@ class VllmServerSampler:
         return choices
 
     def _check(self, choices: Sequence[Choice], options: Mapping[str, Any]) -> None:
-        """Raises Refused for an answer to something else than was asked."""
+        """Raises Refused for an answer that does not fit the request."""
         if len(choices) != options.get("n", 1):
-            raise Refused(200, f"it answers {len(choices)} completions instead of {options.get('n', 1)}")
+            raise Refused(200, f"its answer has {len(choices)} completions instead of {options.get('n', 1)}")
         for choice in choices:
             length, known = len(choice.token_ids), len(choice.logps)
             if not 0 < length <= options["max_tokens"]:
-                raise Refused(200, f"it answers a completion of {length} tokens; 1 to {options['max_tokens']} were due")
+                raise Refused(200, f"its answer has {length} tokens instead of 1 to {options['max_tokens']}")
             if "logprobs" in options and known != length:
-                raise Refused(200, f"it answers {known} log-probs for a completion of {length} tokens")
+                raise Refused(200, f"its answer has {known} log-probs for a completion of {length} tokens")
             if max(choice.token_ids) >= self._vocabulary:
-                raise Refused(200, f"it answers token {max(choice.token_ids)}; the model has {self._vocabulary}")
+                raise Refused(200, f"its answer has token {max(choice.token_ids)} of {self._vocabulary}")
 
     def _completion(self, choice: Choice) -> Completion:
         assert choice.finish_reason is not None
@@ -211,8 +211,8 @@ def _own_logps(ids: Sequence[int], choice: Choice) -> list[float]:
     """
     steps = choice.prompt_logprobs or []
     if len(steps) != len(ids):
-        raise Refused(200, f"it answers log-probs of {len(steps)} of {len(ids)} tokens")
+        raise Refused(200, f"its answer has log-probs of {len(steps)} of {len(ids)} tokens")
     logps = [(step or {}).get(str(token)) for token, step in zip(ids[1:], steps[1:], strict=True)]
     if None in logps:
-        raise Refused(200, "it answers no log-prob of some token that it was given")
+        raise Refused(200, "its answer lacks the log-prob of a token of the prompt")
     return [found.logprob for found in logps if found]

@@ -45,7 +45,7 @@ def append(body: bytearray, piece: bytes, most: int) -> None:
     """Adds a piece of an answer. Raises ValueError when the answer becomes longer than `most` bytes."""
     body += piece
     if len(body) > most:
-        raise ValueError(f"its answer is longer than {most / 2**20:g} MiB, the most that is read of it")
+        raise ValueError(f"its answer is longer than {most / 2**20:g} MiB, the limit")
 
 
 class Download:
