@@ -21,7 +21,6 @@ _READ_SECONDS = 3600.0
 _RETRY_SECONDS = 1.0
 # A sampled token takes some 100 bytes of JSON.
 _ANSWER_BYTES = 2**30
-_SUCCESS = 200
 
 
 class Unavailable(Exception):
@@ -29,11 +28,18 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The server refused a request, or its answer is not vLLM's. status: of HTTP."""
+    """The server refused a request. status: of HTTP."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
         self.status = status
+
+
+class Malformed(Refused):
+    """The server answered something that vLLM does not."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(200, words)
 
 
 class VllmClient:
@@ -65,7 +71,7 @@ class VllmClient:
         except httpx.TransportError as error:
             raise Unavailable(str(error) or type(error).__name__) from None
         except ValueError as error:
-            raise Refused(_SUCCESS, f"{method} {path}: {error}") from None
+            raise Malformed(f"{method} {path}: {error}") from None
         response = whole(response, body)
         if response.status_code in (429, 503):
             raise Unavailable(_words(response))
@@ -76,25 +82,25 @@ class VllmClient:
         try:
             return response.json()
         except (ValueError, RecursionError) as error:
-            raise Refused(_SUCCESS, f"{method} {path}: its answer is not JSON: {error}") from None
+            raise Malformed(f"{method} {path}: its answer is not JSON: {error}") from None
 
 
 def answer_field(answer: Any, *path: str, kind: type[T]) -> T:
-    """The value at `path` of an answer. Raises Refused if it is missing or of another type."""
+    """The value at `path` of an answer. Raises Malformed if it is missing or of another type."""
     for name in path:
         answer = answer.get(name) if isinstance(answer, dict) else None
     if not isinstance(answer, kind):
-        raise Refused(_SUCCESS, f"its answer has no usable {'.'.join(path)}")
+        raise Malformed(f"its answer has no usable {'.'.join(path)}")
     return answer
 
 
 def parsed(answer: Any, kind: type[M]) -> M:
-    """The answer as a record. Raises Refused for one that is not of this kind."""
+    """The answer as a record. Raises Malformed for one that is not of this kind."""
     try:
         return kind.model_validate(answer)
     except ValidationError as error:
         first = error.errors()[0]
-        raise Refused(_SUCCESS, f"invalid answer at {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise Malformed(f"invalid answer at {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from policy_trainer.sampling.vllm_adapters import server_environment, server_flags
-from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, ask, parsed
+from policy_trainer.sampling.vllm_client import Malformed, Refused, Unavailable, VllmClient, ask, parsed
 from policy_trainer.sampling.vllm_requests import Completions
 from shared.errors import UserError
 
@@ -104,5 +104,5 @@ async def _logp_of_the_only_token(client: VllmClient, name: str) -> float:
     }  # fmt: skip
     logps = parsed(await client.post("/v1/completions", body), Completions).choices[0].logps
     if len(logps) != 1:
-        raise Refused(200, f"its answer has {len(logps)} log-probs of a single token")
+        raise Malformed(f"its answer has {len(logps)} log-probs of a single token")
     return logps[0]

@@ -10,7 +10,16 @@ import numpy as np
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
 from policy_trainer.sampling.vllm_adapters import adapter_name, adapter_refusal, load_adapter, unload_adapter
-from policy_trainer.sampling.vllm_client import Refused, Unavailable, VllmClient, all_of, ask, parsed, persist
+from policy_trainer.sampling.vllm_client import (
+    Malformed,
+    Refused,
+    Unavailable,
+    VllmClient,
+    all_of,
+    ask,
+    parsed,
+    persist,
+)
 from policy_trainer.sampling.vllm_requests import (
     ENDS,
     Choice,
@@ -187,17 +196,17 @@ class VllmServerSampler:
         return choices
 
     def _check(self, choices: Sequence[Choice], options: Mapping[str, Any]) -> None:
-        """Raises Refused for an answer that does not fit the request."""
+        """Raises Malformed for an answer that does not fit the request."""
         if len(choices) != options.get("n", 1):
-            raise Refused(200, f"its answer has {len(choices)} completions instead of {options.get('n', 1)}")
+            raise Malformed(f"its answer has {len(choices)} completions instead of {options.get('n', 1)}")
         for choice in choices:
             length, known = len(choice.token_ids), len(choice.logps)
             if not 0 < length <= options["max_tokens"]:
-                raise Refused(200, f"its answer has {length} tokens instead of 1 to {options['max_tokens']}")
+                raise Malformed(f"its answer has {length} tokens instead of 1 to {options['max_tokens']}")
             if "logprobs" in options and known != length:
-                raise Refused(200, f"its answer has {known} log-probs for a completion of {length} tokens")
+                raise Malformed(f"its answer has {known} log-probs for a completion of {length} tokens")
             if max(choice.token_ids) >= self._vocabulary:
-                raise Refused(200, f"its answer has token {max(choice.token_ids)} of {self._vocabulary}")
+                raise Malformed(f"its answer has token {max(choice.token_ids)} of {self._vocabulary}")
 
     def _completion(self, choice: Choice) -> Completion:
         assert choice.finish_reason is not None
@@ -207,12 +216,12 @@ class VllmServerSampler:
 def _own_logps(ids: Sequence[int], choice: Choice) -> list[float]:
     """The log-probs of a prompt's tokens but for the first, from vLLM's table of each token's alternatives.
 
-    Raises Refused if one is missing.
+    Raises Malformed if one is missing.
     """
     steps = choice.prompt_logprobs or []
     if len(steps) != len(ids):
-        raise Refused(200, f"its answer has log-probs of {len(steps)} of {len(ids)} tokens")
+        raise Malformed(f"its answer has log-probs of {len(steps)} of {len(ids)} tokens")
     logps = [(step or {}).get(str(token)) for token, step in zip(ids[1:], steps[1:], strict=True)]
     if None in logps:
-        raise Refused(200, "its answer lacks the log-prob of a token of the prompt")
+        raise Malformed("its answer lacks the log-prob of a token of the prompt")
     return [found.logprob for found in logps if found]
