@@ -4,6 +4,7 @@ A checkpoint is a directory `step-00000080` that is also a Hugging Face model, o
 a temporary name, synced, and renamed, so that a directory with such a name is complete.
 """
 
+import errno
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,11 +12,13 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any
 
 import safetensors.torch
 import torch
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -24,6 +27,7 @@ from policy_trainer.learner.average import Average
 from policy_trainer.learner.interface import WRITTEN, WritesWeights, Writing
 from policy_trainer.learner.optimizer import Weights
 from shared.atomic_files import read_json, sync, whole_directory, write_json
+from shared.errors import UserError
 
 _STATE = "trainer.json"
 _OPTIMIZER = "optimizer.pt"
@@ -153,8 +157,11 @@ class Checkpoints:
 
 def read_state(checkpoint: Path) -> TrainState:
     """Raises UserError if it is damaged."""
-    remedy = f"delete {checkpoint} to resume from the checkpoint before it"
-    return read_json(checkpoint / _STATE, _SAVED_STATE, remedy)
+    return read_json(checkpoint / _STATE, _SAVED_STATE, _remedy(checkpoint))
+
+
+def _remedy(checkpoint: Path) -> str:
+    return f"delete {checkpoint} to resume from the checkpoint before it"
 
 
 def _with_scores(saved: Any) -> Any:
@@ -193,10 +200,20 @@ class Saved:
 
 
 def read_saved(checkpoint: Path) -> Saved:
-    """Of a checkpoint of one process. Tensors are read from the disk when they are used."""
-    saved = torch.load(checkpoint / _OPTIMIZER, weights_only=True, map_location="cpu", mmap=True)
-    masters = checkpoint / _MASTERS
-    return Saved(saved["optimizer"], saved["rng"], safetensors.torch.load_file(masters) if masters.exists() else {})
+    """Of a checkpoint of one process. Tensors are read from the disk when they are used.
+
+    Raises UserError for files that are damaged.
+    """
+    file, masters = checkpoint / _OPTIMIZER, checkpoint / _MASTERS
+    try:
+        saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+        optimizer, rng = saved["optimizer"], saved["rng"]
+        file = masters
+        return Saved(optimizer, rng, safetensors.torch.load_file(masters) if masters.exists() else {})
+    except (OSError, RuntimeError, EOFError, LookupError, TypeError, UnpicklingError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # mapping a short file
+            raise
+        raise UserError(f"{file} is damaged; {_remedy(checkpoint)}") from error
 
 
 def read_average(checkpoint: Path, renewed_at: int) -> Average | None:

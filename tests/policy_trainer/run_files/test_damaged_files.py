@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from policy_trainer.rollout.outbox import Outbox
-from policy_trainer.run_files.checkpoint import TrainState, read_state
+from policy_trainer.run_files.checkpoint import TrainState, read_saved, read_state
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.weights.directory import WeightsDirectory
 from shared.errors import UserError
@@ -47,3 +49,17 @@ def test_numbers_that_are_none_come_back(tmp_path: Path) -> None:
     state = TrainState(step=2, best_scores=[float("-inf")], last_entropy=None, training_seconds=3)
     (tmp_path / "trainer.json").write_text(json.dumps(asdict(state)))
     assert read_state(tmp_path) == state
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "masters/weights.safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_tensors_that_were_cut(tmp_path: Path, name: str, share: float) -> None:
+    tensor = {"a": torch.zeros(1000)}
+    (tmp_path / "masters").mkdir()
+    torch.save({"optimizer": tensor, "rng": tensor["a"]}, tmp_path / "optimizer.pt")
+    save_file(tensor, tmp_path / "masters/weights.safetensors")
+    read_saved(tmp_path)
+    body = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(body[: int(share * len(body))])
+    with pytest.raises(UserError, match=rf"{name} is damaged; delete {tmp_path} to resume"):
+        read_saved(tmp_path)

@@ -108,7 +108,10 @@ class TestRefusals:
             ('{"prompt": "x", "answer": ["1"]}', "answer must"),
             ('{"prompt": "x", "answer": {}}', "answer must"),
             ('{"prompt": "x", "answer": ""}', "answer must"),
-            (r'{"prompt": "x\ud800", "answer": "1"}', r"prompt has \\ud800 at character 2: half a surrogate pair"),
+            (
+                r'{"prompt": "x\ud800", "answer": "1"}',
+                r"prompt has \\ud800 at character 2: half a surrogate pair; write",
+            ),
             (r'{"prompt": "x", "answer": "\udc00\ud800"}', r"answer has \\udc00 at character 1"),
             (r'{"messages": [{"role": "user", "content": "\ud83d"}], "answer": "1"}', "content of messages has"),
             (r'{"messages": [{"role": "\ud83d", "content": "x"}], "answer": "1"}', "role of messages has"),
