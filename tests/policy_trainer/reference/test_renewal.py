@@ -69,14 +69,15 @@ class RefServer:
         if request.method == "PUT":
             name, _, file = at.rpartition("/")
             self.staged.setdefault(name, {})[file] = request.body
-            return 201, WeightsFile(bytes=len(request.body), sha256=sha256(request.body).hexdigest()).model_dump()
+            return 201, _about(request.body)
         name = at.removesuffix("/commit")
         if request.method == "POST":
             self.committed[name] = {file: self.staged[name][file] for file in json.loads(request.body)["files"]}
         if name not in self.committed:
             return self.error(404, "not_found")
         _, run, lineage, epoch, version = name.split("/")
-        return 200, {"run": run, "lineage": lineage, "epoch": int(epoch), "version": int(version), "files": {}}
+        files = {file: _about(content) for file, content in self.committed[name].items()}
+        return 200, {"run": run, "lineage": lineage, "epoch": int(epoch), "version": int(version), "files": files}
 
     def reference(self, request: Any) -> tuple[int, Any]:
         if request.path == "/v1/logprobs":
@@ -115,6 +116,10 @@ class RefServer:
 
     def error(self, status: int, code: str) -> tuple[int, Any]:
         return status, {"error": {"code": code, "message": f"it is {code}", "request_id": "1"}}
+
+
+def _about(content: bytes) -> dict[str, Any]:
+    return WeightsFile(bytes=len(content), sha256=sha256(content).hexdigest()).model_dump()
 
 
 def _files(directory: Path) -> dict[str, bytes]:
