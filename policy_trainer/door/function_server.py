@@ -4,6 +4,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -64,6 +65,10 @@ class FunctionServer:
 class _Server(ThreadingTCPServer):
     daemon_threads = True
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a worker that was killed
+            super().handle_error(request, client_address)
+
 
 class _Request(BaseHTTPRequestHandler):
     def __init__(self, functions: FunctionServer, *connection: Any) -> None:
@@ -77,8 +82,11 @@ class _Request(BaseHTTPRequestHandler):
         elif name not in self._functions.functions:
             self._answer(HTTPStatus.NOT_FOUND)
         else:
-            samples = decode_samples(self.rfile.read(int(self.headers["Content-Length"])))
-            judged = self._functions.judge(name, samples, self.connection)
+            length = int(self.headers["Content-Length"])
+            body = self.rfile.read(length)
+            if len(body) < length:
+                return  # a worker that was killed
+            judged = self._functions.judge(name, decode_samples(body), self.connection)
             if judged is not None:
                 self._answer(HTTPStatus.OK, json.dumps({"answers": judged}).encode())
 

@@ -15,6 +15,8 @@ from shared.batch import RolloutBatch
 KEY = "reward_failures"
 # A `sample` is limited in size.
 _MOST_REWARDS, _MOST_CHARACTERS = 3, 200
+# Of a run: clients may invent names.
+_MOST_NAMES = 64
 # Of a round; a sum of larger numbers may be too long to print.
 _MOST_COMPLETIONS = 10**12
 
@@ -46,6 +48,8 @@ class RewardFailures:
             self._rewarded |= not np.isnan(batch.rewards).all()
             self._completions += len(batch.rewards)
             for name, count, error in _read(batch):
+                if name not in self._counts and len(self._counts) == _MOST_NAMES:
+                    continue
                 self._counts[name] = self._counts.get(name, 0) + count
                 self._errors.setdefault(name, error)
         self.after -= 1

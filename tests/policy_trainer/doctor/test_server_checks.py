@@ -25,7 +25,7 @@ def test_a_server_that_is_down(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_token_that_is_refused(model: Path, open_site: Any) -> None:
     error = b'{"error": {"code": "unauthorized", "message": "this token is not known", "request_id": "1"}}'
     site = open_site(lambda request: site_answer(site, 401, error))
-    with pytest.raises(UserError, match=r"^server: .*401: this token is not known; give a token .*--token-file"):
+    with pytest.raises(UserError, match=r"^server: .*401: this token is not known; give one .*--token-file"):
         looked(server, model, server=site.url)
 
 

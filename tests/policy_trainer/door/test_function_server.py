@@ -3,6 +3,7 @@
 import datetime
 import math
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,3 +188,22 @@ def _connected(server: FunctionServer) -> Iterator[HTTPConnection]:
     connection = HTTPConnection("127.0.0.1", server.address.port)
     yield connection
     connection.close()
+
+
+def test_a_worker_that_is_killed_in_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with FunctionServer({"f": own_reward("f", lambda completion: 1.0)}) as server:
+        port, token = server.address.port, server.address.token
+        head = f"POST /rewards/f HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
+        for ending in ((1, 0), None):  # a reset, and an end of the stream
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(head.encode() + b"[{")
+                if ending:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *ending))
+        answered = HTTPConnection("127.0.0.1", port)
+        answered.request("POST", "/rewards/f", body=b"[]", headers={"Authorization": f"Bearer {token}"})
+        assert answered.getresponse().status == 200
+        answered.close()
+        for thread in threading.enumerate():
+            if thread.name.endswith("(process_request_thread)"):
+                thread.join()
+    assert capfd.readouterr().err == ""

@@ -130,7 +130,7 @@ def test_a_server_that_does_not_answer_is_told_with_the_command_that_starts_one(
     def nobody(*_: object, **__: object) -> None:
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr(httpx.Client, "request", nobody)
+    monkeypatch.setattr(httpx.Client, "stream", nobody)
     with connect(from_values(RolloutConfig, model="m", server=server), server, hear) as client, pytest.raises(Enough):
         client.model()
     assert told == [

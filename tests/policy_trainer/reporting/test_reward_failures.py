@@ -62,3 +62,13 @@ def test_what_others_put_there_is_ignored(sample: str | None) -> None:
 def test_many_and_long_errors_fit_into_a_sample() -> None:
     many = {f"mine:{'f' * 100}{i}": (1, "\N{GRINNING FACE}" * 9000) for i in range(50)}
     assert len(json.dumps(reported(many))) < 2000
+
+
+def test_invented_names_are_few() -> None:
+    failures, sentences = RewardFailures(after=1), list[str]()
+    for number in range(100):
+        sample = json.dumps({"reward_failures": {f"reward {number}": {"completions": 1, "error": "x"}}})
+        stranger: Any = SimpleNamespace(rewards=np.ones(2), sample=sample)
+        sentences += failures.observe([batch(1), stranger])
+    assert len(sentences) == 64
+    assert [sentence.split(";")[0] for sentence in failures.summary()] == ["mine:f failed on 100 completions so far"]

@@ -469,7 +469,7 @@ class TestSettings:
         UploadedWeights(client, tmp_path / "weights", {"seed": 5, **rest}).publish(copies(3.0), first)
         assert read_settings(RolloutConfig, self.arguments(client, first, tmp_path), "rollout").seed == 5
         message = capsys.readouterr().err
-        assert ('["later", "data.new.one"] are published' in message) == bool(rest)
+        assert ('does not have: ["later", "data.new.one"]' in message) == bool(rest)
         assert "\x1b" not in message
 
     def test_null_in_a_published_setting_is_refused_in_a_line(

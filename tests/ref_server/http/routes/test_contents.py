@@ -96,7 +96,7 @@ def test_masks_and_steps_are_shown(http: httpx.Client, rollout: Rollout) -> None
     ("sample", "shown"),
     [
         ("[NaN, Infinity, 1e999, 2]", [None, None, None, 2]),
-        ("[" * 500 + "]" * 500, None),
+        ("[[[]]]", [[[]]]),
         ('"<script>"', "<script>"),
     ],
 )
