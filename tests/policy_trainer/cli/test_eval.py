@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from policy_trainer.evaluation.evaluator import Evaluation, Transcript
 from policy_trainer.lifecycle.endings import RunFailed
 
 
-def evaluation(decoding: str, failed: tuple[str, ...] = ()) -> Evaluation:
+def evaluation(decoding: str, failed: Mapping[str, str] | None = None) -> Evaluation:
     transcripts = tuple(Transcript(f"{n}+1=?", "5", "5", True, 1.0, {"accuracy": 1.0}, 2, True, "") for n in range(9))
-    return Evaluation(decoding, 9, 1.0, 0.8, 1.0, 1.0, {"accuracy": 1.0}, 1.0, 2.0, 0, transcripts, failed)
+    return Evaluation(decoding, 9, 1.0, 0.8, 1.0, 1.0, {"accuracy": 1.0}, 1.0, 2.0, 0, transcripts, failed or {})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_reward_that_failed_everywhere_is_no_success(
     """What was measured is told all the same. One that judged some answers did its work."""
 
     def evaluate(*_: Any) -> list[Evaluation]:
-        return [evaluation("greedy", ("mine:f", "mine:g")), evaluation("sampled at 1", ("mine:g",))]
+        return [evaluation("greedy", {"mine:f": "x", "mine:g": "y"}), evaluation("sampled at 1", {"mine:g": "y"})]
 
     monkeypatch.setattr("policy_trainer.evaluation.standalone.evaluate_with_progress", evaluate)
     with pytest.raises(RunFailed, match="rewards: mine:g failed on every completion"):

@@ -573,7 +573,7 @@ class TestBfloat16:
         assert all(torch.equal(learns.weights.masters[name], master) for name, master in masters.items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_an_offloaded_optimizer_trains_the_same_to_the_bit(
     make_tiny: Make, batches: list[ScoredBatch], dtype: torch.dtype
 ) -> None:

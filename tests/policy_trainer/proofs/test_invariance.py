@@ -167,7 +167,7 @@ def naive_step(
 
 @pytest.mark.parametrize(
     ("num_iterations", "minibatches"),
-    [(1, 1), (2, 2), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((2, 1), (1, 2)))],
+    [(2, 2), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (2, 1), (1, 2)))],
 )
 def test_a_step_is_what_the_naive_loop_says(num_iterations: int, minibatches: int, model: PreTrainedModel) -> None:
     rng = random.Random(f"{num_iterations} {minibatches}")

@@ -108,6 +108,7 @@ def test_a_very_long_completion_shows_both_ends(tmp_path: Path) -> None:
     assert len(page) < 1_000_000
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps_stay_small(tmp_path: Path) -> None:
     records = [step_record(step, 10_000) for step in range(1, 10_001)]
     evaluations = [evaluation_record(step, step // 100) for step in range(0, 10_001, 100)]

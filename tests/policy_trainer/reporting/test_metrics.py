@@ -249,6 +249,7 @@ class TestBatchMetrics:
         assert read_metrics(path)[0]["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_of_few_records(tmp_path: Path) -> None:
     step = {"kind": "step", "step": 1, "reward": 0.5, "reward/tags": None, "kl": 0.0, "completion_length_mean": 5.0}
     whole = {**step, "entropy": 1.0, "clip_ratio": 0.1, "completion_length_min": 1, "completion_length_max": 9}

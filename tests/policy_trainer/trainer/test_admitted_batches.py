@@ -169,7 +169,9 @@ def test_a_step_and_its_reports_survive(trainer: Any, tmp_path: Path, leased: li
     if not leased:
         return
     batches, groups = [lease.batch for lease in leased], []
-    learner.noise_floor(batches), learner.kl(batches), learner.probe(batches)
+    learner.noise_floor(batches)
+    learner.kl(batches)
+    learner.probe(batches)
     stats = learner.step(batches, step=5, on_groups=groups.extend)
     assert all(weights.isfinite().all() for weights in learner.model.parameters())
     record = step_record(leased, groups, stats, 6)
@@ -188,4 +190,5 @@ def test_a_step_and_its_reports_survive(trainer: Any, tmp_path: Path, leased: li
     json.loads(json.dumps(read_metrics(tmp_path / "metrics.jsonl")[-1], allow_nan=False))
     shown = read_samples(tmp_path / "samples.jsonl")[-len(sampled) :]
     assert [group.batch for group in shown] == [rollout.id for rollout, _ in sampled]
-    markdown(shown), columns_and_rows(shown)
+    markdown(shown)
+    columns_and_rows(shown)

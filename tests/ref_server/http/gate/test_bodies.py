@@ -19,6 +19,7 @@ from shared import wire
 from shared.batch import RolloutBatch
 from tests.ref_server.sockets import answer, connected, head, one_answer, rest
 
+pytestmark = pytest.mark.slow  # slow clients, on purpose
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
 SAFETENSORS = f"Content-Type: {wire.CONTENT_TYPE}"
 MIB = 2**20
