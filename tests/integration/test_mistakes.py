@@ -123,7 +123,6 @@ VALUES = {
         "--model model --rewards accuracy format --reward-weights 1", "reward_weights:", "both or neither"
     ),
     "task without data": train("--model model --task jsonl", "data.path:", "--data.path FILE"),
-    "data without task": train("--model model --data.path good.jsonl", "data.path:", "--task", "jsonl"),
     "server without scheme": Mistake(
         "policy-trainer train --model model --server localhost:8400", ("server:", "http://", "inline")
     ),
