@@ -15,6 +15,8 @@ settings.load_profile("repeatable")
 # A shell starts background jobs with SIGINT ignored, and the processes of our tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup does this
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Whole folders of slow tests: harnesses, and whole processes. Elsewhere each slow test is marked by itself.
 SLOW = {"api", "bench", "chaos", "docker", "fuzz", "integration", "load"}
