@@ -17,6 +17,7 @@ from ref_server.service.service import Service
 from shared import wire
 from shared.api import Depth, State
 from shared.batch import RolloutBatch
+from tests.waiting import until
 
 Rollout = Callable[..., RolloutBatch]
 Serve = Callable[[Service], AbstractContextManager[httpx.Client]]
@@ -60,6 +61,7 @@ def test_a_server_that_has_seen_work(small: httpx.Client, rollout: Rollout) -> N
     first, second = rollout(run="a"), rollout(run="b")
     assert [upload(small, wire.encode(batch)) for batch in (first, first, second)] == [201, 200, 201]
     assert upload(small, wire.encode(rollout())) == 429
+    until(lambda: scrape(small).get(("tandem_batches", labels(run="b", state="ready"))) == 1)  # the one scored last
     held = lease(small, wait_seconds=10)
     assert lease(small).status_code == 429
     keys = [{"id": held.headers["Batch-Id"], "token": held.headers["Lease-Token"]}]
