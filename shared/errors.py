@@ -8,8 +8,9 @@ class UserError(ValueError):
     """
 
 
-def printable(text: str) -> str:
-    """The text with its control characters escaped: another program's text must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """Escapes control characters, which another program's or a model's text must not send to a terminal.
+
+    keep: those to leave as they are.
+    """
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

@@ -65,5 +65,5 @@ def training_status(result: Result, run_dir: Path, console: Console) -> int:
 
 def _fail(command: str, reason: str, status: int) -> int:
     """reason: may have lines. Names of models and runs in it may come from another program."""
-    print(f"policy-trainer {command}:", "\n".join(map(printable, reason.split("\n"))), file=sys.stderr)
+    print(f"policy-trainer {command}:", printable(reason, keep="\n"), file=sys.stderr)
     return status

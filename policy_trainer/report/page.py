@@ -10,9 +10,8 @@ from markupsafe import Markup
 from policy_trainer.report.recorded import number
 from policy_trainer.report.story import figure
 from policy_trainer.report.texts import cut
-from policy_trainer.reporting.sample_views import printable
 from shared.atomic_files import write_text
-from shared.errors import UserError
+from shared.errors import UserError, printable
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
@@ -39,7 +38,7 @@ def _environment() -> Environment:
 
 def _visible(value: Any) -> Any:
     """Names, settings and texts may hold characters that change what stands beside them: they are shown as escapes."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return printable(value, keep="\n") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _setting(value: Any) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from policy_trainer.reporting.sample_views import printable
 from policy_trainer.rewards.sandbox.failures import RewardsFailed, summary
 from shared.batch import RolloutBatch
+from shared.errors import printable
 
 # In a batch's `sample`: {reward: {"completions": n, "error": text}}.
 KEY = "reward_failures"
@@ -78,4 +78,4 @@ def _read(batch: RolloutBatch) -> Iterator[tuple[str, int, str]]:
     for name, item in entries.items() if isinstance(entries, dict) else ():
         count, error = (item.get("completions"), item.get("error")) if isinstance(item, dict) else (None, None)
         if isinstance(count, int) and 0 < count <= _MOST_COMPLETIONS and isinstance(error, str):
-            yield printable(name), count, printable(error[:_MOST_CHARACTERS])
+            yield printable(name, keep="\n"), count, printable(error[:_MOST_CHARACTERS], keep="\n")

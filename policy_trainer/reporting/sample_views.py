@@ -11,6 +11,7 @@ from rich.text import Text
 
 from policy_trainer.reporting.metrics import without_nan
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
+from shared.errors import printable
 
 _INDENT = (0, 0, 0, 4)
 # Characters of a text while a run prints its samples.
@@ -76,7 +77,7 @@ def _title(group: SampledGroup) -> str:
     task = f" of {group.task}" if group.task else ""
     answer = f", answer {group.answer}" if group.answer else ""
     step = "" if group.step is None else f"step {group.step} · "
-    return printable(f"{step}{where}{task}{answer}").replace("\n", "\\n")
+    return printable(f"{step}{where}{task}{answer}")
 
 
 def _about(item: SampledCompletion) -> str:
@@ -102,13 +103,8 @@ def _colour(item: SampledCompletion) -> str:
 
 def _text(text: str, most: int | None) -> Padding:
     cut = text if most is None or len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
-    return Padding(Text(printable(cut) or "(empty)"), _INDENT, expand=False)
+    return Padding(Text(printable(cut, keep="\n") or "(empty)"), _INDENT, expand=False)
 
 
 def _verbatim(text: str) -> list[str]:
     return ["\n".join(f"    {line}" for line in text.split("\n"))]
-
-
-def printable(text: str) -> str:
-    """Escapes control characters but line ends: a model may write any, and must not control the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

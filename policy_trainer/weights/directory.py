@@ -12,12 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import KEPT, Publication
+from policy_trainer.weights.publication import KEPT, VERSIONS, Publication
 from shared.atomic_files import whole_directory, write_json
 from shared.errors import UserError
 
 LATEST = "latest.json"
-_VERSIONS = "[0-9]*-[0-9]*"
 
 
 class WeightsDirectory:
@@ -31,11 +30,11 @@ class WeightsDirectory:
         self._root.mkdir(parents=True, exist_ok=True)
         version = self._root / publication.name
         if not version.exists():  # at the end of a run only latest.json changes
-            with whole_directory(version, siblings=_VERSIONS) as temporary:
+            with whole_directory(version, siblings=VERSIONS) as temporary:
                 copy.save(temporary)
         # `directory` is for other programs' samplers.
         write_json(self._root / LATEST, {"directory": publication.name, **asdict(publication)})
-        for old in sorted(self._root.glob(_VERSIONS))[:-KEPT]:
+        for old in sorted(self._root.glob(VERSIONS))[:-KEPT]:
             shutil.rmtree(old.rename(self._root / f".tmp-{old.name}"))  # it is there whole or not at all
 
     def has(self, publication: Publication) -> bool:

@@ -10,13 +10,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 from policy_trainer.run_files.write_failures import write_failures
-from policy_trainer.weights.publication import KEPT, Publication, version_directory
+from policy_trainer.weights.publication import KEPT, VERSIONS, Publication, version_directory
 from shared.api import WeightsName, WeightsVersion
 from shared.atomic_files import whole_directory
 from shared.client import RefServerClient, RefServerError
 from shared.errors import UserError
 
-_VERSIONS = "[0-9]*-[0-9]*"
 # A poll lasts so long, and then looks whether another training has begun, or this one has ended.
 _POLL_SECONDS = 5.0
 # How long the end of a worker waits for the thread.
@@ -53,7 +52,7 @@ def fetch(client: RefServerClient, found: WeightsVersion, directory: Path) -> Pa
         with write_failures(target, "make room, and start this worker again"):
             target.parent.mkdir(parents=True, exist_ok=True)
             _check_room(target.parent, found)
-            with whole_directory(target, siblings=_VERSIONS) as temporary:
+            with whole_directory(target, siblings=VERSIONS) as temporary:
                 for file, content in found.files.items():
                     client.download_weights(found.name, file, content, temporary / file)
                 _check_shards(temporary)
@@ -165,7 +164,7 @@ class DownloadedWeights:
             return None
         self._newest = publication
         with self._changing:
-            versions = sorted(self._directory.glob(f"*/{_VERSIONS}"), key=lambda path: path.stat().st_mtime)
+            versions = sorted(self._directory.glob(f"*/{VERSIONS}"), key=lambda path: path.stat().st_mtime)
             for old in versions[:-KEPT]:
                 if old != target and old not in self._reading:
                     shutil.rmtree(old)

@@ -16,6 +16,8 @@ from shared.errors import UserError
 
 # Versions that a directory keeps. Two: a worker may still be reading the one before the newest.
 KEPT = 2
+# A glob for what `version_directory` names.
+VERSIONS = "[0-9]*-[0-9]*"
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ref_server.cli.terminal import printable, table
+from ref_server.cli.terminal import table
 from shared.api import Logprobs
+from shared.errors import printable
 
 _NUMBERS = ("log-prob", "probability")
 

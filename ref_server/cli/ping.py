@@ -10,9 +10,9 @@ from pydantic import Field
 from pydantic_settings import CliToggleFlag
 
 from ref_server.cli.connection import ClientOptions, complain, explained, load_options
-from ref_server.cli.terminal import printable
 from shared.api import ModelInfo
 from shared.client import ClientError, RefServerClient, RefServerError
+from shared.errors import printable
 
 # Pause between two checks of a server that is not ready.
 _PAUSE_SECONDS = 0.2

@@ -53,8 +53,3 @@ def table(*headers: str, numbers: Collection[str], long: Collection[str] = ()) -
             overflow="fold",
         )
     return made
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Escapes control characters: clients choose names and models write texts, and neither may control the terminal."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

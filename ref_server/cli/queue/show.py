@@ -5,8 +5,9 @@ from pydantic_settings import CliPositionalArg, CliToggleFlag
 from ref_server.cli.connection import ClientOptions, load_options
 from ref_server.cli.queue.several import Id
 from ref_server.cli.queue.tables import batch_sheet, token_sheet
-from ref_server.cli.terminal import print_error, print_json, printable, show
+from ref_server.cli.terminal import print_error, print_json, show
 from shared.api import BatchDetails
+from shared.errors import printable
 
 
 class Show(ClientOptions):

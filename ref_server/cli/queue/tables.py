@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ref_server.cli.terminal import printable, table
+from ref_server.cli.terminal import table
 from shared.api import (
     BatchDetails,
     BatchSummary,
@@ -22,6 +22,7 @@ from shared.api import (
     State,
     TokensView,
 )
+from shared.errors import printable
 
 # Batches in these states count against the limits of what waits; a leased one only until its training starts.
 _WAITING = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
