@@ -73,6 +73,7 @@ def test_batches_are_scored_by_the_policy_of_the_last_renewal(base_model: Path, 
     trainer = start(train(base_model, server, run_dir, *QUICK, *renewed(root, 2), *options))
     seen: set[str] = set()
     until(lambda: scored_by_its_own_weights(server, seen), "a batch that its own weights have scored", trainer)
+    until(lambda: len(steps_of(run_dir)) > 2, "a step after the first renewal", trainer)
     trainer.kill()
     until(lambda: not processes_of(run_dir), "the worker to end with its trainer")
 

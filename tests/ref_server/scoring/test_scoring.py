@@ -229,6 +229,7 @@ def test_a_poisonous_batch_dies_alone(
         assert http.get("/v1/queue").json()["scoring"]["errors"] == 3
 
         later = rollout(run="r", temperature=0.5)
+        later.group.prompt_ids[0] = 5
         upload(http, later)
         np.testing.assert_allclose(lease(http, "r").ref_logps, naive_logps(later.group, 0.5), atol=TOLERANCE)
         refused = http.post("/v1/logprobs", json={"prompt_ids": [POISON], "completions": [[1]]})

@@ -106,18 +106,15 @@ def test_requests_one_behind_the_other(http: httpx.Client) -> None:
 
 
 def test_a_flood_behind_a_request_that_waits(http: httpx.Client) -> None:
+    """The server stops reading, or ends the connection: it depends on how much it happens to receive at once."""
     poll = b'{"consumer": "c", "run": "none", "wait_seconds": 60}'
     with connected(http) as connection:
         lines = ("Content-Type: application/json", f"Content-Length: {len(poll)}")
         connection.sendall(head("POST", "/v1/batches/lease", *lines) + poll)
-        try:
+        connection.settimeout(1)
+        with pytest.raises((BrokenPipeError, ConnectionResetError, TimeoutError)):
             for _ in range(100):
                 connection.sendall(bytes(MIB))
-            answer(connection)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        else:
-            pytest.fail("the server took 100 MiB behind a request")
     assert http.get("/livez").status_code == 200
 
 
