@@ -39,9 +39,9 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(TO_RUN)  ## train a tiny model on this machine; SEED=n, RESUME=1
 	$(BIN)/policy-trainer demo --seed $(SEED) $(if $(RESUME),--resume)
 
-test: lint types pytest  ## ruff, pyright on the product, then pytest: six minutes
+test: lint types pytest  ## ruff, pyright on the product, then pytest: four minutes
 
-test-all: $(TO_TEST)  ## pyright on the tests, and the tests that `make test` leaves out, marked slow: 33 minutes more
+test-all: $(TO_TEST)  ## pyright on the tests, and the tests that `make test` leaves out, marked slow: half an hour more
 	$(BIN)/pyright tests
 	$(PYTEST) -m "slow and not long"
 
@@ -77,7 +77,7 @@ lint: $(TO_TEST)
 	$(BIN)/ruff format --check .
 
 types: $(TO_TEST)
-	$(BIN)/pyright --threads 2 shared ref_server policy_trainer
+	$(BIN)/pyright shared ref_server policy_trainer
 
 pytest: $(TO_TEST)
 	$(PYTEST) -m "not slow and not long"

@@ -18,14 +18,41 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup does this
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Whole folders of slow tests: harnesses, and whole processes. Elsewhere each slow test is marked by itself.
-SLOW = {"api", "bench", "chaos", "docker", "fuzz", "integration", "load"}
+# Whole folders and files of slow tests: harnesses, whole processes, real waiting. Elsewhere a mark stands at the test.
+SLOW = (
+    "api",
+    "bench",
+    "chaos",
+    "docker",
+    "fuzz",
+    "integration",
+    "load",
+    "policy_trainer/proofs/test_invariance.py",
+    "policy_trainer/reference/test_renewal.py",
+    "policy_trainer/report",
+    "policy_trainer/rewards/sandbox",
+    "policy_trainer/rewards/test_http_reward.py",
+    "policy_trainer/sft/test_sft.py",
+    "policy_trainer/trainer/test_plan.py",
+    "policy_trainer/weights/test_on_server.py",
+    "ref_server/http/routes/test_many_leases.py",
+    "ref_server/http/routes/test_weights.py",
+    "ref_server/http/test_watchers.py",
+    "ref_server/scoring/test_loops.py",
+    "ref_server/scoring/test_reference.py",
+    "ref_server/scoring/test_taught.py",
+    "ref_server/scoring/test_wanted_reference.py",
+    "ref_server/test_background.py",
+    "shared/test_lifetime.py",
+    "shared/test_logs.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Marks tests as slow by their folder, and those that start a browser."""
+    """Marks tests as slow by their file, and those that start a browser."""
+    tests = Path(__file__).parent
+    slow = {path for name in SLOW for path in (tests / name, *(tests / name).rglob("test_*.py"))}
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in SLOW or "chromium" in item.fixturenames:
+        if item.path in slow or "chromium" in item.fixturenames:
             item.add_marker(pytest.mark.slow)

@@ -41,7 +41,7 @@ class FunctionServer:
         self._turn = threading.Lock()  # a function that hung before may have the old one for ever
         self.errors.clear()
         self._server = _Server(("127.0.0.1", 0), partial(_Request, self))
-        threading.Thread(target=self._server.serve_forever, name="reward functions", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="reward functions", daemon=True).start()
         return self
 
     def __exit__(

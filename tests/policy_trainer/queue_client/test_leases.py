@@ -138,6 +138,7 @@ def server(open_site: Callable[..., Any]) -> RefServer:
 @pytest.fixture
 def open_feed(server: RefServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseFeed]]:
     monkeypatch.setattr("policy_trainer.queue_client.takeover._ASK_SECONDS", 0.02)
+    monkeypatch.setattr("policy_trainer.queue_client.leases._LOOK_SECONDS", 0.1)
     opened: list[tuple[LeaseFeed, RefServerClient]] = []
 
     def make(
@@ -306,7 +307,7 @@ class TestTake:
                 server.put(*batches(2))
 
         assert len(feed.take(2, version=0, on_idle=on_idle)) == 2
-        assert len(waited) == 2 and 0.4 < waited[0] < waited[1]
+        assert len(waited) == 2 and 0.08 < waited[0] < waited[1]
 
     def test_leases_no_more_than_a_few_ahead(self, server: RefServer, open_feed: Any, batches: Any) -> None:
         server.put(*batches(9))
