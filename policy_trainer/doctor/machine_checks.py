@@ -14,7 +14,7 @@ from policy_trainer.config import INLINE
 from policy_trainer.doctor.findings import Finding, ok, warning, wrong
 from policy_trainer.doctor.subject import Subject
 from policy_trainer.reporting.tracking import refuse_missing
-from policy_trainer.sampling.choice import check_engine
+from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.machine import MAIN_MEMORY, memory_size
 from policy_trainer.trainer.plan import load_teacher_outline, plan
 from policy_trainer.trainer.reference_servers import reference_device

@@ -10,7 +10,7 @@ from policy_trainer.config import RolloutConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.turns import DeviceTurns, Turns
-from policy_trainer.sampling.choice import LoadedSampler, load_sampler
+from policy_trainer.sampling.engines import LoadedSampler, load_sampler
 from policy_trainer.sampling.sampler import Sampler, SamplingParams, Sleeper
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait

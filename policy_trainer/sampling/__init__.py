@@ -1,1 +1,1 @@
-"""Sampling completions: one protocol, one file for each engine."""
+"""Sampling completions: one protocol, and its engines."""

@@ -45,7 +45,7 @@ def sampling_params(
 
 
 class WeightsLost(UserError):
-    """The engine no longer has the weights that were loaded. A worker loads the newest, and goes on."""
+    """The engine no longer has the weights that were loaded. A worker then loads the newest and continues."""
 
 
 class Sampler(Protocol):
@@ -64,10 +64,10 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An engine whose memory on the device others may have meanwhile. It keeps its weights."""
+    """A sampler whose engine can release its memory on the device for a while. It keeps its weights."""
 
     def sleep(self) -> None: ...
 
     def wake_up(self) -> None:
-        """Called before it loads, samples or scores again."""
+        """Called before the sampler loads, samples or scores again."""
         ...

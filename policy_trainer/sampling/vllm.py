@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.sampling.vllm_adapters import adapter_name
 from policy_trainer.sampling.vllm_requests import (
+    adapter_name,
     completion_logps,
     make_completion,
     make_group,
@@ -28,7 +28,7 @@ from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import is_adapter
 
-# Types are checked where it is not installed, and this file has its name.
+# Any: types are also checked where vLLM is not installed. import_module: this file has its name.
 vllm: Any = import_module("vllm")
 
 
@@ -44,11 +44,11 @@ class VllmSampler:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """outline: the model without its weights. longest: tokens of the longest sequence. eos: the ids that end a
-        completion. options: more of them for the engine.
+        completion. options: further options of the engine.
 
         Raises UserError for a model or settings that the engine refuses.
         """
-        # The engine in this process rather than in a child, which a worker that is killed would leave behind.
+        # The engine runs in this process: a killed worker would leave a child process behind.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         with _explained(f"start with {config.model}"):
             self._engine: Any = vllm.LLM(
@@ -65,7 +65,7 @@ class VllmSampler:
                 enforce_eager=config.vllm.enforce_eager,
                 tensor_parallel_size=config.vllm.tensor_parallel_size,
                 enable_sleep_mode=config.vllm.enable_sleep_mode,
-                # A prompt with a seed that is read in parts ends vLLM 0.32's engine on a CPU.
+                # On a CPU a seeded prompt that is prefilled in chunks ends vLLM 0.32's engine.
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
                 **(options or {}),
             )
@@ -80,63 +80,63 @@ class VllmSampler:
             self._load_whole(model)
 
     def _load_adapter(self, model: Path) -> None:
-        """vLLM reads it now, and keeps prompts of one apart from those of others by its name."""
+        """vLLM reads the adapter now. Its prefix cache tells adapters apart by name."""
         number = self._adapter.lora_int_id + 1 if self._adapter else 1
         adapter = import_module("vllm.lora.request").LoRARequest(adapter_name(model), number, str(model))
-        with _explained("take up the run's adapter"):
+        with _explained("load the run's adapter"):
             self._engine.llm_engine.add_lora(adapter)
         self._adapter = adapter
 
     def _load_whole(self, model: Path) -> None:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
         self._engine.collective_rpc("pack_head")
-        # What a prompt's keys and values were computed with is not to be read by another version.
+        # Keys and values that were computed with these weights must not be reused by another version.
         self._salt = {"cache_salt": weights_mark(model)}
         self._engine.reset_prefix_cache()  # frees memory
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
-        asked = [{"prompt_token_ids": list(prompt), **self._salt} for prompt in prompts]
+        inputs = [{"prompt_token_ids": list(prompt), **self._salt} for prompt in prompts]
         options = [
             vllm.SamplingParams(**sampling_options(params, self._eos, seed, number), detokenize=bool(params.stop))
             for number in range(len(prompts))
         ]
-        answers = self._engine.generate(asked, options, use_tqdm=False, lora_request=self._adapter)
-        return [make_group([self._completion(one) for one in answer.outputs], params) for answer in answers]
+        answers = self._engine.generate(inputs, options, use_tqdm=False, lora_request=self._adapter)
+        return [make_group([self._completion(output) for output in answer.outputs], params) for answer in answers]
 
     def logps(self, group: TokenGroup) -> np.ndarray:
         rows = sequences(group)
-        asked = [{"prompt_token_ids": row, **self._salt} for row in rows]
+        inputs = [{"prompt_token_ids": row, **self._salt} for row in rows]
         options = vllm.SamplingParams(**scoring_options())
-        answers = self._engine.generate(asked, options, use_tqdm=False, lora_request=self._adapter)
-        scored = (_own_logps(row[1:], answer.prompt_logprobs[1:]) for row, answer in zip(rows, answers, strict=True))
+        answers = self._engine.generate(inputs, options, use_tqdm=False, lora_request=self._adapter)
+        scored = (_token_logps(row[1:], answer.prompt_logprobs[1:]) for row, answer in zip(rows, answers, strict=True))
         return completion_logps(group, scored)
 
     def sleep(self) -> None:
-        self._engine.sleep(level=1)  # level 2 would lose the weights, which may be sampled from again
+        self._engine.sleep(level=1)  # level 2 would discard the weights, which may be sampled from again
 
     def wake_up(self) -> None:
         self._engine.wake_up()
 
     def _completion(self, output: Any) -> Completion:
-        logps = _own_logps(output.token_ids, output.logprobs)
+        logps = _token_logps(output.token_ids, output.logprobs)
         return make_completion(output.token_ids, logps, output.finish_reason, self._eos)
 
 
-def _own_logps(ids: Sequence[int], steps: Sequence[Any]) -> list[float]:
+def _token_logps(ids: Sequence[int], steps: Sequence[Any]) -> list[float]:
     """The log-prob of each token, from vLLM's table of its alternatives."""
     return [alternatives[token].logprob for token, alternatives in zip(ids, steps, strict=True)]
 
 
 def _dtype(config: CommonConfig, outline: PreTrainedModel) -> str:
-    """vLLM's own `auto` makes bfloat16 of float32."""
+    """The dtype for vLLM, whose `auto` would turn float32 into bfloat16."""
     return str(outline.config.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
 
 
 @contextmanager
-def _explained(deed: str) -> Iterator[None]:
-    """What vLLM says of a model, an adapter or settings that it cannot use is for the user."""
+def _explained(action: str) -> Iterator[None]:
+    """Turns vLLM's error for a model, an adapter or settings that it cannot use into a UserError."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
-        words = " ".join(str(error).split())[:500]
-        raise UserError(f"sampler: vLLM cannot {deed}: {words}") from error
+        reason = " ".join(str(error).split())[:500]
+        raise UserError(f"sampler: vLLM cannot {action}: {reason}") from error

@@ -1,26 +1,33 @@
-"""Requests to a running `vllm serve`."""
+"""Requests to a running `vllm serve`, and checks that it can serve the run."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from policy_trainer.sampling.vllm_requests import Completions, engine_rank
 from shared.client.connection import OnWait, whole
 from shared.client.transfers import append
-from shared.errors import printable
+from shared.errors import UserError, printable
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _CONNECT_SECONDS = 5.0
-# The server answers once the last completion of a prompt has ended. Longer than this nothing takes.
+# The server answers once the last completion of a prompt has ended. Nothing takes longer than this.
 _READ_SECONDS = 3600.0
 _RETRY_SECONDS = 1.0
 # A sampled token takes some 100 bytes of JSON.
 _ANSWER_BYTES = 2**30
+# Tolerance for a log-prob of 0, in float32; the raw log-prob of an unlikely token is far below.
+_LOGP_TOLERANCE = 1e-3
+# Adapters that a server keeps in main memory. It reloads an adapter that it has dropped, and its engine ends if the
+# directory is gone: workers that share a server may sample from this many versions.
+_CPU_ADAPTERS = 8
 
 
 class Unavailable(Exception):
@@ -36,14 +43,14 @@ class Refused(Exception):
 
 
 class Malformed(Refused):
-    """The server answered something that vLLM does not."""
+    """The server's answer is not one that vLLM gives."""
 
     def __init__(self, words: str) -> None:
         super().__init__(200, words)
 
 
 class VllmClient:
-    """Sends requests of one `persist` call. Raises Unavailable, Refused."""
+    """Sends the requests of one `persist` call. Raises Unavailable, Refused."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -104,13 +111,13 @@ def parsed(answer: Any, kind: type[M]) -> M:
 
 
 def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
-    """The result of `work`, which gets a client of its own."""
+    """The result of `work`, which gets a new client."""
 
     async def run() -> T:
         timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None)
-        # A proxy of the environment is for the internet: it would look for the server elsewhere.
-        plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is expanded
+        # trust_env: a proxy of the environment is for the internet, and would not reach this server.
+        plain = {"Accept-Encoding": "identity"}  # see `_ANSWER_BYTES`: no answer is decompressed
         async with httpx.AsyncClient(
             base_url=url, headers=plain, timeout=timeout, limits=limits, trust_env=False
         ) as http:
@@ -120,7 +127,7 @@ def ask(url: str, work: Callable[[VllmClient], Awaitable[T]]) -> T:
 
 
 async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order. If one fails the others are cancelled, and have ended when its error is raised."""
+    """The results, in order. If one request fails, the others are cancelled and awaited before its error is raised."""
     tasks = [asyncio.ensure_future(request) for request in requests]
     try:
         return await asyncio.gather(*tasks)
@@ -131,7 +138,7 @@ async def all_of(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def persist(url: str, work: Callable[[VllmClient], Awaitable[T]], on_wait: OnWait) -> T:
-    """`ask`, from the start again while the server is unavailable, until on_wait raises."""
+    """`ask`, repeated from the start while the server is unavailable, until on_wait raises."""
     began = time.monotonic()
     while True:
         try:
@@ -142,10 +149,143 @@ def persist(url: str, work: Callable[[VllmClient], Awaitable[T]], on_wait: OnWai
 
 
 def _words(response: httpx.Response) -> str:
-    """vLLM's own words, in a line."""
+    """vLLM's error message, on one line."""
     try:
         error = response.json()["error"]
         text = error["message"] if isinstance(error, dict) else error
     except (ValueError, LookupError, TypeError, RecursionError):
         text = response.text
     return f"{response.status_code}: {printable(' '.join(str(text)[:300].split()))}"
+
+
+class _Card(BaseModel):
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Card]
+
+
+def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
+    """The server's name for the model. longest: tokens of the run's longest sequence. lora_rank: rank of the run's
+    adapters; 0 if it has none.
+
+    Raises UserError, with the command that starts a suitable server.
+    """
+    command = (
+        f"{server_environment(lora_rank)}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs "
+        f"--max-model-len {longest}{server_flags(lora_rank)}"
+    )
+
+    async def inspect(client: VllmClient) -> tuple[Sequence[_Card], bool]:
+        cards = parsed(await client.get("/v1/models"), _Models).data
+        named = [card for card in cards if _is(card, model)]
+        return cards, not named or await _has_processed_logprobs(client, named[0].id)
+
+    try:
+        cards, processed = ask(url, inspect)
+    except Unavailable as error:
+        raise UserError(f"vllm_url: no vLLM server answers at {url} ({error}); start one with: {command}") from None
+    except Refused as error:
+        raise UserError(f"vllm_url: what answers at {url} is not vLLM ({error}); start it with: {command}") from None
+    card = next((card for card in cards if _is(card, model)), None)
+    if card is None:
+        served = " and ".join(card.id for card in cards)
+        raise UserError(
+            f"vllm_url: the server at {url} has {served}, not {model}; start one with: {command}, or, if it is the "
+            f"same model by another name, give that one here with --model, or start it with --served-model-name {model}"
+        )
+    if (card.max_model_len or 0) < longest:
+        raise UserError(
+            f"vllm_url: the server at {url} takes {card.max_model_len} tokens of prompt and completion, and this "
+            f"run needs {longest}; start it with: {command}, or lower data.max_prompt_length"
+        )
+    if not processed:
+        raise UserError(
+            f"vllm_url: the server at {url} answers log-probs of the raw logits, not of what it samples from; "
+            f"start it with: {command}"
+        )
+    return card.id
+
+
+def check_sleep_mode(url: str) -> None:
+    """Raises UserError for a server that cannot give its memory back."""
+    try:
+        sleeps = ask(url, lambda client: client.config("model_config", "enable_sleep_mode", kind=bool))
+        why = ""
+    except (Unavailable, Refused) as error:
+        sleeps, why = False, f" ({error})"
+    if not sleeps:
+        raise UserError(
+            f"vllm.enable_sleep_mode: the vLLM server at {url} cannot sleep{why}: start it with --enable-sleep-mode "
+            "on a GPU, with VLLM_SERVER_DEV_MODE=1 in its environment; docs/vllm.md has the command"
+        )
+
+
+def _is(card: _Card, model: str) -> bool:
+    names = {card.id, card.root}
+    return model in names or (Path(model).is_dir() and str(Path(model).resolve()) in names)
+
+
+async def _has_processed_logprobs(client: VllmClient, name: str) -> bool:
+    """Whether the server's log-probs are those of the distribution that tokens are drawn from."""
+    try:
+        return await client.config("model_config", "logprobs_mode", kind=str) == "processed_logprobs"
+    except Refused as error:
+        if error.status != 404:
+            raise
+    # Without development mode it does not report its settings; it cannot be paused either, so a completion returns.
+    return abs(await _logp_of_only_allowed_token(client, name)) < _LOGP_TOLERANCE
+
+
+async def _logp_of_only_allowed_token(client: VllmClient, name: str) -> float:
+    """The log-prob of a token that is the only one allowed: 0 in the distribution that is sampled from."""
+    body = {
+        "model": name, "prompt": [0], "max_tokens": 1, "temperature": 1.0, "logprobs": 0, "allowed_token_ids": [0],
+        "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    logps = parsed(await client.post("/v1/completions", body), Completions).choices[0].logps
+    if len(logps) != 1:
+        raise Malformed(f"its answer has {len(logps)} log-probs of a single token")
+    return logps[0]
+
+
+def server_environment(rank: int) -> str:
+    """The environment variables in front of `vllm serve` for adapters of this rank; 0: no adapters."""
+    return "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if rank else ""
+
+
+def server_flags(rank: int) -> str:
+    """The options of `vllm serve` for adapters of this rank; 0: no adapters."""
+    if not rank:
+        return ""
+    return f" --enable-lora --max-lora-rank {engine_rank(rank)} --max-loras 2 --max-cpu-loras {_CPU_ADAPTERS}"
+
+
+def check_takes_adapters(url: str, rank: int) -> None:
+    """Raises UserError for a server that would refuse adapters of this rank, or fail with several of them."""
+    try:
+        fault = _adapter_fault(ask(url, lambda client: client.info()), rank)
+    except (Unavailable, Refused) as error:
+        fault = f"does not say what it was started with ({error})"
+    if fault:
+        raise UserError(
+            f"lora.rank: the vLLM server at {url} {fault}: start it with{server_flags(rank)}, and with "
+            f"{server_environment(rank)}VLLM_SERVER_DEV_MODE=1 in its environment; docs/vllm.md has the command"
+        )
+
+
+def _adapter_fault(info: Any, rank: int) -> str:
+    """What prevents a server with this configuration from serving adapters of this rank; empty if nothing does."""
+    lora = answer_field(info, "vllm_config", kind=dict).get("lora_config")
+    if lora is None:
+        return "takes no adapters"
+    largest, kept = (answer_field(lora, name, kind=int) for name in ("max_lora_rank", "max_cpu_loras"))
+    if largest < rank:
+        return f"takes adapters up to rank {largest}, and this run's have rank {rank}"
+    if kept < _CPU_ADAPTERS:
+        return f"keeps {kept} of the adapters that it has loaded, and this run needs {_CPU_ADAPTERS}"
+    loads = answer_field(info, "vllm_env", kind=dict).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    return "" if loads else "loads no adapters while it runs"

@@ -1,4 +1,4 @@
-"""What vLLM is asked for one prompt, and what its answer becomes: the same in process and over HTTP."""
+"""Requests to vLLM and its answers: options, completions and adapters, the same in process and over HTTP."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -8,15 +8,19 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
+from policy_trainer.adapters.adapter import WEIGHTS
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.probe import TokenId
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.batch import TokenGroup
 from shared.bounds import MAX_LOGP
+from shared.errors import UserError
+from shared.models import ADAPTER_CONFIG
 
 # The finish_reasons of whole completions: by an EOS or a stop text, and at the length limit.
 ENDS = ("stop", "length")
-
+# The values of max_lora_rank that vLLM's engine accepts.
+_ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 Logp = Annotated[float, Field(le=MAX_LOGP, allow_inf_nan=False)]
 
@@ -77,7 +81,7 @@ def sampling_options(params: SamplingParams, eos: Sequence[int], seed: int, numb
         "stop_token_ids": list(eos),
         "ignore_eos": True,
         "skip_special_tokens": False,
-        "logprobs": 0,  # those of the sampled tokens alone
+        "logprobs": 0,  # of the sampled tokens only
     }
 
 
@@ -112,12 +116,37 @@ def make_completion(ids: Sequence[int], logps: Sequence[float], reason: str, eos
 
 
 def weights_mark(model: Path) -> str:
-    """Tells published weights from others, by whatever name they are read: from the files' inodes and times.
+    """Identifies published weights by their files' inodes and times, whatever the directory's name.
 
-    Raises FileNotFoundError where there are none.
+    Raises FileNotFoundError if there are none.
     """
     files = sorted(model.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"there are no weights in {model}")
     stats = [file.stat() for file in files]
     return sha256(repr([(stat.st_ino, stat.st_mtime_ns) for stat in stats]).encode()).hexdigest()[:16]
+
+
+def adapter_name(directory: Path) -> str:
+    """The same for all copies of an adapter, so that workers with copies of their own share it on a server.
+
+    Raises FileNotFoundError if it is gone.
+    """
+    digests = [sha256(file.read_bytes()).digest() for file in (directory / ADAPTER_CONFIG, directory / WEIGHTS)]
+    return f"lora-{sha256(b''.join(digests)).hexdigest()[:16]}"
+
+
+def engine_rank(rank: int) -> int:
+    """The smallest max_lora_rank for adapters of this rank. Raises UserError if there is none."""
+    fitting = [engine for engine in _ENGINE_RANKS if engine >= rank]
+    if not fitting:
+        raise UserError(
+            f"lora.rank: vLLM accepts adapters up to rank {_ENGINE_RANKS[-1]}, got {rank}: lower it, or use "
+            "--sampler hf"
+        )
+    return fitting[0]
+
+
+def engine_options(rank: int) -> dict[str, Any]:
+    """Options of vLLM's engine for adapters of this rank; 0: no adapters."""
+    return {"enable_lora": True, "max_lora_rank": engine_rank(rank)} if rank else {}

@@ -1,7 +1,8 @@
 """Samples with a running `vllm serve`, over HTTP: token ids go there, and token ids with log-probs come back."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import numpy as np
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_adapters import adapter_name, adapter_refusal, load_adapter, unload_adapter
 from policy_trainer.sampling.vllm_client import (
     Malformed,
     Refused,
     Unavailable,
     VllmClient,
     all_of,
+    answer_field,
     ask,
     parsed,
     persist,
@@ -24,6 +25,7 @@ from policy_trainer.sampling.vllm_requests import (
     ENDS,
     Choice,
     Completions,
+    adapter_name,
     completion_logps,
     make_completion,
     make_group,
@@ -32,65 +34,59 @@ from policy_trainer.sampling.vllm_requests import (
     sequences,
     weights_mark,
 )
-from policy_trainer.sampling.vllm_weights import FIRST, Loaded, load_whole, refusal, version
+from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 from shared.errors import UserError
 from shared.models import is_adapter
 
-# Sees to it that a server computes.
-Ready = Callable[[VllmClient], Awaitable[None]]
+# vLLM's name for the weights that a server starts with.
+_FIRST_VERSION = "default"
+_PACK_HEAD = "pack_head"
 
 
-async def always(client: VllmClient) -> None:
-    """Of a server that never sleeps."""
+@dataclass(frozen=True)
+class Loaded:
+    """The weights that requests need. model: its name in requests. version: of the weights that the server must have.
+    salt: sent with prompts, so that keys and values computed with other weights are not reused."""
 
-
-async def awake(client: VllmClient) -> None:
-    try:
-        await client.post("/wake_up")
-    except Refused as error:
-        if error.status < 500:
-            raise
-        raise Unavailable(str(error)) from None  # its engine has died, or lacks memory
-
-
-def put_to_sleep(url: str) -> None:
-    """Weights go to main memory, keys and values are dropped. Completions of a worker that was killed are aborted.
-
-    A server that does not answer uses no device. Raises UserError for one that refuses.
-    """
-    try:
-        ask(url, lambda client: client.post("/sleep", level="1"))
-    except Unavailable:
-        return
-    except Refused as error:
-        raise UserError(f"vllm.enable_sleep_mode: the vLLM server at {url} does not go to sleep: {error}") from None
+    model: str
+    version: str = _FIRST_VERSION
+    salt: Mapping[str, str] = field(default_factory=dict)
 
 
 class VllmServerSampler:
-    """Several may share a server: completions under way when another one loads weights go on with those."""
+    """Several samplers may share a server: when one loads weights, completions in progress continue with the new
+    weights."""
 
     def __init__(
-        self, url: str, name: str, eos: Sequence[int], vocabulary: int, on_wait: OnWait, ready: Ready = always
+        self,
+        url: str,
+        name: str,
+        eos: Sequence[int],
+        vocabulary: int,
+        on_wait: OnWait,
+        *,
+        sleep_mode: bool = False,
     ) -> None:
         """name: of the served model. eos: the ids that end a completion. vocabulary: rows of the model's embedding.
-        ready: what comes before other requests."""
+        sleep_mode: the server may be asleep, and is woken before other requests."""
         self._url = url
         self._name = name
         self._eos = eos
         self._vocabulary = vocabulary
         self._on_wait = on_wait
-        self._ready = ready
+        self._sleep_mode = sleep_mode
         self._loaded = Loaded(name)
         self._adapters: list[str] = []
 
     def load(self, model: Path) -> None:
-        """Raises UserError if the server refuses the weights, FileNotFoundError if they are gone meanwhile."""
-        load, words = (self._load_adapter, adapter_refusal) if is_adapter(model) else (self._load_whole, refusal)
+        """Raises UserError if the server refuses the weights, FileNotFoundError if they have been removed meanwhile."""
+        adapter = is_adapter(model)
+        load = self._load_adapter if adapter else self._load_whole
 
         async def work(client: VllmClient) -> Loaded:
-            await self._ready(client)
+            await self._wake(client)
             return await load(client, model)
 
         try:
@@ -98,7 +94,19 @@ class VllmServerSampler:
         except Refused as error:
             if not model.exists():
                 raise FileNotFoundError(str(model)) from None
-            raise UserError(words(self._url, error)) from None
+            explain = _explain_refused_adapter if adapter else _explain_refused_weights
+            raise UserError(explain(self._url, error)) from None
+
+    async def _wake(self, client: VllmClient) -> None:
+        """Before every request: the server may have been restarted or put to sleep since the last one."""
+        if not self._sleep_mode:
+            return
+        try:
+            await client.post("/wake_up")
+        except Refused as error:
+            if error.status < 500:
+                raise
+            raise Unavailable(str(error)) from None  # its engine has died, or lacks memory
 
     async def _load_whole(self, client: VllmClient, model: Path) -> Loaded:
         mark = weights_mark(model)
@@ -106,9 +114,9 @@ class VllmServerSampler:
         return Loaded(self._name, mark, {"cache_salt": mark})
 
     async def _load_adapter(self, client: VllmClient, model: Path) -> Loaded:
-        """vLLM keeps adapters apart by name, in its prefix cache, too. The one before stays: others may use it."""
-        if await version(client) != FIRST:
-            raise UserError(f"vllm_url: {self._others()}: start it again")
+        """vLLM tells adapters apart by name, also in its prefix cache. The previous one stays: others may use it."""
+        if await weights_version(client) != _FIRST_VERSION:
+            raise UserError(f"vllm_url: {self._other_weights()}: start it again")
         name = adapter_name(model)
         await load_adapter(client, name, model)
         older = [other for other in self._adapters if other != name]
@@ -120,40 +128,41 @@ class VllmServerSampler:
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
         """Raises WeightsLost if the server does not have the weights that were loaded last."""
         options = [sampling_options(params, self._eos, seed, number) for number in range(len(prompts))]
-
-        answers = self._ask(prompts, options)
+        answers = self._complete(prompts, options)
         return [make_group([self._completion(choice) for choice in answer], params) for answer in answers]
 
     def logps(self, group: TokenGroup) -> np.ndarray:
-        """As `sample`."""
+        """Raises WeightsLost like `sample`."""
         rows = sequences(group)
-        answers = self._ask(rows, [scoring_options()] * len(rows))
-        with self._refusals():
+        answers = self._complete(rows, [scoring_options()] * len(rows))
+        with self._explained():
             return completion_logps(
-                group, [_own_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True)]
+                group, [_prompt_logps(row, choices[0]) for row, choices in zip(rows, answers, strict=True)]
             )
 
     def sleep(self) -> None:
         put_to_sleep(self._url)
 
     def wake_up(self) -> None:
-        """Every request does, since the server may be another one by then: see `awake`."""
+        """Nothing to do: every request wakes the server."""
 
-    def _ask(self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]) -> list[list[Choice]]:
-        """The choices that the server answers to each prompt, in their order. All are asked for again if one fails."""
+    def _complete(self, prompts: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]) -> list[list[Choice]]:
+        """The server's choices for each prompt, in order. If one request fails, all are repeated."""
 
         async def work(client: VllmClient) -> list[list[Choice]]:
-            await self._ready(client)
+            await self._wake(client)
             await self._check_weights(client)
             return await all_of(
-                self._choices(client, list(ids), own) for ids, own in zip(prompts, options, strict=True)
+                self._choices(client, list(ids), prompt_options)
+                for ids, prompt_options in zip(prompts, options, strict=True)
             )
 
-        with self._refusals():
+        with self._explained():
             return persist(self._url, work, self._on_wait)
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
+        """Turns a refusal into a UserError."""
         try:
             yield
         except Refused as error:
@@ -163,17 +172,17 @@ class VllmServerSampler:
             ) from None
 
     async def _check_weights(self, client: VllmClient) -> None:
-        """A server that was restarted has the weights that it began with, and would sample as if nothing had been."""
+        """A restarted server has its initial weights, and would sample from them without any error."""
         try:
-            found = await version(client)
+            version = await weights_version(client)
         except Refused as error:
-            if self._loaded.version == FIRST and error.status == 404:
+            if self._loaded.version == _FIRST_VERSION and error.status == 404:
                 return  # without its development mode nobody can have replaced them
             raise
-        if found != self._loaded.version:
-            raise WeightsLost(f"vllm_url: {self._others()}")
+        if version != self._loaded.version:
+            raise WeightsLost(f"vllm_url: {self._other_weights()}")
 
-    def _others(self) -> str:
+    def _other_weights(self) -> str:
         return (
             f"the vLLM server at {self._url} has other weights than those that were loaded: it was restarted, or "
             "another run uses it; give each run a server of its own"
@@ -186,10 +195,10 @@ class VllmServerSampler:
             choices = parsed(await client.post("/v1/completions", body), Completions).choices
         except Refused as error:
             if error.status == 404 and loaded.model != self._name:
-                raise WeightsLost(f"vllm_url: {self._others()}") from None
+                raise WeightsLost(f"vllm_url: {self._other_weights()}") from None
             if error.status < 500:
                 raise
-            raise Unavailable(str(error)) from None  # its engine has died, and the server ends, too
+            raise Unavailable(str(error)) from None  # its engine has died, and the server exits, too
         if stopped := [choice.finish_reason for choice in choices if choice.finish_reason not in ENDS]:
             raise Unavailable(f"it ended a completion by {stopped[0]!r}")
         self._check(choices, options)
@@ -213,8 +222,8 @@ class VllmServerSampler:
         return make_completion(choice.token_ids, choice.logps, choice.finish_reason, self._eos)
 
 
-def _own_logps(ids: Sequence[int], choice: Choice) -> list[float]:
-    """The log-probs of a prompt's tokens but for the first, from vLLM's table of each token's alternatives.
+def _prompt_logps(ids: Sequence[int], choice: Choice) -> list[float]:
+    """The log-probs of a prompt's tokens except the first, from vLLM's table of each token's alternatives.
 
     Raises Malformed if one is missing.
     """
@@ -224,4 +233,83 @@ def _own_logps(ids: Sequence[int], choice: Choice) -> list[float]:
     logps = [(step or {}).get(str(token)) for token, step in zip(ids[1:], steps[1:], strict=True)]
     if None in logps:
         raise Malformed("its answer lacks the log-prob of a token of the prompt")
-    return [found.logprob for found in logps if found]
+    return [alternative.logprob for alternative in logps if alternative]
+
+
+def put_to_sleep(url: str) -> None:
+    """Weights go to main memory, keys and values are dropped. Completions of a worker that was killed are aborted.
+
+    A server that does not answer uses no device. Raises UserError for one that refuses.
+    """
+    try:
+        ask(url, lambda client: client.post("/sleep", level="1"))
+    except Unavailable:
+        return
+    except Refused as error:
+        raise UserError(f"vllm.enable_sleep_mode: the vLLM server at {url} does not go to sleep: {error}") from None
+
+
+async def load_whole(client: VllmClient, model: Path, mark: str) -> None:
+    """Loads the weights, unless another worker of the same run has done so. Meanwhile completions in progress wait."""
+    if await weights_version(client) == mark:
+        await client.post("/resume")  # a worker that was killed may have left the server paused
+        return
+    await client.post("/pause", mode="keep")
+    try:
+        await client.post("/update_weight_version", {"new_version": ""})  # from here on the weights may be mixed
+        await _rpc(client, "reload_weights", weights_path=str(model.resolve()))
+        if await client.config("device_config", "device", kind=str) == "cpu":
+            await _rpc(client, _PACK_HEAD)
+        await client.post("/update_weight_version", {"new_version": mark})
+        await client.post("/reset_prefix_cache")  # frees memory; where it cannot, the salt keeps versions apart
+    finally:
+        await client.post("/resume")
+
+
+async def weights_version(client: VllmClient) -> str:
+    """The version of the server's weights. Raises Refused, status 404, without its development mode."""
+    return answer_field(await client.get("/weight_info"), "weight_version", kind=str)
+
+
+async def _rpc(client: VllmClient, method: str, **arguments: str) -> None:
+    """Calls a method of all of vLLM's workers."""
+    await client.post("/collective_rpc", {"method": method, "kwargs": arguments})
+
+
+def _explain_refused_weights(url: str, error: Refused) -> str:
+    if error.status == 404:
+        return (
+            f"vllm_url: the vLLM server at {url} takes no new weights: start it with VLLM_SERVER_DEV_MODE=1 in its "
+            "environment, as docs/vllm.md shows; vLLM 0.32 or newer"
+        )
+    if _PACK_HEAD in str(error):
+        return (
+            f"vllm_url: the vLLM server at {url} is on a CPU, where it would keep the old LM head: start it with "
+            f"--worker-extension-cls {PackedHead.__module__}.{PackedHead.__qualname__}, as docs/vllm.md shows"
+        )
+    return f"vllm_url: the vLLM server at {url} cannot load the weights: {error}"
+
+
+async def load_adapter(client: VllmClient, name: str, directory: Path) -> None:
+    """Loads the adapter, unless another worker of the same run has done so. Completions in progress keep theirs."""
+    try:
+        await client.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(directory.resolve())})
+    except Refused as error:
+        if "already been loaded" not in str(error):
+            raise
+
+
+async def unload_adapter(client: VllmClient, name: str) -> None:
+    """Completions in progress keep it."""
+    try:
+        await client.post("/v1/unload_lora_adapter", {"lora_name": name})
+    except Refused as error:
+        if error.status != 404:  # another worker has done so
+            raise
+
+
+def _explain_refused_adapter(url: str, error: Refused) -> str:
+    return (
+        f"vllm_url: the vLLM server at {url} cannot load the adapter: {error}; it must accept the run's rank and "
+        "layers (docs/vllm.md has the command), and find the adapter under the worker's path; --sampler hf accepts any"
+    )

@@ -1,14 +1,14 @@
-"""What vLLM's workers learn from us. `--worker-extension-cls` mixes this class into vLLM's own.
+"""A method for vLLM's workers: `--worker-extension-cls` mixes this class into vLLM's worker class.
 
-It imports nothing, so that a server needs this file alone, on any machine.
+The file imports nothing of Tandem, so that a server on another machine needs only this file.
 """
 
 from typing import Any
 
 
 class PackedHead:
-    """On a CPU vLLM computes with a packed copy of the LM head's weights. If they are the embedding's, too, its reload
-    does not pack them again, and log-probs would be those of the old head."""
+    """On a CPU vLLM computes with a packed copy of the LM head's weights. If the head is tied to the embedding,
+    reloading the weights does not pack it again, and log-probs would be those of the old head."""
 
     def pack_head(self: Any) -> None:
         """Call it after `reload_weights`. `self` is vLLM's worker."""

@@ -30,7 +30,7 @@ from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.recording import choose_recording
-from policy_trainer.sampling.choice import check_engine
+from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server

@@ -8,7 +8,7 @@ import torch
 from policy_trainer.config import SamplerName, TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.turns import DeviceTurns, NoTurns, Turns
-from policy_trainer.sampling.choice import server_url
+from policy_trainer.sampling.engines import server_url
 from policy_trainer.sampling.vllm_server import put_to_sleep
 from shared.client.connection import OnWait
 

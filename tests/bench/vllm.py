@@ -19,7 +19,7 @@ import torch
 
 from policy_trainer.config import EvalConfig
 from policy_trainer.demo.base_model import make_tokenizer
-from policy_trainer.sampling.choice import load_sampler
+from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import Sampler, SamplingParams
 from shared.models import load_tokenizer, save_model
 from shared.settings import from_values

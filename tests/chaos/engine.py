@@ -77,7 +77,7 @@ def judge(arrived: Sequence[Arrived], ending: Ending) -> list[str]:
         f"problems were sampled with other weights than their batches name: {wrong}": wrong,
         "a version whose file is cut was sampled from": any(batch.version == ending.cut for batch in arrived),
         f"the worker ended with status {ending.status} at a file that is cut": ending.status != _REFUSED,
-        "the worker did not say that the file is cut": "cannot take up the weights" not in ending.said,
+        "the worker did not say that the file is cut": "cannot load the weights" not in ending.said,
         "the worker did not say what it waits for": "the vLLM server at" not in ending.said,
     }  # fmt: skip
     return [fault for fault, found in checks.items() if found]

@@ -47,7 +47,7 @@ class TestWeights:
 
 class TestEngine:
     ARRIVED = (engine.Arrived(0, "1", 1e-6), engine.Arrived(1, "1", 0.0), engine.Arrived(2, "2", 1e-5))
-    ENDING = engine.Ending("3", 2, "waiting for the vLLM server at … cannot take up the weights")
+    ENDING = engine.Ending("3", 2, "waiting for the vLLM server at … cannot load the weights")
 
     def test_whole_weights_and_all_problems_pass(self) -> None:
         assert engine.judge(self.ARRIVED, self.ENDING) == []
@@ -66,7 +66,7 @@ class TestEngine:
         assert len(engine.judge(arrived, self.ENDING)) == 1
 
     @pytest.mark.parametrize(
-        "wrong", [{"status": 0}, {"said": "the vLLM server at"}, {"said": "cannot take up the weights"}]
+        "wrong", [{"status": 0}, {"said": "the vLLM server at"}, {"said": "cannot load the weights"}]
     )
     def test_a_wrong_ending_fails(self, wrong: dict[str, Any]) -> None:
         assert len(engine.judge(self.ARRIVED, replace(self.ENDING, **wrong))) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from policy_trainer.config import EvalConfig
-from policy_trainer.sampling.choice import load_sampler
+from policy_trainer.sampling.engines import load_sampler
 from policy_trainer.sampling.sampler import Sampler
 from policy_trainer.sampling.vllm_worker import PackedHead
 from shared.errors import UserError
@@ -72,4 +72,4 @@ def test_a_model_length_that_is_too_small_is_refused(tiny: Path) -> None:
 
 def test_adapters_are_sampled_from_as_their_merged_copies(tiny: Path, tmp_path: Path) -> None:
     refused = in_child(adapt, tiny, tmp_path)
-    assert refused.startswith("sampler: vLLM cannot take up the run's adapter: ") and "rank 16" in refused
+    assert refused.startswith("sampler: vLLM cannot load the run's adapter: ") and "rank 16" in refused

@@ -11,9 +11,8 @@ import pytest
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_adapters import check_takes_adapters, server_flags
-from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
-from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake
+from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters, server_flags
+from policy_trainer.sampling.vllm_server import VllmServerSampler
 from shared.errors import UserError
 from tests.vllm.checks import (
     PARAMS,
@@ -27,13 +26,13 @@ from tests.vllm.models import CONTEXT, EOS, PROMPTS, distance, save_adapted, sav
 from tests.vllm.serving import VllmServe
 
 
-def sampler_of(server: VllmServe, waits: list[str] | None = None, ready: Ready = always) -> VllmServerSampler:
+def sampler_of(server: VllmServe, waits: list[str] | None = None, sleep_mode: bool = False) -> VllmServerSampler:
     def on_wait(reason: str, seconds: float) -> None:
         assert waits is not None and seconds < 600, reason
         waits.append(reason)
 
-    name = greet(server.url, str(server.model), CONTEXT)
-    return VllmServerSampler(server.url, name, [EOS], 2**31, on_wait, ready)
+    name = check_server(server.url, str(server.model), CONTEXT)
+    return VllmServerSampler(server.url, name, [EOS], 2**31, on_wait, sleep_mode=sleep_mode)
 
 
 def test_a_server_samples_and_takes_up_every_update(
@@ -99,14 +98,14 @@ def test_adapters_are_sampled_from_as_their_merged_copies(
     server = serve(base, *server_flags(4).split())
     check_takes_adapters(server.url, 4)
     waits: list[str] = []
-    sampler = sampler_of(server, waits, awake)
+    sampler = sampler_of(server, waits, sleep_mode=True)
     check_adapters(sampler, base, tmp_path)
     expected = said(sampler.sample(PROMPTS, PARAMS, 5))
     sampler.sleep()
     assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected
     assert sampler_of(server).sample(PROMPTS, PARAMS, 5) != expected, "the server itself is the base"
     adapter, _ = save_adapted(base, tmp_path / "late", seed=1)
-    with pytest.raises(UserError, match=r"cannot take up the adapter: 500: .*rank 16 "):
+    with pytest.raises(UserError, match=r"cannot load the adapter: 500: .*rank 16 "):
         sampler.load(save_adapted(base, tmp_path, seed=9, rank=16)[0])
     server.kill()
     start(server.again()).until_ready()
@@ -147,13 +146,13 @@ def test_a_server_that_sleeps_is_woken_and_has_its_weights(serve: Callable[..., 
     first, second = (save_tiny(tmp_path / str(seed), tied=True, seed=seed) for seed in (0, 1))
     server = serve(first)
     waits: list[str] = []
-    sampler = sampler_of(server, waits, awake)
+    sampler = sampler_of(server, waits, sleep_mode=True)
     sampler.load(second)
     expected = said(sampler.sample(PROMPTS, PARAMS, 5))
     sampler.sleep()
     sampler.sleep()
     assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
-    assert greet(server.url, str(first), CONTEXT) == str(first)
+    assert check_server(server.url, str(first), CONTEXT) == str(first)
     assert said(sampler.sample(PROMPTS, PARAMS, 5)) == expected and not waits
     sampler.sleep()
     sampler.load(first)
@@ -171,8 +170,8 @@ def test_servers_that_would_not_do_are_refused(serve: Callable[..., VllmServe], 
     model = save_tiny(tmp_path / "model", tied=True, seed=0)
     server = serve(model, "--logprobs-mode", "raw_logprobs")
     with pytest.raises(UserError, match="raw logits"):
-        greet(server.url, str(model), CONTEXT)
+        check_server(server.url, str(model), CONTEXT)
     with pytest.raises(UserError, match=f"takes {CONTEXT} tokens"):
-        greet(server.url, str(model), CONTEXT + 1)
+        check_server(server.url, str(model), CONTEXT + 1)
     with pytest.raises(UserError, match="not another/model"):
-        greet(server.url, "another/model", CONTEXT)
+        check_server(server.url, "another/model", CONTEXT)

@@ -28,7 +28,7 @@ def test_versions_that_do_not_fit_are_wrong(model: Path, monkeypatch: pytest.Mon
 
 
 def test_an_engine_that_is_not_installed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy_trainer.sampling.choice.find_spec", lambda name: None)
+    monkeypatch.setattr("policy_trainer.sampling.engines.find_spec", lambda name: None)
     with pytest.raises(UserError, match="vllm is not installed"):
         looked(versions, model, sampler="vllm", device="auto")
 

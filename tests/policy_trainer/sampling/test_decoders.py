@@ -11,10 +11,10 @@ from policy_trainer.sampling.decoders import (
     RepeatedCacheDecoder,
     SharedPromptDecoder,
     make_decoder,
+    supports_decoding_attention,
 )
-from policy_trainer.sampling.decoding_attention import supports_decoding_attention
 from policy_trainer.sampling.hf import use_attention
-from policy_trainer.sampling.prefill import prefill
+from policy_trainer.sampling.kv_cache import prefill
 from tests.policy_trainer.sampling.architectures import ARCHITECTURES, PROMPTS, REPEATING, SHARING
 from tests.rounding import rounding
 

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.adapters.adapter import read_adapter
 from policy_trainer.data.completion import group_tokens
-from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.merged_adapters import MergedAdapters
+from policy_trainer.sampling.hf import HFSampler, MergedAdapters
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.logprobs import PlainForward

@@ -12,8 +12,8 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.sampling.hf import HFSampler
-from policy_trainer.sampling.vllm_adapters import check_takes_adapters, engine_options, engine_rank
-from policy_trainer.sampling.vllm_greeting import greet
+from policy_trainer.sampling.vllm_client import check_server, check_takes_adapters
+from policy_trainer.sampling.vllm_requests import engine_options, engine_rank
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
@@ -111,7 +111,7 @@ class TestLoading:
             sampler_of(fake).load(published(1))
 
     def test_what_the_server_refuses_is_told(self, fake: FakeVllm, published: Callable[..., Path]) -> None:
-        with pytest.raises(UserError, match=r"cannot take up the adapter: 500: .*rank 16 .*docs/vllm\.md"):
+        with pytest.raises(UserError, match=r"cannot load the adapter: 500: .*rank 16 .*docs/vllm\.md"):
             sampler_of(fake).load(published(1, rank=16))
 
     def test_an_adapter_that_is_gone_is_not_there(self, fake: FakeVllm, tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ class TestChecking:
 
     def test_the_command_for_a_server_has_what_adapters_need(self, fake: FakeVllm) -> None:
         with pytest.raises(UserError, match=r"_RUNTIME_LORA_UPDATING=True .*vllm serve.* --max-lora-rank 16 "):
-            greet(fake.url, "other", 128, lora_rank=9)
+            check_server(fake.url, "other", 128, lora_rank=9)
         with pytest.raises(UserError) as without:
-            greet(fake.url, "other", 128)
+            check_server(fake.url, "other", 128)
         assert "lora" not in str(without.value).lower()
 
     def test_the_engine_is_made_for_the_smallest_rank_that_fits(self) -> None:
         assert [engine_rank(rank) for rank in (1, 2, 8, 9, 257, 512)] == [1, 8, 8, 16, 320, 512]
         assert engine_options(0) == {} and engine_options(5) == {"enable_lora": True, "max_lora_rank": 8}
-        with pytest.raises(UserError, match=r"lora\.rank: vLLM takes adapters up to rank 512, got 513"):
+        with pytest.raises(UserError, match=r"lora\.rank: vLLM accepts adapters up to rank 512, got 513"):
             engine_rank(513)

@@ -16,9 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.data.completion import Completion
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams, WeightsLost
-from policy_trainer.sampling.vllm_adapters import check_takes_adapters
-from policy_trainer.sampling.vllm_greeting import check_sleep_mode, greet
-from policy_trainer.sampling.vllm_server import Ready, VllmServerSampler, always, awake, put_to_sleep
+from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters
+from policy_trainer.sampling.vllm_server import VllmServerSampler, put_to_sleep
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
@@ -71,9 +70,9 @@ def never(reason: str, seconds: float) -> None:
 
 
 def sampler_of(
-    fake: FakeVllm, on_wait: Callable[[str, float], None] = never, ready: Ready = always
+    fake: FakeVllm, on_wait: Callable[[str, float], None] = never, sleep_mode: bool = False
 ) -> VllmServerSampler:
-    return VllmServerSampler(fake.url, fake.name, [EOS], VOCABULARY, on_wait, ready)
+    return VllmServerSampler(fake.url, fake.name, [EOS], VOCABULARY, on_wait, sleep_mode=sleep_mode)
 
 
 def said(groups: list[list[Completion]]) -> list[Any]:
@@ -208,7 +207,7 @@ class TestLoading:
         sampler = sampler_of(fake)
         sampler.load(published(7))
         save_model(make_tiny(vocabulary=65), tokenizer, tmp_path / "other")
-        with pytest.raises(UserError, match=r"vllm_url: .* cannot take up the weights"):
+        with pytest.raises(UserError, match=r"vllm_url: .* cannot load the weights"):
             sampler.load(tmp_path / "other")
         assert not fake.paused
         with pytest.raises(WeightsLost):  # some of them may be the other ones
@@ -247,7 +246,7 @@ class TestLoading:
 
 class TestSleeping:
     def test_a_server_is_woken_before_it_is_asked(self, fake: FakeVllm, published: Callable[[int], Path]) -> None:
-        sampler = sampler_of(fake, ready=awake)
+        sampler = sampler_of(fake, sleep_mode=True)
         expected = []
         for work in (sampler.load, lambda _: expected.append(said(sampler.sample(PROMPTS, PARAMS, seed=5)))):
             sampler.sleep()
@@ -261,7 +260,7 @@ class TestSleeping:
 
     def test_one_that_was_put_to_sleep_while_it_was_waited_for_is_woken_again(self, fake: FakeVllm) -> None:
         """By the trainer, whose turn it was."""
-        sampler = sampler_of(fake, lambda reason, seconds: put_to_sleep(fake.url), ready=awake)
+        sampler = sampler_of(fake, lambda reason, seconds: put_to_sleep(fake.url), sleep_mode=True)
         expected = sampler.sample(PROMPTS, PARAMS, seed=5)
         fake.break_next = 1
         assert said(sampler.sample(PROMPTS, PARAMS, seed=5)) == said(expected)
@@ -280,7 +279,7 @@ class TestSleeping:
 
     def test_an_engine_that_does_not_wake_is_waited_for(self, open_site: Callable[..., Any]) -> None:
         site = open_site(lambda request: Answer(500, b'{"error": {"message": "CUDA out of memory"}}'))
-        sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never, awake)
+        sampler = VllmServerSampler(site.url, "base", [EOS], VOCABULARY, never, sleep_mode=True)
         with pytest.raises(AssertionError, match=r"to answer .*CUDA out of memory"):
             sampler.sample(PROMPTS, PARAMS, seed=5)
 
@@ -350,7 +349,7 @@ class TestAnswersOfAnotherProgram:
     def test_greetings(self, open_site: Callable[..., Any], body: bytes) -> None:
         site = open_site(lambda request: Answer(200, body, JSON))
         with pytest.raises(UserError, match=rf"what answers at {site.url} is not vLLM"):
-            greet(site.url, "base", 128)
+            check_server(site.url, "base", 128)
         with pytest.raises(UserError, match=rf"sleep_mode: .*{site.url} cannot sleep"):
             check_sleep_mode(site.url)
         with pytest.raises(UserError, match=rf"lora\.rank: .*{site.url} "):
@@ -366,16 +365,16 @@ class TestAnswersOfAnotherProgram:
 class TestGreeting:
     def test_does_not_wait_for_a_server_that_sleeps(self, fake: FakeVllm) -> None:
         put_to_sleep(fake.url)
-        assert greet(fake.url, "base", 128) == "base" and fake.asleep and not fake.faults
+        assert check_server(fake.url, "base", 128) == "base" and fake.asleep and not fake.faults
 
     def test_gives_the_name_of_the_model(self, make_fake: Callable[..., FakeVllm], tmp_path: Path) -> None:
-        assert greet(make_fake(name="some/model").url, "some/model", 128) == "some/model"
+        assert check_server(make_fake(name="some/model").url, "some/model", 128) == "some/model"
         directory = tmp_path / "model"
         directory.mkdir()
         relative = str(directory.relative_to(directory.parents[1]))
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(directory.parents[1])
-            assert greet(make_fake(name=str(directory)).url, relative, 128) == str(directory)
+            assert check_server(make_fake(name=str(directory)).url, relative, 128) == str(directory)
 
     @pytest.mark.parametrize(
         ("options", "told"),
@@ -390,11 +389,11 @@ class TestGreeting:
         self, make_fake: Callable[..., FakeVllm], options: dict[str, Any], told: str
     ) -> None:
         with pytest.raises(UserError, match=f"vllm_url: .*{told}"):
-            greet(make_fake(**options).url, "base", 128)
+            check_server(make_fake(**options).url, "base", 128)
 
     def test_refuses_what_is_not_there_or_is_not_vllm(self, open_site: Callable[..., Any]) -> None:
         with pytest.raises(UserError, match=r"no vLLM server answers .*vllm serve base"):
-            greet(f"http://127.0.0.1:{free_port()}", "base", 128)
+            check_server(f"http://127.0.0.1:{free_port()}", "base", 128)
         for answer in (Answer(404), Answer(200, b"<html>"), Answer(200, b"[]"), Answer(200, b'{"data": 3}')):
             with pytest.raises(UserError, match=r"is not vLLM .*vllm serve base"):
-                greet(open_site(lambda request, answer=answer: answer).url, "base", 128)
+                check_server(open_site(lambda request, answer=answer: answer).url, "base", 128)

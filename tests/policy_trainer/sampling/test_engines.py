@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.config import EvalConfig, RolloutConfig, SamplerName
+from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.evaluation.standalone import evaluate_model
 from policy_trainer.rollout.turns import LOADERS
-from policy_trainer.sampling.choice import SAMPLERS, check_engine, load_sampler
+from policy_trainer.sampling.engines import check_engine, load_sampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError
 from shared.models import load_model, save_model
@@ -42,10 +42,6 @@ def show_nothing(decoding: str, done: int, total: int) -> None:
 
 def never(reason: str, seconds: float) -> None:
     raise AssertionError(reason)
-
-
-def test_every_name_has_a_sampler() -> None:
-    assert set(SAMPLERS) == set(get_args(SamplerName))
 
 
 def test_a_worker_whose_engine_is_a_server_loads_no_weights(
@@ -96,12 +92,12 @@ def test_an_engine_is_made_for_the_runs_adapters(
         fake.lora = {"max_lora_rank": 8, "max_cpu_loras": 8}
         LOADERS[False](run, tokenizer, never)
     check_engine(configured(base), lora_rank=4)
-    with pytest.raises(UserError, match=r"lora\.rank: vLLM takes adapters up to rank 512"):
+    with pytest.raises(UserError, match=r"lora\.rank: vLLM accepts adapters up to rank 512"):
         check_engine(configured(base, sampler="vllm"), lora_rank=600)
 
 
 def test_what_would_not_do_is_refused_before_anything_is_loaded(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy_trainer.sampling.choice.find_spec", lambda name: None)
+    monkeypatch.setattr("policy_trainer.sampling.engines.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sampler: vllm is not installed"):
         check_engine(configured(base, sampler="vllm"))
     url = f"http://127.0.0.1:{free_port()}"

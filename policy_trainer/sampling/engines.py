@@ -1,0 +1,121 @@
+"""The samplers, by the names of the setting `sampler`."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from policy_trainer.config import CommonConfig
+from policy_trainer.data.prompts import prompt_limit
+from policy_trainer.sampling.hf import HFSampler
+from policy_trainer.sampling.sampler import Sampler
+from policy_trainer.sampling.vllm_client import check_server, check_sleep_mode, check_takes_adapters
+from policy_trainer.sampling.vllm_requests import engine_options
+from policy_trainer.sampling.vllm_server import VllmServerSampler
+from shared.client.connection import OnWait
+from shared.errors import UserError
+from shared.logprobs import embedding_rows
+from shared.models import context_length, eos_token_ids, load_model, load_outline
+
+
+@dataclass(frozen=True)
+class LoadedSampler:
+    """model: the sampled model; its weights are on the meta device if an engine other than `hf` holds them."""
+
+    sampler: Sampler
+    model: PreTrainedModel
+
+
+def load_sampler(
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, *, lora_rank: int = 0
+) -> LoadedSampler:
+    """The sampler that the setting `sampler` names, with the weights of config.model.
+
+    on_wait: called while a server does not answer; it may raise to give up. lora_rank: rank of the adapters that will
+    be loaded; 0 if whole models will be. Raises UserError for a model or an engine that cannot be used.
+    """
+    match config.sampler:
+        case "hf":
+            return _load_hf(config, tokenizer)
+        case "vllm":
+            return _load_vllm(config, tokenizer, lora_rank)
+        case "vllm-server":
+            return _load_vllm_server(config, tokenizer, on_wait, lora_rank)
+
+
+def check_engine(config: CommonConfig, *, lora_rank: int = 0) -> None:
+    """Raises UserError if this machine lacks the engine, or its server cannot be used. Loads no weights."""
+    match config.sampler:
+        case "hf":
+            pass
+        case "vllm":
+            _check_vllm(lora_rank)
+        case "vllm-server":
+            _check_vllm_server(config, load_outline(config.model, revision=config.revision), lora_rank)
+
+
+def _load_hf(config: CommonConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedSampler:
+    model = load_model(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    return LoadedSampler(HFSampler(model, tokenizer), model)
+
+
+def _load_vllm(config: CommonConfig, tokenizer: PreTrainedTokenizerBase, lora_rank: int) -> LoadedSampler:
+    _check_vllm(lora_rank)
+    from policy_trainer.sampling.vllm import VllmSampler  # a large library, which others do not need
+
+    model = load_outline(config.model, revision=config.revision)
+    longest = _longest(config, model)
+    limit = config.vllm.max_model_len
+    if limit is not None and limit < longest:
+        raise UserError(
+            f"vllm.max_model_len: prompt and completion need {longest} tokens, got {limit}: raise it, or lower "
+            "data.max_prompt_length or sampling.max_completion_length"
+        )
+    options = engine_options(lora_rank)
+    return LoadedSampler(VllmSampler(config, model, longest, eos_token_ids(model, tokenizer), options), model)
+
+
+def _check_vllm(lora_rank: int) -> None:
+    engine_options(lora_rank)
+    if find_spec("vllm") is None:
+        raise UserError(
+            "sampler: vllm is not installed here; pip install 'tandem-grpo[vllm]', or --sampler vllm-server with a "
+            "`vllm serve` that has an environment of its own: docs/vllm.md"
+        )
+
+
+def _load_vllm_server(
+    config: CommonConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, lora_rank: int
+) -> LoadedSampler:
+    model = load_outline(config.model, revision=config.revision)
+    sampler = VllmServerSampler(
+        server_url(config),
+        _check_vllm_server(config, model, lora_rank),
+        eos_token_ids(model, tokenizer),
+        embedding_rows(model),
+        on_wait,
+        sleep_mode=config.vllm.enable_sleep_mode,
+    )
+    return LoadedSampler(sampler, model)
+
+
+def _check_vllm_server(config: CommonConfig, model: PreTrainedModel, lora_rank: int) -> str:
+    """The server's name for the model."""
+    name = check_server(server_url(config), config.model, _longest(config, model), lora_rank)
+    if config.vllm.enable_sleep_mode:
+        check_sleep_mode(server_url(config))
+    if lora_rank:
+        check_takes_adapters(server_url(config), lora_rank)
+    return name
+
+
+def server_url(config: CommonConfig) -> str:
+    """The URL of the vLLM server, for sampler vllm-server."""
+    assert config.vllm_url is not None
+    return config.vllm_url.rstrip("/")
+
+
+def _longest(config: CommonConfig, model: PreTrainedModel) -> int:
+    """The most tokens of prompt and completion together, plus the one that vLLM samples after a sequence it scores."""
+    longest = prompt_limit(model, config) + config.sampling.max_completion_length
+    return min(longest + 1, context_length(model) or longest + 1)
