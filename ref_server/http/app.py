@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from ref_server.dashboard import app as dashboard
+from ref_server import dashboard
 from ref_server.http.errors import add_error_handlers
 from ref_server.http.gate.answers import Answers
 from ref_server.http.gate.guard import Guard

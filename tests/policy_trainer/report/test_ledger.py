@@ -7,7 +7,7 @@ import pytest
 
 from policy_trainer.report.ledger import Part, limit_of
 
-WAITS = Path(__file__).parents[3] / "ref_server" / "dashboard" / "static" / "waits.js"
+WAITS = Path(__file__).parents[3] / "shared" / "viewer" / "waits.js"
 
 
 def said(workers: float, server: float, trainer: float) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ref_server.dashboard.files import read_files
+from ref_server.dashboard import read_files
 from ref_server.service.service import Service
 
-STATIC = Path(__file__).parents[3] / "ref_server" / "dashboard" / "static"
+VIEWER = Path(__file__).parents[3] / "shared" / "viewer"
 OURS = [
-    path for path in sorted(STATIC.iterdir()) if path.suffix in (".js", ".html", ".css") and "uPlot" not in path.name
+    path for path in sorted(VIEWER.iterdir()) if path.suffix in (".js", ".html", ".css") and "uPlot" not in path.name
 ]
 METRICS_PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -87,7 +87,7 @@ def test_the_page_is_open_and_beside_the_old_protocol(
 def test_units_and_healthy_ranges_are_those_of_the_page_of_metrics() -> None:
     rows = re.findall(r"^\| step \| `([^`]+)` \|.*\|([^|]*)\|([^|]*)\|$", METRICS_PAGE.read_text(), re.MULTILINE)
     known = {name: (unit.strip(), healthy.strip()) for name, unit, healthy in rows}
-    table = (STATIC / "metrics.js").read_text().partition("const STEP")[2].partition("].map")[0]
+    table = (VIEWER / "metrics.js").read_text().partition("const STEP")[2].partition("].map")[0]
     shown = re.findall(r'\["([^"]*)", "[^"]*", "([^"]*)", "([^"]*)"\]', table)
     assert len(shown) > 10
     assert {name: (unit, healthy) for name, unit, healthy in shown} == {name: known[name] for name, _, _ in shown}

@@ -1,4 +1,12 @@
-"""Serves the page at `/`, and its files below `/dashboard/`. Both are open: the page asks for a token itself."""
+"""The dashboard: serves the page at `/`, and the viewer's files below `/dashboard/`. Nothing else needs this file.
+
+Both are open to everybody: the page itself asks for a token.
+"""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -7,9 +15,16 @@ from starlette.responses import Response
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import requires
-from ref_server.dashboard.files import read_files
 
 _PAGE = "index.html"
+# Named here, since what `mimetypes` knows depends on the machine.
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
 # The page runs its own scripts and asks this server alone. Texts of uploaders can neither run nor load anything.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -25,13 +40,22 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class PageFile:
+    """etag: of the content, in quotes, as its header has it."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
 def add(app: FastAPI) -> None:
     """Adds the page's two routes. The files are read here, once."""
-    files = read_files()
+    contents = read_files()
 
     @requires(Role.OPEN, confines=True)
     async def show(request: Request) -> Response:
-        file = files.get(request.path_params.get("name", _PAGE))
+        file = contents.get(request.path_params.get("name", _PAGE))
         if file is None:
             raise HTTPException(404)
         headers = {**_HEADERS, "ETag": file.etag}
@@ -41,3 +65,13 @@ def add(app: FastAPI) -> None:
 
     app.add_route("/", show, methods=["GET"], include_in_schema=False)
     app.add_route("/dashboard/{name}", show, methods=["GET"], include_in_schema=False)
+
+
+def read_files() -> dict[str, PageFile]:
+    """The viewer's files by name."""
+    paths = [path for path in (files("shared") / "viewer").iterdir() if Path(path.name).suffix in _MEDIA_TYPES]
+    return {path.name: _file(path.name, path.read_bytes()) for path in paths}
+
+
+def _file(name: str, content: bytes) -> PageFile:
+    return PageFile(content, _MEDIA_TYPES[Path(name).suffix], f'"{sha256(content).hexdigest()[:32]}"')
