@@ -110,7 +110,7 @@ def test_imports_point_down() -> None:
         ("shared/client/connection.py", "import httpx", True),
         ("shared/wire.py", "import httpx", False),
         ("ref_server/http/app.py", "import apsw", False),
-        ("ref_server/queue/sqlite/file.py", "import apsw.ext", True),
+        ("ref_server/queue/sqlite/store.py", "import apsw.ext", True),
         ("ref_server/scoring/queues.py", "import apsw", False),
         ("policy_trainer/sampling/hf.py", "import vllm", False),
         ("policy_trainer/sampling/vllm.py", "import vllm", True),

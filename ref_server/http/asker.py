@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ref_server.access.keys import Holder
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 
 
 async def _asker(request: Request) -> Holder:

@@ -2,7 +2,7 @@
 
 from ref_server.http.shared_call import SharedCall
 from ref_server.queue.errors import StorageBroken
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Stats
 
 # After a read of the depths, the next one waits ten times as long as it took: those who ask get the answer of the last.

@@ -15,8 +15,8 @@ from anyio import CapacityLimiter, to_thread
 from ref_server.access.shares import Shares
 from ref_server.background import BackgroundLoop
 from ref_server.http.queue_stats import QueueStats
-from ref_server.queue.curves import Curve
 from ref_server.queue.errors import StorageBroken, StorageFull
+from ref_server.queue.run_metrics import Curve
 from ref_server.scoring.reference import Busy
 from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
@@ -153,7 +153,7 @@ class Watchers:
 
     async def _look(self) -> dict[Hashable, _News]:
         stats = await self._stats.now()
-        curves = await to_thread.run_sync(self._service.queue.metrics.curves, limiter=self._thread)
+        curves = await to_thread.run_sync(self._service.queue.curves, limiter=self._thread)
         news: dict[Hashable, _News] = {}
         for run in {watcher.run for watcher in self._watchers}:
             view = self._service.describe_queue(stats, Runs(_RUNS, None, run, confined=run is not None))

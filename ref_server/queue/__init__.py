@@ -1,1 +1,1 @@
-"""The durable queue of batches: one interface (`interface.py`), two stores (SQLite, PostgreSQL)."""
+"""The durable queue of batches: its promises in `queue.py`, its stores in `sqlite/` and `postgres/`."""

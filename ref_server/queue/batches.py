@@ -1,19 +1,17 @@
-"""SQL operations on batches: admission, scoring, expiry, and the operator's requeue and drop."""
+"""SQL operations on batches: admission, scoring, expiry, delivery without leases, an operator's requeue and drop."""
 
 from contextlib import suppress
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import freshness, leasing, lineages, references, stored
-from ref_server.queue.errors import ContentConflict, NoRoom, QueueFull, WrongState
-from ref_server.queue.records import Claim, Upload
-from ref_server.queue.share import Share
+from ref_server.queue import leases, limits, lineages, payloads
+from ref_server.queue.errors import ContentConflict, QueueFull, WrongState
+from ref_server.queue.indexes import ORDERS, WAITING
+from ref_server.queue.records import Claim, Upload, WantedReference
 from ref_server.queue.transaction import Transaction
-from shared.api import State, Uploaded
+from shared.api import Order, State, Uploaded
 
 # One claim takes at most this many queued batches: a forward of more would consist of tiny batches.
 _MAX_CLAIMS = 64
-# SQL condition: the batches that count against max_batches and max_bytes.
-WAITING = "(state IN ('queued', 'scoring', 'ready') OR state = 'leased' AND NOT started)"
 
 
 def put(tx: Transaction, upload: Upload) -> Uploaded:
@@ -28,10 +26,10 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
     tx.db.check_disk(len(upload.body))
     useless = lineages.useless(tx, upload.run, upload.lineage)
     if not useless:
-        freshness.check_epoch(tx, upload.run, upload.lineage, upload.epoch)
-        _check_room(tx, upload.run, upload.uploader, len(upload.body))
-        if not stored.make_room(tx, len(upload.body)):
-            raise stored.MoreToDrop(upload.id)
+        lineages.check_epoch(tx, upload.run, upload.lineage, upload.epoch)
+        limits.check_waiting(tx, upload.run, upload.uploader, len(upload.body))
+        if not payloads.make_room(tx, len(upload.body)):
+            raise payloads.MoreToDrop(upload.id)
     state = State.QUEUED if upload.to_score else State.READY
     seq = _insert(tx, upload, state)
     tx.count(Count.ADMITTED)
@@ -43,18 +41,19 @@ def put(tx: Transaction, upload: Upload) -> Uploaded:
 
 
 def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Claim]:
-    if not references.is_wanted(tx, reference_version):
+    wanted = wanted_reference(tx)
+    if wanted is not None and wanted.version != reference_version:
         return []
-    payloads = """
+    claimed = """
         SELECT id, run, body, scoring_attempts, interruptions FROM batches JOIN payloads USING (seq) WHERE seq = ?
     """
     claims: list[Claim] = []
     while not claims and (chosen := _oldest_queued(tx, max_tokens)):
         for seq in chosen:
-            if row := tx.one(payloads, seq):
+            if row := tx.one(claimed, seq):
                 tx.move(seq, State.SCORING, scorer=tx.scorer, expires=tx.claim_expires)
                 claims.append(Claim(*row))
-            else:  # the store is damaged; this batch must not keep the others from being scored
+            else:  # the store is damaged: this batch must not keep the others from being scored
                 expire(tx, seq, "its payload is missing in the store")
     return claims
 
@@ -62,7 +61,7 @@ def claim(tx: Transaction, max_tokens: int, reference_version: int) -> list[Clai
 def complete(tx: Transaction, id: str, body: bytes) -> None:
     seq, _, admitted_at = _claimed(tx, id)
     with suppress(QueueFull):  # what was scored is kept, even beyond the limit
-        stored.make_room(tx, len(body) - tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq))
+        payloads.make_room(tx, len(body) - tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq))
     tx.execute("UPDATE payloads SET body = ? WHERE seq = ?", body, seq)
     tx.move(seq, State.READY, payload_bytes=len(body), scored=True, scorer=None, expires=None)
     tx.tally.ready_after.append(max(0.0, tx.at - admitted_at))
@@ -82,6 +81,69 @@ def fail(tx: Transaction, id: str, error: str) -> State:
     return State.DEAD
 
 
+def want_reference(tx: Transaction, wanted: WantedReference) -> WantedReference:
+    tx.execute(
+        """
+        INSERT INTO reference (one, snapshot, version, base) VALUES (1, ?, ?, ?)
+        ON CONFLICT (one) DO UPDATE
+        SET snapshot = excluded.snapshot, version = excluded.version, base = excluded.base
+        WHERE reference.version < excluded.version
+        """,
+        wanted.snapshot,
+        wanted.version,
+        wanted.base,
+    )
+    return wanted_reference(tx) or wanted
+
+
+def wanted_reference(tx: Transaction) -> WantedReference | None:
+    row = tx.one("SELECT snapshot, version, base FROM reference")
+    return None if row is None else WantedReference(*row)
+
+
+def any_ready(tx: Transaction, run: str) -> bool:
+    return tx.one("SELECT 1 FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' LIMIT 1", run) is not None
+
+
+def take(tx: Transaction, run: str) -> bytes | None:
+    seq = tx.one(
+        f"SELECT seq FROM batches WHERE state = 'ready' AND run = ? AND lineage = '' "
+        f"ORDER BY {ORDERS[Order.FRESHEST]} LIMIT 1 {tx.db.skip_locked}",
+        run,
+    )
+    if seq is None:
+        return None
+    body = tx.one("SELECT body FROM payloads WHERE seq = ?", seq)
+    tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
+    tx.move(seq, State.DONE, "delivered", payload_bytes=0)
+    tx.count(Count.DELIVERED)
+    return body
+
+
+def put_displacing(tx: Transaction, upload: Upload) -> list[str]:
+    displaced = []
+    while True:
+        try:
+            put(tx, upload)
+            return displaced
+        except QueueFull:
+            oldest = _oldest_waiting(tx, upload.run)
+            if oldest is None:
+                raise  # the transaction rolls back, so nothing is displaced
+            seq, id = oldest
+            expire(tx, seq, "displaced")
+            tx.count(Count.EXPIRED_DISPLACED)
+            displaced.append(id)
+
+
+def _oldest_waiting(tx: Transaction, run: str) -> tuple[int, str] | None:
+    """seq and id of the oldest batch of a run that is neither leased nor being scored."""
+    return tx.one(
+        f"SELECT seq, id FROM batches WHERE run = ? AND {WAITING} ORDER BY seq LIMIT 1 {tx.db.skip_locked}",
+        run,
+    )
+
+
 def requeue(tx: Transaction, id: str) -> State:
     tx.db.serialise("admission")
     seq, state = _find(tx, id)
@@ -90,7 +152,7 @@ def requeue(tx: Transaction, id: str) -> State:
     run, scored, payload_bytes = tx.one("SELECT run, scored, payload_bytes FROM batches WHERE seq = ?", seq)
     if payload_bytes == 0:
         raise WrongState(f"batch {id} was dropped: there is nothing left to queue again")
-    _check_room(tx, run, "", payload_bytes)  # an operator requested it, so it counts for no token
+    limits.check_waiting(tx, run, "", payload_bytes)  # an operator requested it, so it counts for no token
     state = State.READY if scored else State.QUEUED
     fresh = {"reason": None, "settled_at": None, "scoring_attempts": 0, "interruptions": 0, "deliveries": 0}
     tx.move(seq, state, "requeued", returned=False, in_doubt=False, **fresh)
@@ -106,7 +168,7 @@ def drop(tx: Transaction, id: str) -> None:
     if state != State.DONE:
         discard(tx, seq, state)
     elif tx.one("SELECT payload_bytes FROM batches WHERE seq = ?", seq):
-        stored.drop_payload(tx, seq, state, "its payload was dropped")
+        payloads.drop_payload(tx, seq, state, "its payload was dropped")
 
 
 def discard(tx: Transaction, seq: int, state: State) -> None:
@@ -119,7 +181,7 @@ def discard(tx: Transaction, seq: int, state: State) -> None:
 def expire(tx: Transaction, seq: int, reason: str) -> None:
     """Expires a batch for good: deletes its payload and ends its lease, if it has one."""
     tx.execute("DELETE FROM payloads WHERE seq = ?", seq)
-    leasing.end(tx, seq, State.EXPIRED, reason, reason=reason, payload_bytes=0)
+    leases.end(tx, seq, State.EXPIRED, reason, reason=reason, payload_bytes=0)
 
 
 def sweep(tx: Transaction) -> None:
@@ -129,7 +191,7 @@ def sweep(tx: Transaction) -> None:
         if state == State.SCORING:
             interrupt(tx, seq)
         else:
-            leasing.lose(tx, seq, "it was not extended in time")
+            leases.lose(tx, seq, "it was not extended in time")
             tx.count(Count.LEASE_EXPIRED)
 
 
@@ -153,36 +215,6 @@ def interrupt(tx: Transaction, seq: int) -> None:
         reason = f"{detail}, {count} times"
         tx.move(seq, State.DEAD, reason, reason=reason, **ended)
         tx.count(Count.DEAD_INTERRUPTED)
-
-
-def _check_room(tx: Transaction, run: str, uploader: str, payload_bytes: int) -> None:
-    """Raises QueueFull if one more batch of payload_bytes would exceed a limit, or the share of it that the run or its
-    uploader may use.
-    """
-    limits = tx.limits
-    batches, size, of_run, size_of_run, of_uploader, size_of_uploader = tx.one(
-        f"""
-        SELECT CAST(coalesce(sum(batches), 0) AS BIGINT),
-               CAST(coalesce(sum(payload_bytes), 0) AS BIGINT),
-               CAST(coalesce(sum(batches) FILTER (WHERE run = ?), 0) AS BIGINT),
-               CAST(coalesce(sum(payload_bytes) FILTER (WHERE run = ?), 0) AS BIGINT),
-               CAST(coalesce(sum(batches) FILTER (WHERE uploader = ? AND uploader <> ''), 0) AS BIGINT),
-               CAST(coalesce(sum(payload_bytes) FILTER (WHERE uploader = ? AND uploader <> ''), 0) AS BIGINT)
-        FROM depths WHERE {WAITING}
-        """,
-        run,
-        run,
-        uploader,
-        uploader,
-    )
-    count = Share(run, of_run, of_uploader, batches, "batches", "wait")
-    if why := count.refusal(1, limits.max_batches, "max_batches", limits.max_batches_per_run):
-        raise NoRoom(why, run)
-    volume = Share(run, size_of_run, size_of_uploader, size, "bytes", "wait")
-    if why := volume.refusal(payload_bytes, limits.max_bytes, "max_bytes", limits.max_bytes_per_run):
-        # A large batch found no room: smaller ones may.
-        raise NoRoom(why, run) if payload_bytes <= limits.max_bytes // 100 else QueueFull(why)
-    stored.check_share(tx, run, uploader, payload_bytes)
 
 
 def _insert(tx: Transaction, upload: Upload, state: State) -> int:

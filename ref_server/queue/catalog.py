@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from ref_server.queue.batches import WAITING
+from ref_server.queue.limits import COUNTED
 from ref_server.queue.records import Stats
 from ref_server.queue.transaction import Transaction, several
 from shared.api import CURSOR, BatchDetails, BatchPage, BatchSummary, Depth, Event, ListOrder, State
@@ -37,10 +37,6 @@ def get(tx: Transaction, id: str) -> BatchDetails | None:
 def runs_of(tx: Transaction, ids: Sequence[str]) -> set[str]:
     found = (tx.one("SELECT run FROM batches WHERE id = ?", id) for id in ids)
     return {run for run in found if run is not None}
-
-
-def payload(tx: Transaction, id: str) -> bytes | None:
-    return payloads(tx, [id]).get(id)
 
 
 def payloads(tx: Transaction, ids: Sequence[str]) -> dict[str, bytes]:
@@ -95,7 +91,7 @@ def stats(tx: Transaction) -> Stats:
     admitted = [_oldest_admission(tx, state) for state in (State.QUEUED, State.SCORING, State.READY)]
     ages = [max(0.0, tx.at - at) for at in admitted if at is not None]
     waiting = "SELECT CAST(sum(batches) AS BIGINT), CAST(sum(payload_bytes) AS BIGINT) FROM depths"
-    batches, size = tx.one(f"{waiting} WHERE {WAITING}")
+    batches, size = tx.one(f"{waiting} WHERE {COUNTED}")
     return Stats(
         runs=runs,
         oldest_age=max(ages, default=None),

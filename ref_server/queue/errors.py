@@ -55,13 +55,3 @@ class NoUnusedRoom(StorageFull):
 
 class StorageBroken(Exception):
     """The store cannot be read or written."""
-
-
-class OtherSchema(StorageBroken):
-    """The store has a schema of another version than this program's."""
-
-    def __init__(self, found: int | None, known: int) -> None:
-        super().__init__(
-            f"the store has schema version {found}, this program reads {known}: use the program that made it, or start "
-            "a server of this version once, which upgrades it"
-        )

@@ -1,19 +1,19 @@
-"""SQL operations that grant leases: which batches a request gets, and what happens to those of its earlier lives."""
+"""SQL operations that grant leases: which batches a request gets, how many are ready, and who loses leases."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import leasing, lineages, ready
+from ref_server.queue import leases, lineages
 from ref_server.queue.errors import Superseded, TooManyInFlight
-from ref_server.queue.freshness import expire_useless
-from ref_server.queue.in_flight import InFlight
+from ref_server.queue.indexes import ORDERS
+from ref_server.queue.limits import InFlight
 from ref_server.queue.records import LARGE_BYTES, MAX_LEASE_BYTES, Lease, Wanted
 from ref_server.queue.transaction import Transaction, Value, several
-from shared.api import LeaseBody, State
+from shared.api import LEGACY_RUN, LeaseBody, State
 
-# That an incarnation lives is written down at most this often.
+# The last sign of life of an incarnation is stored at most this often.
 _SEEN_SECONDS = 60.0
 
 
@@ -45,10 +45,10 @@ def lease(tx: Transaction, request: LeaseBody) -> list[Lease]:
     lineages.enter(tx, request)
     _supersede_older(tx, request)
     lineages.abandon_others(tx, request)  # also what the leases that ended just now gave back
-    expire_useless(tx, request)
-    leases = _repeated(tx, request) or _grant(tx, _choose(tx, request), request)
+    lineages.expire_useless(tx, request)
+    granted = _repeated(tx, request) or _grant(tx, _choose(tx, request), request)
     lineages.hear(tx, request.run, request.own_lineage)
-    return leases
+    return granted
 
 
 def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
@@ -74,7 +74,7 @@ def _supersede_older(tx: Transaction, request: LeaseBody) -> None:
     )
     old = "SELECT seq FROM batches WHERE state = 'leased' AND consumer = ? AND incarnation IS DISTINCT FROM ?"
     for (seq,) in tx.rows(f"{old} ORDER BY seq {tx.db.lock}", consumer, incarnation):
-        leasing.lose(tx, seq, "a new incarnation of the consumer took over")
+        leases.lose(tx, seq, "a new incarnation of the consumer took over")
         tx.count(Count.LEASE_SUPERSEDED)
 
 
@@ -94,8 +94,8 @@ def _choose(tx: Transaction, request: LeaseBody) -> list[_Ready]:
     in_flight = InFlight(tx)
     if why := in_flight.refusal(request.run):
         raise TooManyInFlight(why)
-    where, values = ready.condition(Wanted.by(request))
-    first = f"{_READY} WHERE {where} ORDER BY {ready.ORDERS[request.order]} LIMIT ? {tx.db.skip_locked}"
+    where, values = _condition(Wanted.by(request))
+    first = f"{_READY} WHERE {where} ORDER BY {ORDERS[request.order]} LIMIT ? {tx.db.skip_locked}"
     chosen: list[_Ready] = []
     size = 0
     for row in tx.rows(first, *values, min(request.most, in_flight.room(request.run))):
@@ -140,5 +140,35 @@ def _read(tx: Transaction, request: LeaseBody, condition: str, *values: Value) -
 
     One statement reads all of them: between two, a lease may end, and its batch be leased to somebody else.
     """
-    leases = _LEASES.format(order=ready.ORDERS[request.order], condition=condition)
-    return [Lease(*row) for row in tx.rows(leases, *values, request.most, LARGE_BYTES)]
+    query = _LEASES.format(order=ORDERS[request.order], condition=condition)
+    return [Lease(*row) for row in tx.rows(query, *values, request.most, LARGE_BYTES)]
+
+
+def look(tx: Transaction, waiting: Mapping[Wanted, int], alive: Collection[tuple[str, str]]) -> dict[Wanted, int]:
+    for run, lineage in sorted(alive):
+        lineages.hear(tx, run, lineage)
+    ready, in_flight = _batches_by_run(tx, "ready"), InFlight(tx)
+    counts = {}
+    for wanted, requests in waiting.items():
+        if wanted.run is None or wanted.run in ready:
+            most = min(requests, in_flight.room(wanted.run))
+            where, values = _condition(wanted)
+            rows = f"SELECT 1 AS present FROM batches WHERE {where} LIMIT ?"
+            counts[wanted] = tx.one(f"SELECT count(*) FROM ({rows}) AS rows", *values, most) if most else 0
+    return {wanted: batches for wanted, batches in counts.items() if batches}
+
+
+def _condition(wanted: Wanted) -> tuple[str, list[Value]]:
+    """The SQL condition of the ready batches that a request may get, and its values."""
+    if wanted.run is None:
+        conditions: dict[str, Value] = {"run <> ?": LEGACY_RUN}
+    else:
+        conditions = {"run = ?": wanted.run, "lineage = ?": wanted.lineage, "epoch <= ?": wanted.epoch}
+    given = {condition: value for condition, value in conditions.items() if value is not None}
+    return " AND ".join(["state = 'ready'", *given]), list(given.values())
+
+
+def _batches_by_run(tx: Transaction, state: str) -> dict[str, int]:
+    """How many batches each run has in a state, where it has any."""
+    depths = "SELECT run, CAST(sum(batches) AS BIGINT) FROM depths WHERE state = ?"
+    return dict(tx.rows(f"{depths} GROUP BY run HAVING sum(batches) > 0", state))

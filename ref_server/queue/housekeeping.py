@@ -1,17 +1,22 @@
-"""SQL operations that time alone calls for: batches that nobody leases expire, and what is long over is forgotten.
+"""SQL operations on many batches: what time requires (unused batches expire, settled ones are forgotten), and purge.
 
 Each call does a slice of bounded size, so that no transaction holds up others.
 """
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import batches, curves
+from ref_server.queue import batches, run_metrics
+from ref_server.queue.catalog import parse_cursor
 from ref_server.queue.indexes import WAITING
+from ref_server.queue.payloads import BYTES_AT_ONCE
 from ref_server.queue.transaction import Transaction
+from shared.api import ListOrder, PurgeBody, Purged, State
 
 # The most rows of a kind that one call changes.
 SLICE = 200
 # A run without batches is forgotten after this silence, in seconds.
 SILENCE_SECONDS = 3600.0
+# The most batches of a state that one call of `purge` reads, whether they are chosen or not.
+LOOKED_AT = 1000
 
 
 def tidy(tx: Transaction, retention_seconds: float, max_waiting_seconds: float) -> bool:
@@ -23,7 +28,7 @@ def tidy(tx: Transaction, retention_seconds: float, max_waiting_seconds: float) 
         _forget_runs(tx),
         _expire_unused(tx, tx.at - max_waiting_seconds),
     )
-    return curves.forget(tx, forgotten) or SLICE in done
+    return run_metrics.forget(tx, forgotten) or SLICE in done
 
 
 def _forget_batches(tx: Transaction, settled_before: float) -> int:
@@ -62,3 +67,44 @@ def _expire_unused(tx: Transaction, untouched_since: float) -> int:
         batches.expire(tx, seq, "unused")
         tx.count(Count.EXPIRED_UNUSED)
     return len(over)
+
+
+def purge(tx: Transaction, chosen: PurgeBody) -> Purged:
+    """Drops the first chosen batches after the cursor. It only goes forward: dropped ones stay, in state expired."""
+    after = parse_cursor(chosen.cursor, ListOrder.OLDEST)
+    last, seen = _look_ahead(tx, chosen.state, after)
+    found = _find(tx, chosen, after, last)
+    ids: list[str] = []
+    size = 0
+    for seq, id, payload_bytes in found:
+        if ids and size + payload_bytes > BYTES_AT_ONCE:
+            break
+        batches.discard(tx, seq, State(chosen.state))
+        ids.append(id)
+        size += payload_bytes
+        after = seq
+    more = len(ids) < len(found) or len(found) == SLICE
+    goes_on = after if more else last if seen == LOOKED_AT else None
+    return Purged(dropped=ids, bytes=size, next_cursor=None if goes_on is None else f"{goes_on:x}")
+
+
+def _look_ahead(tx: Transaction, state: str, after: int) -> tuple[int, int]:
+    """The last of the next batches in the state, and how many they are. Reads the index alone."""
+    ahead = f"SELECT seq FROM batches WHERE state = ? AND seq > ? ORDER BY seq LIMIT {LOOKED_AT}"
+    last, seen = tx.one(f"SELECT max(seq), count(*) FROM ({ahead}) AS ahead", state, after)
+    return last or after, seen
+
+
+def _find(tx: Transaction, chosen: PurgeBody, after: int, last: int) -> list[tuple[int, str, int]]:
+    """seq, id and payload bytes of the first chosen batches between the two, at most SLICE."""
+    given = {"run = ?": chosen.run, "admitted_at <= ?": chosen.admitted_until}
+    given = {condition: value for condition, value in given.items() if value is not None}
+    return tx.rows(
+        f"SELECT seq, id, payload_bytes FROM batches "
+        f"WHERE {' AND '.join(('state = ?', 'seq > ?', 'seq <= ?', 'payload_bytes > 0', *given))} "
+        f"ORDER BY seq LIMIT {SLICE} {tx.db.lock}",
+        chosen.state,
+        after,
+        last,
+        *given.values(),
+    )

@@ -1,11 +1,19 @@
 """The indexes of both stores. With them, no request reads batches that it does not need."""
 
+from shared.api import Order
+
 # Batches that may still be leased. SQLite uses an index with a condition for queries that have the same condition.
 WAITING = "state IN ('queued', 'ready')"
 # Settled batches that still have their payload.
 KEPT = "settled_at IS NOT NULL AND payload_bytes > 0"
 # Kept samples: trained batches that still have their payload.
 SAMPLE = "state = 'done' AND payload_bytes > 0"
+
+# In every order, batches that came back from a lease come first.
+ORDERS = {
+    Order.FIFO: "returned DESC, seq",
+    Order.FRESHEST: "returned DESC, policy_version DESC, seq DESC",
+}
 
 INDEXES = f"""
 CREATE INDEX ready_fifo_of_run ON batches (run, lineage, returned DESC, seq) WHERE state = 'ready';
@@ -21,7 +29,6 @@ CREATE INDEX leases_by_consumer ON batches (consumer, request_id) WHERE state = 
 CREATE INDEX settled ON batches (settled_at) WHERE settled_at IS NOT NULL;
 CREATE INDEX kept_payloads ON batches (settled_at, seq) WHERE {KEPT};
 CREATE INDEX samples_of_run ON batches (run, content_hash DESC, seq DESC) WHERE {SAMPLE};
+CREATE INDEX waiting_by_age ON batches (admitted_at) WHERE {WAITING};
 CREATE INDEX events_of_batch ON events (seq, number);
 """
-# Those that a store of any version gets when it is opened: older programs can use it with them, too.
-ADDED_INDEXES = f"CREATE INDEX IF NOT EXISTS waiting_by_age ON batches (admitted_at) WHERE {WAITING};"

@@ -1,24 +1,25 @@
-"""The metrics that trainers report of their runs, in SQL: `Queue.metrics` of both stores. `curves.py` bounds them."""
+"""SQL operations on the metrics that trainers report of their runs, and their bounds.
 
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
-from typing import NamedTuple, Protocol, TypeVar
+A curve is the records of one kind of a run's lineage, counted.
+"""
 
-from ref_server.queue import curves
-from ref_server.queue.curves import COLUMNS, OF_CURVE, Curve
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from operator import attrgetter
+from typing import NamedTuple
+
 from ref_server.queue.transaction import Transaction
 from shared.api import Kind, MetricsRecord
 
-T = TypeVar("T")
-
 # Bytes of records that one page has at most, unless those of a single step are more.
 PAGE_BYTES = 8 * 2**20
-
-
-class Run(Protocol):
-    """`SqlQueue._run`: an operation in a transaction of its own."""
-
-    def __call__(self, operation: Callable[[Transaction], T], *, durable: bool = False, stores: bool = False) -> T: ...
+# A curve with more records, or more bytes of them, is thinned out; the newest WHOLE stay.
+MOST_RECORDS = 4096
+MOST_BYTES = 64 * 2**20
+WHOLE = 256
+# Lineages and their bytes, in all and of one run: beyond them those go that were silent longest.
+MOST_LINEAGES, MOST_BYTES_IN_ALL = 200, 2**30
+MOST_LINEAGES_OF_RUN, MOST_BYTES_OF_RUN = 50, 2**28
 
 
 class Point(NamedTuple):
@@ -29,34 +30,29 @@ class Point(NamedTuple):
     record: str
 
 
-class RunMetrics:
-    """Each method is one transaction. The newest ones may be lost at a power cut: the trainer has them, too."""
+@dataclass(frozen=True)
+class Curve:
+    """step: the latest. Times in Unix seconds."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    run: str
+    lineage: str
+    kind: str
+    records: int
+    bytes: int
+    step: int
+    first_at: float
+    updated_at: float
 
-    def keep(self, run: str, lineage: str, records: Sequence[MetricsRecord], after: int | None = None) -> None:
-        """Stores records; each replaces an earlier one of its kind, step and name.
-
-        after: first forgets those of later steps. Raises StorageFull.
-        """
-        self._run(lambda tx: _keep(tx, run, lineage, records, after), stores=True)
-
-    def curves(self, run: str | None = None) -> list[Curve]:
-        """Of all runs, or of one; the latest updated first."""
-        return self._run(lambda tx: curves.find(tx, run))
-
-    def page(self, run: str, lineage: str, kind: Kind, after: int, limit: int) -> list[Point]:
-        """The records of the next steps, at most `limit` steps and about PAGE_BYTES, by step."""
-        return self._run(lambda tx: _page(tx, (run, lineage, kind), after, limit))
-
-    def of_step(self, run: str, lineage: str, step: int) -> list[str]:
-        """The records of one step, of all kinds, as JSON."""
-        found = "SELECT record FROM metrics WHERE run = ? AND lineage = ? AND step = ? ORDER BY kind, name"
-        return self._run(lambda tx: [record for (record,) in tx.rows(found, run, lineage, step)])
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.run, self.lineage, self.kind
 
 
-def _page(tx: Transaction, key: tuple[str, ...], after: int, limit: int) -> list[Point]:
+COLUMNS = ", ".join(field.name for field in fields(Curve))
+OF_CURVE = "run = ? AND lineage = ? AND kind = ?"
+
+
+def page(tx: Transaction, key: tuple[str, ...], after: int, limit: int) -> list[Point]:
     steps = tx.rows(
         f"SELECT step, CAST(sum(length(record)) AS BIGINT) FROM metrics WHERE {OF_CURVE} AND step > ? "
         "GROUP BY step ORDER BY step LIMIT ?",
@@ -74,15 +70,20 @@ def _page(tx: Transaction, key: tuple[str, ...], after: int, limit: int) -> list
     return [Point(*row) for row in tx.rows(of_steps, *key, after, last)]
 
 
-def _keep(tx: Transaction, run: str, lineage: str, records: Sequence[MetricsRecord], after: int | None) -> None:
+def of_step(tx: Transaction, run: str, lineage: str, step: int) -> list[str]:
+    records = "SELECT record FROM metrics WHERE run = ? AND lineage = ? AND step = ? ORDER BY kind, name"
+    return [record for (record,) in tx.rows(records, run, lineage, step)]
+
+
+def keep(tx: Transaction, run: str, lineage: str, records: Sequence[MetricsRecord], after: int | None) -> None:
     tx.db.serialise("metrics")
     tx.db.check_disk(sum(len(record.text) for record in records))
     if after is not None:
         _forget_later(tx, run, lineage, after)
     for kind in Kind:
         if own := [record for record in records if record.kind is kind]:
-            curves.thin_out(tx, _add(tx, (run, lineage, kind), own))
-    curves.make_room(tx, run)
+            _thin_out(tx, _add(tx, (run, lineage, kind), own))
+    _make_room(tx, run)
 
 
 def _add(tx: Transaction, key: tuple[str, str, str], records: Sequence[MetricsRecord]) -> Curve:
@@ -97,7 +98,7 @@ def _add(tx: Transaction, key: tuple[str, str, str], records: Sequence[MetricsRe
         step=max(curve.step, *(record.step for record in records)),
         updated_at=tx.at,
     )
-    return curves.write(tx, grown)
+    return _write(tx, grown)
 
 
 def _put(tx: Transaction, key: tuple[str, str, str], record: MetricsRecord) -> tuple[int, int]:
@@ -116,13 +117,103 @@ def _put(tx: Transaction, key: tuple[str, str, str], record: MetricsRecord) -> t
 
 
 def _forget_later(tx: Transaction, run: str, lineage: str, after: int) -> None:
-    for curve in curves.find(tx, run):
+    for curve in find(tx, run):
         if curve.lineage != lineage or curve.step <= after:
             continue
         later = f"DELETE FROM metrics WHERE {OF_CURVE} AND step > ? RETURNING length(record)"
-        left = curves.without(tx, curve, tx.rows(later, *curve.key, after))
+        left = _without(tx, curve, tx.rows(later, *curve.key, after))
         if left.records:
             latest = tx.one(f"SELECT max(step) FROM metrics WHERE {OF_CURVE}", *curve.key)
-            curves.write(tx, replace(left, step=latest))
+            _write(tx, replace(left, step=latest))
         else:
             tx.execute(f"DELETE FROM curves WHERE {OF_CURVE}", *curve.key)
+
+
+def find(tx: Transaction, run: str | None) -> list[Curve]:
+    condition, values = ("", ()) if run is None else ("WHERE run = ?", (run,))
+    found = [Curve(*row) for row in tx.rows(f"SELECT {COLUMNS} FROM curves {condition}", *values)]
+    return sorted(found, key=lambda curve: (-curve.updated_at, curve.key))
+
+
+def _thin_out(tx: Transaction, curve: Curve) -> None:
+    """Keeps every second, fourth, eighth … of the older steps, so that what is left has the same distances."""
+    while curve.records > MOST_RECORDS or curve.bytes > MOST_BYTES:
+        room = curve.records * 3 // 4
+        steps = [step for (step,) in tx.rows(f"SELECT step FROM metrics WHERE {OF_CURVE} ORDER BY step", *curve.key)]
+        stride, before = stride_of(steps, room), steps[-min(WHOLE, room)]
+        between = f"DELETE FROM metrics WHERE {OF_CURVE} AND step < ? AND step / ? * ? <> step RETURNING length(record)"
+        left = _without(tx, curve, tx.rows(between, *curve.key, before, stride, stride))
+        if left.records > room:  # many records of one step
+            first = f"SELECT step, name FROM metrics WHERE {OF_CURVE} ORDER BY step, name LIMIT ?"
+            gone = f"DELETE FROM metrics WHERE {OF_CURVE} AND (step, name) IN ({first}) RETURNING length(record)"
+            left = _without(tx, left, tx.rows(gone, *curve.key, *curve.key, left.records - room))
+        curve = left
+
+
+def stride_of(steps: Sequence[int], room: int) -> int:
+    """The least power of two so that its multiples among the older steps, and the newest, are at most `room`.
+
+    steps: rising; the newest WHOLE of them stay. Where no power suffices, a large one.
+    """
+    newest = min(WHOLE, room)
+    old = steps[:-newest]
+    powers = (1 << exponent for exponent in range(1, 62))
+    return next((power for power in powers if newest + sum(step % power == 0 for step in old) <= room), 1 << 62)
+
+
+def _without(tx: Transaction, curve: Curve, gone: Sequence[tuple[int]]) -> Curve:
+    """gone: the lengths of the records that were deleted."""
+    size = sum(length for (length,) in gone)
+    return _write(tx, replace(curve, records=curve.records - len(gone), bytes=curve.bytes - size))
+
+
+def _write(tx: Transaction, curve: Curve) -> Curve:
+    changed = f"UPDATE curves SET records = ?, bytes = ?, step = ?, updated_at = ? WHERE {OF_CURVE}"
+    tx.execute(changed, curve.records, curve.bytes, curve.step, curve.updated_at, *curve.key)
+    return curve
+
+
+@dataclass(frozen=True)
+class _Lineage:
+    run: str
+    lineage: str
+    bytes: int
+    updated_at: float
+
+
+def _lineages(curves: Iterable[Curve]) -> list[_Lineage]:
+    """The one that is silent longest comes first."""
+    of: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        of.setdefault(curve.key[:2], []).append(curve)
+    found = [
+        _Lineage(*key, bytes=sum(curve.bytes for curve in own), updated_at=max(curve.updated_at for curve in own))
+        for key, own in of.items()
+    ]
+    return sorted(found, key=attrgetter("updated_at"))
+
+
+def _make_room(tx: Transaction, run: str) -> None:
+    _drop_silent(tx, _lineages(find(tx, run)), MOST_LINEAGES_OF_RUN, MOST_BYTES_OF_RUN)
+    _drop_silent(tx, _lineages(find(tx, None)), MOST_LINEAGES, MOST_BYTES_IN_ALL)
+
+
+def _drop_silent(tx: Transaction, lineages: Sequence[_Lineage], most: int, most_bytes: int) -> None:
+    left, size = len(lineages), sum(each.bytes for each in lineages)
+    for each in lineages:
+        if left <= most and size <= most_bytes:
+            return
+        _drop(tx, each)
+        left, size = left - 1, size - each.bytes
+
+
+def _drop(tx: Transaction, silent: _Lineage) -> None:
+    tx.execute("DELETE FROM curves WHERE run = ? AND lineage = ?", silent.run, silent.lineage)
+
+
+def forget(tx: Transaction, silent_since: float) -> bool:
+    """Forgets the lineage that is silent longest, if it is so since then. Returns whether it did."""
+    silent = [each for each in _lineages(find(tx, None)) if each.updated_at < silent_since]
+    for each in silent[:1]:
+        _drop(tx, each)
+    return bool(silent)

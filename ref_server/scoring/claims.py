@@ -11,7 +11,7 @@ import structlog
 
 from ref_server.metrics.totals import DeviceTotals
 from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim
 from ref_server.scoring.payloads import Payload, read_payload
 from ref_server.scoring.reference import Scores

@@ -8,7 +8,7 @@ import structlog
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_map_of, device_maps
 from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import structlog
 
 from ref_server.metrics.totals import DeviceTotals
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.claims import Claims, Queued
 from ref_server.scoring.company import Company
 from ref_server.scoring.direct import Direct, Line, Replacement

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.company import Company
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Replica, Scores

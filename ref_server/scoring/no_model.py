@@ -7,7 +7,7 @@ from typing import NoReturn
 import structlog
 
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.reference import NoModel, Reference, Replica, Scores, check_size
 from shared.api import ModelInfo, State
 from shared.batch import TokenGroup

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
 

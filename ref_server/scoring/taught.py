@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ref_server.config import ServeConfig
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring import frozen_model
 from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import Reference, Replica, Scores

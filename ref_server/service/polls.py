@@ -13,7 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from ref_server.access.shares import Shares
 from ref_server.background import BackgroundLoop
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Wanted
 from ref_server.scoring.reference import Busy
 

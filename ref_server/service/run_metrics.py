@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from ref_server.queue.curves import Curve
-from ref_server.queue.run_metrics import Point
+from ref_server.queue.run_metrics import Curve, Point
 from shared.api import RunPage, RunSummary
 from shared.batch import LINEAGE
 

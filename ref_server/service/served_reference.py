@@ -12,7 +12,7 @@ import structlog
 
 from ref_server.background import BackgroundLoop
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import WantedReference
 from ref_server.scoring.reference import (
     BadSnapshotName,

@@ -9,7 +9,7 @@ from ref_server.access.keys import ANYBODY, Holder
 from ref_server.background import BackgroundLoop
 from ref_server.config import ServeConfig
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Stats, Upload
 from ref_server.scoring.reference import NotReady, Reference
 from ref_server.service.contents import describe_rewards, describe_tokens

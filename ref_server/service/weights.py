@@ -12,7 +12,7 @@ from anyio import to_thread
 from ref_server.access.shares import Shares
 from ref_server.config import ServeConfig
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.reference import Busy
 from ref_server.weights.store import WeightsStore
 from ref_server.weights.versions import FOLDER, Published, version_of_snapshot

@@ -10,10 +10,9 @@ import apsw
 from uuid6 import uuid7
 
 from ref_server.queue import batches
-from ref_server.queue.interface import Queue
 from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
-from ref_server.queue.sql import SqlQueue
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody
 from tests.bench import measure
@@ -93,7 +92,7 @@ def show_bare(size: int) -> None:
     )
 
 
-def fill(queue: SqlQueue, number: int, body: bytes) -> None:
+def fill(queue: Queue, number: int, body: bytes) -> None:
     """Puts many uploads in each transaction, unlike the server: one by one, filling would take an hour."""
     for start in range(0, number, _AT_ONCE):
         some = [upload(body) for _ in range(min(_AT_ONCE, number - start))]
@@ -108,7 +107,7 @@ class Sqlite:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def open(self, depth: int) -> SqlQueue:
+    def open(self, depth: int) -> Queue:
         return SqliteQueue(self._directory / str(depth) / "queue.sqlite", limits=_LIMITS)
 
     def options(self, depth: int) -> tuple[str, ...]:
@@ -124,7 +123,7 @@ class PostgreSQL:
     def __init__(self, cluster: Postgres) -> None:
         self._urls = {depth: cluster.create_database(f"depth-{depth}") for depth in DEPTHS}
 
-    def open(self, depth: int) -> SqlQueue:
+    def open(self, depth: int) -> Queue:
         return PostgresQueue(self._urls[depth], limits=_LIMITS)
 
     def options(self, depth: int) -> tuple[str, ...]:

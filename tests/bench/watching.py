@@ -22,7 +22,7 @@ from ref_server.http.app import create_app
 from ref_server.http.gate.requests import Requests
 from ref_server.http.routes.metrics import Metrics
 from ref_server.metrics.traffic import Traffic
-from ref_server.queue.sql import SqlQueue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.no_model import NoReference
 from ref_server.service.service import Service
 from tests.bench import measure
@@ -129,7 +129,7 @@ def show_scrapes(directory: Path, runner: asyncio.Runner) -> None:
         for depth in DEPTHS:
             service = open_service(directory / str(depth))
             queue = opened.enter_context(closing(service.queue))
-            assert isinstance(queue, SqlQueue)
+            assert isinstance(queue, Queue)
             fill(queue, depth, body)
             scraped = Metrics(service, Traffic())
             sides[f"{depth:,}"] = lambda scraped=scraped: runner.run(scraped.text())

@@ -20,7 +20,7 @@ from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.http.app import create_app
 from ref_server.http.listening import uvicorn_config
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.scoring.frozen_model import FrozenModel
 from ref_server.service.service import Service
 from shared.batch import RolloutBatch, TokenGroup

@@ -11,7 +11,7 @@ import structlog
 
 from ref_server import background
 from ref_server.background import BackgroundLoop
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch

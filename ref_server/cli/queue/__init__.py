@@ -1,6 +1,6 @@
 """The command `ref-server queue`: inspects and manages the queue of a running server, over its HTTP API.
 
-It asks the server, since only the server may change its store; `export` and `import` open the store themselves.
+It asks the server, since only the server may change its store.
 """
 
 import os
@@ -15,8 +15,7 @@ DESCRIPTION = """Inspect and manage the queue of a running server, over HTTP.
 
 Every command takes --url, or REF_SERVER_URL from the environment, to find the server; --token-file, or REF_SERVER_TOKEN
 from the environment, to authenticate; --tls-ca for a certificate of a private authority; and --json to print for
-programs. Only export and import ask no server: they open a store, with --data-dir or --store as `serve` has them. The
-exit status is 0 on success, 1 when the server refused something or does not answer, 2 when the command was not
+programs. The exit status is 0 on success, 1 when the server refused something or does not answer, 2 when the command was not
 understood, and 130 after Ctrl-C.
 """
 COMMANDS = {
@@ -25,8 +24,6 @@ COMMANDS = {
     "show": "one batch with its history; --tokens adds its texts and rewards",
     "requeue": "restore dead or expired batches",
     "purge": "drop batches for good",
-    "export": "write all that a queue holds into one file, while servers use it",
-    "import": "fill an empty store with an exported queue",
 }
 
 

@@ -62,13 +62,13 @@ def _add_report(app: FastAPI, service: Service) -> None:
         asker.only(run)
         service.check_open()
         _check_name(run)
-        keep = partial(service.queue.metrics.keep, run, body.lineage or "", body.records, body.after)
+        keep = partial(service.queue.keep_metrics, run, body.lineage or "", body.records, body.after)
         await run_in_threadpool(keep)
         return MetricsKept(kept=len(body.records))
 
 
 def _add_runs(app: FastAPI, service: Service) -> None:
-    metrics = service.queue.metrics
+    queue = service.queue
 
     @app.get("/v1/runs", responses=errors(503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -85,11 +85,11 @@ def _add_runs(app: FastAPI, service: Service) -> None:
         """
         if cursor is not None and not is_cursor(cursor):
             raise Problem(422, "invalid_request", "cursor: must be a next_cursor that this server gave", "cursor")
-        return page_of_runs(summarise(metrics.curves(asker.only(None))), limit, cursor)
+        return page_of_runs(summarise(queue.curves(asker.only(None))), limit, cursor)
 
 
 def _add_curves(app: FastAPI, service: Service) -> None:
-    metrics = service.queue.metrics
+    queue = service.queue
 
     @app.get("/v1/runs/{run}/metrics", responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -109,9 +109,9 @@ def _add_curves(app: FastAPI, service: Service) -> None:
         curl 'localhost:8400/v1/runs/curl/metrics?names=reward&names=kl&after=-1'
         ```
         """
-        known = metrics.curves(asker.only(run))
+        known = queue.curves(asker.only(run))
         found = _lineage(summarise(known), lineage)
-        points = metrics.page(run, found.lineage, kind, after, limit)
+        points = queue.metrics_page(run, found.lineage, kind, after, limit)
         _check_room(request, (point.record for point in points))
         latest = max((curve.step for curve in known if curve.key == (run, found.lineage, kind)), default=-1)
         return RunMetrics(
@@ -126,7 +126,7 @@ def _add_curves(app: FastAPI, service: Service) -> None:
 
 
 def _add_step(app: FastAPI, service: Service) -> None:
-    metrics = service.queue.metrics
+    queue = service.queue
 
     @app.get("/v1/runs/{run}/metrics/{step}", response_model=StepRecords, responses=errors(404, 503, 507))
     @requires(Role.TRAIN, confines=True)
@@ -143,8 +143,8 @@ def _add_step(app: FastAPI, service: Service) -> None:
         curl localhost:8400/v1/runs/curl/metrics/12
         ```
         """
-        found = _lineage(summarise(metrics.curves(asker.only(run))), lineage)
-        records = metrics.of_step(run, found.lineage, step)
+        found = _lineage(summarise(queue.curves(asker.only(run))), lineage)
+        records = queue.metrics_of_step(run, found.lineage, step)
         _check_room(request, records)
         if not records:
             raise Problem(404, "not_found", f"no record of step {step} is kept: it may have been thinned out", "step")

@@ -3,11 +3,12 @@
 import psycopg
 
 from ref_server.queue.errors import StorageBroken
-from ref_server.queue.indexes import ADDED_INDEXES, INDEXES
-from ref_server.queue.postgres.upgrades import UPGRADES
+from ref_server.queue.indexes import INDEXES
 
 SCHEMA = "tandem"
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 1
+# By version: the SQL that makes a store of that version one of the next, as in `sqlite/schema.py`.
+UPGRADES: dict[int, str] = {}
 
 # COLLATE "C": texts compare byte by byte, as in SQLite, whatever the database's locale.
 _TABLES = """
@@ -181,5 +182,7 @@ def prepare(db: psycopg.Connection) -> None:
         found += 1
         db.execute("UPDATE version SET number = %s", [found])
     if found != SCHEMA_VERSION:
-        raise StorageBroken(f"the database has schema version {found}, this program reads {SCHEMA_VERSION}")
-    db.execute(ADDED_INDEXES.encode())
+        raise StorageBroken(
+            f"the database has schema version {found}, this program reads {SCHEMA_VERSION}: "
+            "install the version that wrote it"
+        )

@@ -20,8 +20,8 @@ from ref_server.metrics.activity import Tally
 from ref_server.queue import grants
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.postgres import schema
+from ref_server.queue.queue import RETENTION_SECONDS, WAITING_SECONDS, Queue
 from ref_server.queue.records import Claim, Lease
-from ref_server.queue.sql import RETENTION_SECONDS, WAITING_SECONDS, SqlQueue
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import LeaseBody, LimitsView, State
 
@@ -41,7 +41,7 @@ def database_time(db: psycopg.Connection) -> float:
     return row[0]
 
 
-class PostgresQueue(SqlQueue):
+class PostgresQueue(Queue):
     """The `Queue` in the database at `url`. Creates its tables if there are none.
 
     retention_seconds: how long a settled batch's id stays known. max_waiting_seconds: how long a batch waits untouched

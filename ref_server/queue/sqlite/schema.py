@@ -6,9 +6,11 @@ import apsw
 
 from ref_server.queue.errors import StorageBroken
 from ref_server.queue.indexes import INDEXES
-from ref_server.queue.sqlite.upgrades import UPGRADES
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 1
+# By version: the SQL that makes a store of that version one of the next. A released step is never changed again, so its
+# text stands alone, even where the tables below say the same.
+UPGRADES: dict[int, str] = {}
 
 # Payloads have their own table, so a scan of batches never reads them. `depths` holds the counts of batches, so that
 # admission and statistics cost the same at any depth. Only the triggers below write it.
@@ -153,14 +155,17 @@ CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN {_LEAVE} END;
 
 
 def create_or_upgrade(db: apsw.Connection, path: Path) -> None:
-    """Makes the schema the newest, in one transaction: a process killed meanwhile leaves the file as it was.
+    """Brings the file to SCHEMA_VERSION in one transaction: a process killed meanwhile leaves the file as it was.
 
     Raises StorageBroken for a file of a newer version.
     """
     with db:
         version = db.pragma("user_version")
         if version > SCHEMA_VERSION:
-            raise StorageBroken(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}")
+            raise StorageBroken(
+                f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: "
+                "install the newer version that wrote it"
+            )
         if version == 0:
             db.execute(_TABLES + INDEXES + _TRIGGERS)
         for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):

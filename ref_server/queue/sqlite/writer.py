@@ -51,7 +51,7 @@ def storage_error(error: Exception) -> Exception:
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
+class _Task:
     """An operation and its caller's future.
 
     durable: answer only once the commit survives a power cut. stores: it adds payloads, which others never wait for on
@@ -77,9 +77,9 @@ class Writer:
         self._db = db
         self._activity = activity
         self._give_way = give_way
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed: str | None = None  # why no job is taken any more
-        self._open: set[_Job] = set()  # taken, and not answered yet
+        self._open: set[_Task] = set()  # taken, and not answered yet
         self._ended = False  # the None that ends the thread was taken
         self._expected = 1  # durable operations to expect in the next group
         self._putting = threading.Lock()  # no job may be put after the None that ends the thread
@@ -92,7 +92,7 @@ class Writer:
 
     def submit(self, operation: Callable[[], T], *, durable: bool, stores: bool = False) -> Future[T]:
         """Queues `operation` and returns at once. The future gets the result that `call` returns."""
-        job = _Job(operation, durable, stores)
+        job = _Task(operation, durable, stores)
         with self._putting:
             if self._closed:
                 raise StorageBroken(self._closed)
@@ -124,7 +124,7 @@ class Writer:
                     job.refuse(StorageBroken(self._closed))
 
     def _serve(self) -> None:
-        durable: list[_Job] = []
+        durable: list[_Task] = []
         deadline = 0.0
         while not self._ended or durable:
             jobs = self._take(timeout=deadline - time.monotonic() if durable else None)
@@ -146,9 +146,9 @@ class Writer:
         """Expects as many durable operations next time as came now, or one more if others arrived just too late."""
         self._expected = came if self._jobs.empty() else max(came, self._expected) + 1
 
-    def _take(self, timeout: float | None) -> list[_Job]:
+    def _take(self, timeout: float | None) -> list[_Task]:
         """All waiting jobs: at least one, unless the timeout (seconds) passed or the writer was closed."""
-        group: list[_Job] = []
+        group: list[_Task] = []
         with suppress(Empty):
             job = self._jobs.get(timeout=timeout if timeout is None else max(0.0, timeout))
             while job is not None:
@@ -159,7 +159,7 @@ class Writer:
             self._ended = True
         return group
 
-    def _commit(self, group: list[_Job], *, may_retry: bool = True) -> None:
+    def _commit(self, group: list[_Task], *, may_retry: bool = True) -> None:
         """Runs and commits operations together. When the disk is full, those that store nothing are tried once more."""
         try:
             # SQLite takes this setting only outside a transaction. With NORMAL, a crash of the process loses nothing.
@@ -184,7 +184,7 @@ class Writer:
             for answer in answers:
                 answer()
 
-    def _attempt(self, job: _Job) -> Callable[[], None]:
+    def _attempt(self, job: _Task) -> Callable[[], None]:
         """Runs one operation. Returns a function that answers its caller, to call after the commit."""
         self._db.execute("SAVEPOINT job")
         try:

@@ -398,7 +398,7 @@ def test_purge_goes_on_until_nothing_is_left(
 ) -> None:
     ids = [ready(http, rollout(run=run)) for _ in range(5)]
     sizes = [http.get(f"/v1/batches/{id}").json()["payload_bytes"] for id in ids]
-    monkeypatch.setattr("ref_server.queue.purge.SLICE", 2)
+    monkeypatch.setattr("ref_server.queue.housekeeping.SLICE", 2)
     status, out, err = command("purge", "--state", "ready", "--run", run, "--yes", "--json")
     assert (status, err, json.loads(out)) == (0, "", {"purged": ids, "bytes": sum(sizes), "failed": []})
 
@@ -433,7 +433,7 @@ def test_an_end_between_slices_says_how_far_it_came(
             raise NotRefServer("the server has gone")
         return purge(client, chosen)
 
-    monkeypatch.setattr("ref_server.queue.purge.SLICE", 2)
+    monkeypatch.setattr("ref_server.queue.housekeeping.SLICE", 2)
     monkeypatch.setattr(RefServerClient, "purge", purge_once)
     status, out, err = command("purge", "--state", "ready", "--run", run, "--yes")
     assert (status, out) == (1, "")

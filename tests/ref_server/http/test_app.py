@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup

@@ -129,13 +129,13 @@ def test_the_store_is_read_once_for_all_who_watch_and_not_for_nobody(
     monkeypatch.setattr(watchers, "EVERY_SECONDS", 3600.0)
     service = make_service()
     asked: list[None] = []
-    curves = service.queue.metrics.curves
+    curves = service.queue.curves
 
     def counted(run: str | None = None) -> Any:
         asked.append(None)
         return curves(run)
 
-    monkeypatch.setattr(service.queue.metrics, "curves", counted)
+    monkeypatch.setattr(service.queue, "curves", counted)
     with serve(service) as http:
         http.get("/livez")
         assert not asked
@@ -165,7 +165,7 @@ def test_a_bug_is_survived_and_makes_the_server_unready(
     with serve(service) as http, watching(http) as events:
         assert next(events)[0] == "queue"
         with monkeypatch.context() as broken:
-            broken.setattr(service.queue.metrics, "curves", lambda: 1 / 0)
+            broken.setattr(service.queue, "curves", lambda: 1 / 0)
             until(lambda: "polling for events failed" in http.get("/readyz").text)
         report(http, "run", 1)
         assert first(events, "metrics", lambda data: data["run"] == "run")["step"] == 1

@@ -11,8 +11,8 @@ from typing import Protocol
 import pytest
 
 from ref_server.config import QueueConfig
-from ref_server.queue.interface import Queue
 from ref_server.queue.postgres.store import PostgresQueue
+from ref_server.queue.queue import Queue
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LimitsView
 from tests.postgresql import Postgres, PostgresMissing, postgres

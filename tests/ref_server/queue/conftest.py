@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from tests.ref_server.queue.backends import BACKEND_NAMES, BACKENDS, Backend, Clock, Open, make_limits, stop_cluster
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import QueueFull, Superseded
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Lease, Upload
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import Key, LeaseBody

@@ -7,7 +7,7 @@ import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import QueueFull, RunTaken
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Wanted
 from shared.api import LEGACY_RUN, State
 from tests.ref_server.queue.backends import Backend, Clock, make_limits

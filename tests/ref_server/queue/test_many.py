@@ -9,7 +9,7 @@ import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import RunTaken, Superseded, TooManyInFlight
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Lease
 from ref_server.queue.sqlite.store import SqliteQueue
 from shared.api import LEGACY_RUN, LeaseBody, Order, Outcome, State

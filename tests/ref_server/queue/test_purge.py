@@ -10,11 +10,10 @@ import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import WrongState
-from ref_server.queue.housekeeping import SLICE
-from ref_server.queue.interface import Queue
-from ref_server.queue.purge import LOOKED_AT
+from ref_server.queue.housekeeping import LOOKED_AT, SLICE
+from ref_server.queue.payloads import BYTES_AT_ONCE
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
-from ref_server.queue.stored import BYTES_AT_ONCE
 from shared.api import Depth, Key, LeaseBody, Outcome, PurgeBody, Purged, State
 from tests.ref_server.queue.backends import Backend, Clock, make_limits
 

@@ -22,9 +22,8 @@ from ref_server.queue.errors import (
     WrongState,
 )
 from ref_server.queue.housekeeping import SILENCE_SECONDS, SLICE
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import WAITING_SECONDS, Queue
 from ref_server.queue.records import Lease, Upload, Wanted
-from ref_server.queue.sql import WAITING_SECONDS, SqlQueue
 from ref_server.queue.transaction import KEPT_EVENTS
 from shared.api import LEGACY_RUN, Depth, Key, LeaseBody, ListOrder, Order, Outcome, State, Uploaded
 from tests.ref_server.queue.backends import RETENTION, Backend, Clock, Open, make_limits
@@ -398,7 +397,7 @@ def test_nothing_ready_nothing_leased(queue: Queue) -> None:
 
 def test_a_damaged_row_hides_no_other(queue: Queue) -> None:
     make_ready(queue, upload("a"), upload("b"))
-    assert isinstance(queue, SqlQueue)
+    assert isinstance(queue, Queue)
     queue._run(lambda tx: tx.execute("UPDATE batches SET state = 'zombie' WHERE id = 'a'"))
     with structlog.testing.capture_logs() as logs:
         assert [batch.id for batch in queue.list(None, None, 9, None).batches] == ["b"]
@@ -410,7 +409,7 @@ def test_a_damaged_row_hides_no_other(queue: Queue) -> None:
 def test_a_batch_whose_payload_is_missing_keeps_no_other_from_being_scored(queue: Queue) -> None:
     for id in ("a", "b"):
         queue.put(upload(id))
-    assert isinstance(queue, SqlQueue)
+    assert isinstance(queue, Queue)
     queue._run(lambda tx: tx.execute("DELETE FROM payloads WHERE seq = (SELECT seq FROM batches WHERE id = 'a')"))
     assert [claim.id for claim in queue.claim(1)] == ["b"]
     assert (state(queue, "a"), reason(queue, "a")) == (State.EXPIRED, "its payload is missing in the store")

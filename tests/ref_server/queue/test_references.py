@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import WantedReference
 from tests.ref_server.queue.backends import Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import upload

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ref_server.queue import curves
-from ref_server.queue.curves import stride_of
-from ref_server.queue.interface import Queue
-from ref_server.queue.run_metrics import RunMetrics
+from ref_server.queue import run_metrics
+from ref_server.queue.queue import Queue
 from shared.api import Kind, MetricsRecord
 from tests.ref_server.queue.backends import RETENTION, Backend, Clock, make_limits
 
@@ -23,111 +21,115 @@ def queue(backend: Backend, clock: Clock) -> Iterator[Queue]:
         yield queue
 
 
-@pytest.fixture
-def metrics(queue: Queue) -> RunMetrics:
-    return queue.metrics
-
-
 def record(step: int, kind: str = "step", **fields: Any) -> MetricsRecord:
     return MetricsRecord.model_validate({"kind": kind, "step": step, **fields})
 
 
-def steps(metrics: RunMetrics, run: str = "run", lineage: str = "", kind: Kind = Kind.STEP) -> list[int]:
+def steps(queue: Queue, run: str = "run", lineage: str = "", kind: Kind = Kind.STEP) -> list[int]:
     """All steps of a curve, page by page."""
     found: list[int] = []
-    while page := metrics.page(run, lineage, kind, found[-1] if found else -1, 1000):
+    while page := queue.metrics_page(run, lineage, kind, found[-1] if found else -1, 1000):
         found += [point.step for point in page]
     return found
 
 
-def summary(metrics: RunMetrics) -> list[tuple[Any, ...]]:
-    return [(curve.run, curve.lineage, curve.kind, curve.records, curve.step) for curve in metrics.curves()]
+def summary(queue: Queue) -> list[tuple[Any, ...]]:
+    return [(curve.run, curve.lineage, curve.kind, curve.records, curve.step) for curve in queue.curves()]
 
 
-def test_a_record_comes_back_as_it_was(metrics: RunMetrics, clock: Clock) -> None:
+def test_a_record_comes_back_as_it_was(queue: Queue, clock: Clock) -> None:
     told = record(3, reward=0.5, kl=None, batch_ids=["a", "\u00e9\0"], rewards={"tags": 1}, not_finite=False)
-    metrics.keep("r\u00fcn", "one", [told])
-    (point,) = metrics.page("r\u00fcn", "one", Kind.STEP, -1, 10)
+    queue.keep_metrics("r\u00fcn", "one", [told])
+    (point,) = queue.metrics_page("r\u00fcn", "one", Kind.STEP, -1, 10)
     assert (point.step, point.at) == (3, pytest.approx(clock.wall()))
     assert MetricsRecord.model_validate_json(point.record) == told
-    assert metrics.of_step("r\u00fcn", "one", 3) == [told.text]
-    assert metrics.of_step("r\u00fcn", "two", 3) == metrics.page("r\u00fcn", "one", Kind.HEALTH, -1, 10) == []
+    assert queue.metrics_of_step("r\u00fcn", "one", 3) == [told.text]
+    assert (
+        queue.metrics_of_step("r\u00fcn", "two", 3) == queue.metrics_page("r\u00fcn", "one", Kind.HEALTH, -1, 10) == []
+    )
 
 
-def test_the_same_kind_step_and_name_replaces(metrics: RunMetrics) -> None:
-    metrics.keep("run", "", [record(1, reward=1), record(1, "evaluation"), record(1, "health", name="kl", seen=2)])
-    metrics.keep("run", "", [record(1, reward=22), record(1, "health", name="entropy"), record(0, "evaluation")])
-    assert metrics.of_step("run", "", 1) == [
+def test_the_same_kind_step_and_name_replaces(queue: Queue) -> None:
+    queue.keep_metrics(
+        "run", "", [record(1, reward=1), record(1, "evaluation"), record(1, "health", name="kl", seen=2)]
+    )
+    queue.keep_metrics("run", "", [record(1, reward=22), record(1, "health", name="entropy"), record(0, "evaluation")])
+    assert queue.metrics_of_step("run", "", 1) == [
         record(1, "evaluation").text,
         record(1, "health", name="entropy").text,
         record(1, "health", name="kl", seen=2).text,
         record(1, reward=22).text,
     ]
-    found = {curve.kind: curve for curve in metrics.curves("run")}
+    found = {curve.kind: curve for curve in queue.curves("run")}
     assert {kind: (curve.records, curve.step) for kind, curve in found.items()} == {
         "step": (1, 1), "evaluation": (2, 1), "health": (2, 1),
     }  # fmt: skip
     assert found["step"].bytes == len(record(1, reward=22).text)
 
 
-def test_a_record_that_is_sent_again_keeps_its_time(metrics: RunMetrics, clock: Clock) -> None:
-    metrics.keep("run", "", [record(1, reward=1), record(2, reward=1)])
+def test_a_record_that_is_sent_again_keeps_its_time(queue: Queue, clock: Clock) -> None:
+    queue.keep_metrics("run", "", [record(1, reward=1), record(2, reward=1)])
     clock.advance(9)
-    metrics.keep("run", "", [record(1, reward=1), record(2, reward=5)])
-    first, second = (point.at for point in metrics.page("run", "", Kind.STEP, -1, 10))
+    queue.keep_metrics("run", "", [record(1, reward=1), record(2, reward=5)])
+    first, second = (point.at for point in queue.metrics_page("run", "", Kind.STEP, -1, 10))
     assert second - first == pytest.approx(9)
-    (curve,) = metrics.curves()
+    (curve,) = queue.curves()
     assert curve.updated_at - curve.first_at == pytest.approx(9)
 
 
-def test_a_resumed_run_forgets_what_came_after_its_checkpoint(metrics: RunMetrics) -> None:
-    metrics.keep("run", "one", [record(step) for step in range(6)] + [record(5, "evaluation")])
-    metrics.keep("run", "two", [record(9)])
-    metrics.keep("run", "one", [record(3, reward=1)], after=2)
-    assert steps(metrics, lineage="one") == [0, 1, 2, 3]
-    assert steps(metrics, lineage="two") == [9]
-    assert sorted(summary(metrics)) == [("run", "one", "step", 4, 3), ("run", "two", "step", 1, 9)]
-    metrics.keep("run", "one", [record(0)], after=-1)
-    assert steps(metrics, lineage="one") == [0]
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(queue: Queue) -> None:
+    queue.keep_metrics("run", "one", [record(step) for step in range(6)] + [record(5, "evaluation")])
+    queue.keep_metrics("run", "two", [record(9)])
+    queue.keep_metrics("run", "one", [record(3, reward=1)], after=2)
+    assert steps(queue, lineage="one") == [0, 1, 2, 3]
+    assert steps(queue, lineage="two") == [9]
+    assert sorted(summary(queue)) == [("run", "one", "step", 4, 3), ("run", "two", "step", 1, 9)]
+    queue.keep_metrics("run", "one", [record(0)], after=-1)
+    assert steps(queue, lineage="one") == [0]
 
 
-def test_pages_go_on_where_they_ended(metrics: RunMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics.keep("run", "", [record(step, "health", name=name) for step in (1, 2, 3) for name in "ab"])
-    assert [point.step for point in metrics.page("run", "", Kind.HEALTH, -1, 2)] == [1, 1, 2, 2]  # a step is whole
-    assert [point.step for point in metrics.page("run", "", Kind.HEALTH, 2, 2)] == [3, 3]
+def test_pages_go_on_where_they_ended(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.keep_metrics("run", "", [record(step, "health", name=name) for step in (1, 2, 3) for name in "ab"])
+    assert [point.step for point in queue.metrics_page("run", "", Kind.HEALTH, -1, 2)] == [
+        1,
+        1,
+        2,
+        2,
+    ]  # a step is whole
+    assert [point.step for point in queue.metrics_page("run", "", Kind.HEALTH, 2, 2)] == [3, 3]
     monkeypatch.setattr("ref_server.queue.run_metrics.PAGE_BYTES", 1)
-    assert [point.step for point in metrics.page("run", "", Kind.HEALTH, -1, 9)] == [1, 1]
+    assert [point.step for point in queue.metrics_page("run", "", Kind.HEALTH, -1, 9)] == [1, 1]
 
 
-def test_a_long_curve_keeps_its_shape(metrics: RunMetrics) -> None:
+def test_a_long_curve_keeps_its_shape(queue: Queue) -> None:
     for begin in range(0, 10_240, 256):
-        metrics.keep("run", "", [record(step) for step in range(begin, begin + 256)])
-    left = steps(metrics)
-    (curve,) = metrics.curves()
-    assert curve.records == len(left) <= curves.MOST_RECORDS
-    assert curve.bytes == sum(len(point.record) for point in metrics.page("run", "", Kind.STEP, -1, 9999))
-    assert left[-curves.WHOLE :] == list(range(10_240 - curves.WHOLE, 10_240))
+        queue.keep_metrics("run", "", [record(step) for step in range(begin, begin + 256)])
+    left = steps(queue)
+    (curve,) = queue.curves()
+    assert curve.records == len(left) <= run_metrics.MOST_RECORDS
+    assert curve.bytes == sum(len(point.record) for point in queue.metrics_page("run", "", Kind.STEP, -1, 9999))
+    assert left[-run_metrics.WHOLE :] == list(range(10_240 - run_metrics.WHOLE, 10_240))
     assert left[0] == 0
     assert max(later - step for step, later in pairwise(left)) == 4
-    assert len(left) > curves.MOST_RECORDS / 2
+    assert len(left) > run_metrics.MOST_RECORDS / 2
 
 
-def test_large_records_thin_a_curve_out_earlier(metrics: RunMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MOST_BYTES", 4000)
-    monkeypatch.setattr(curves, "WHOLE", 2)
+def test_large_records_thin_a_curve_out_earlier(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_metrics, "MOST_BYTES", 4000)
+    monkeypatch.setattr(run_metrics, "WHOLE", 2)
     for step in range(40):
-        metrics.keep("run", "", [record(step, text="x" * 200)])
-    (curve,) = metrics.curves()
+        queue.keep_metrics("run", "", [record(step, text="x" * 200)])
+    (curve,) = queue.curves()
     assert 1000 < curve.bytes <= 4000
-    assert steps(metrics)[-2:] == [38, 39]
+    assert steps(queue)[-2:] == [38, 39]
 
 
-def test_many_records_of_one_step_are_bounded_too(metrics: RunMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MOST_RECORDS", 20)
-    monkeypatch.setattr(curves, "WHOLE", 2)
-    metrics.keep("run", "", [record(7, "health", name=f"{name:03}") for name in range(200)])
-    (curve,) = metrics.curves()
-    left = metrics.of_step("run", "", 7)
+def test_many_records_of_one_step_are_bounded_too(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_metrics, "MOST_RECORDS", 20)
+    monkeypatch.setattr(run_metrics, "WHOLE", 2)
+    queue.keep_metrics("run", "", [record(7, "health", name=f"{name:03}") for name in range(200)])
+    (curve,) = queue.curves()
+    left = queue.metrics_of_step("run", "", 7)
     assert curve.records == len(left) <= 20
     assert left[-1] == record(7, "health", name="199").text
 
@@ -135,55 +137,53 @@ def test_many_records_of_one_step_are_bounded_too(metrics: RunMetrics, monkeypat
 @pytest.mark.parametrize("every", [1, 10, 64])
 def test_a_stride_leaves_no_more_than_there_is_room_for(every: int) -> None:
     told = [every * number for number in range(4097)]
-    stride = stride_of(told, 3072)
-    old = told[: -curves.WHOLE]
-    assert sum(step % stride == 0 for step in old) + curves.WHOLE <= 3072
+    stride = run_metrics.stride_of(told, 3072)
+    old = told[: -run_metrics.WHOLE]
+    assert sum(step % stride == 0 for step in old) + run_metrics.WHOLE <= 3072
     assert stride <= 2 * every
 
 
-def test_the_lineage_that_was_silent_longest_goes(
-    metrics: RunMetrics, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(curves, "MOST_LINEAGES", 3)
-    monkeypatch.setattr(curves, "MOST_LINEAGES_OF_RUN", 2)
+def test_the_lineage_that_was_silent_longest_goes(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_metrics, "MOST_LINEAGES", 3)
+    monkeypatch.setattr(run_metrics, "MOST_LINEAGES_OF_RUN", 2)
     for run, lineage in (("a", "1"), ("a", "2"), ("b", "1"), ("a", "1"), ("c", "1")):
         clock.advance(1)
-        metrics.keep(run, lineage, [record(1)])
-    assert [curve.key[:2] for curve in metrics.curves()] == [("c", "1"), ("a", "1"), ("b", "1")]
-    assert metrics.of_step("a", "2", 1) == []
+        queue.keep_metrics(run, lineage, [record(1)])
+    assert [curve.key[:2] for curve in queue.curves()] == [("c", "1"), ("a", "1"), ("b", "1")]
+    assert queue.metrics_of_step("a", "2", 1) == []
     for lineage in "23":  # of one run
         clock.advance(1)
-        metrics.keep("a", lineage, [record(1)])
-    assert [curve.key[:2] for curve in metrics.curves("a")] == [("a", "3"), ("a", "2")]
+        queue.keep_metrics("a", lineage, [record(1)])
+    assert [curve.key[:2] for curve in queue.curves("a")] == [("a", "3"), ("a", "2")]
 
 
-def test_too_many_bytes_in_all(metrics: RunMetrics, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MOST_BYTES_IN_ALL", 3000)
+def test_too_many_bytes_in_all(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_metrics, "MOST_BYTES_IN_ALL", 3000)
     for run in "abcd":
         clock.advance(1)
-        metrics.keep(run, "", [record(1, text="x" * 1000)])
-    assert [curve.run for curve in metrics.curves()] == ["d", "c"]
+        queue.keep_metrics(run, "", [record(1, text="x" * 1000)])
+    assert [curve.run for curve in queue.curves()] == ["d", "c"]
 
 
 def test_what_was_silent_for_long_is_forgotten(queue: Queue, clock: Clock) -> None:
-    queue.metrics.keep("old", "", [record(1), record(1, "evaluation")])
+    queue.keep_metrics("old", "", [record(1), record(1, "evaluation")])
     clock.advance(RETENTION / 2)
-    queue.metrics.keep("alive", "", [record(1, "evaluation")])
+    queue.keep_metrics("alive", "", [record(1, "evaluation")])
     clock.advance(RETENTION / 2 + 1)
-    queue.metrics.keep("alive", "", [record(1)])  # its other curve has not grown for long
+    queue.keep_metrics("alive", "", [record(1)])  # its other curve has not grown for long
     while queue.tidy():
         pass
-    assert {curve.run for curve in queue.metrics.curves()} == {"alive"}
-    assert len(queue.metrics.curves()) == 2
-    assert queue.metrics.of_step("old", "", 1) == []
+    assert {curve.run for curve in queue.curves()} == {"alive"}
+    assert len(queue.curves()) == 2
+    assert queue.metrics_of_step("old", "", 1) == []
 
 
 def test_curves_survive_a_restart_and_the_end_of_their_run(backend: Backend, clock: Clock) -> None:
     with closing(backend.open(clock, make_limits())) as queue:
-        queue.metrics.keep("run", "one", [record(1)])
+        queue.keep_metrics("run", "one", [record(1)])
         queue.finish("run", "one")
     with closing(backend.open(clock, make_limits())) as queue:
-        assert steps(queue.metrics, lineage="one") == [1]
+        assert steps(queue, lineage="one") == [1]
 
 
 Told = dict[tuple[str, int, str], str]
@@ -198,23 +198,23 @@ _posts = st.tuples(
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_posts, max_size=8))
-def test_beside_a_dictionary(metrics: RunMetrics, posts: Sequence[Any]) -> None:
+def test_beside_a_dictionary(queue: Queue, posts: Sequence[Any]) -> None:
     told: dict[str, Told] = {"x": {}, "y": {}}
     for lineage in told:
-        metrics.keep("run", lineage, [record(0)], after=-1)
+        queue.keep_metrics("run", lineage, [record(0)], after=-1)
         told[lineage] = {("step", 0, ""): record(0).text}
     for lineage, after, records in posts:
         kept = {key: text for key, text in told[lineage].items() if after is None or key[1] <= after}
         told[lineage] = kept | {(each.kind, each.step, each.name or ""): each.text for each in records}
-        metrics.keep("run", lineage, records, after)
+        queue.keep_metrics("run", lineage, records, after)
     for lineage, expected in told.items():
         for step in range(6):
-            assert metrics.of_step("run", lineage, step) == [
+            assert queue.metrics_of_step("run", lineage, step) == [
                 expected[key] for key in sorted(expected) if key[1] == step
             ]
-        for curve in metrics.curves("run"):
+        for curve in queue.curves("run"):
             own = {key: text for key, text in expected.items() if key[0] == curve.kind}
             if curve.lineage == lineage:
-                assert curve.records == len(own) == len(metrics.page("run", lineage, Kind(curve.kind), -1, 99))
+                assert curve.records == len(own) == len(queue.metrics_page("run", lineage, Kind(curve.kind), -1, 99))
                 assert curve.bytes == sum(map(len, own.values()))
                 assert curve.step == max(key[1] for key in own)

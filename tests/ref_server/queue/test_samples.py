@@ -5,7 +5,7 @@ from hashlib import sha256
 import pytest
 
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Upload
 from shared.api import Key, LeaseBody, ListOrder, Outcome, State
 from tests.ref_server.queue.backends import RETENTION, Clock, Open
@@ -89,7 +89,7 @@ def test_only_of_a_batch_that_is_leased_or_kept(open_queue: Open) -> None:
     with pytest.raises(KeyError):
         queue.put_training("unknown", b"told")
     queue.put(upload("a"))
-    with pytest.raises(WrongState, match="a is ready: training is told of while"):
+    with pytest.raises(WrongState, match="a is ready: training data is stored while"):
         queue.put_training("a", b"told")
     queue.ack([lease(queue)])
     with pytest.raises(WrongState, match="its payload is gone"):

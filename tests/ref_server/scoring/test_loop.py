@@ -18,7 +18,7 @@ from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.errors import StorageBroken
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim, Upload
 from ref_server.scoring.company import Company
 from ref_server.scoring.loop import ScoringLoop

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim
 from ref_server.service.service import Service
 from shared import wire

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.queue.errors import StorageFull
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup

@@ -20,7 +20,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from ref_server.queue.errors import StorageBroken
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch

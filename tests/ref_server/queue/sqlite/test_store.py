@@ -17,8 +17,7 @@ import pytest
 from ref_server.metrics.activity import Activity
 from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.records import Upload
-from ref_server.queue.sqlite.file import file_system
-from ref_server.queue.sqlite.store import SqliteQueue
+from ref_server.queue.sqlite.store import SqliteQueue, file_system
 from ref_server.queue.sqlite.writer import Writer
 from shared.api import Key, LeaseBody, Order, Outcome, State
 from tests.ref_server.queue.backends import make_limits
@@ -204,14 +203,6 @@ def test_a_damaged_file_is_refused(path: Path) -> None:
     content[page : page + 8] = b"\xff" * 8
     path.write_bytes(content)
     with pytest.raises(StorageBroken, match="damaged"):
-        SqliteQueue(path, limits=make_limits())
-
-
-def test_another_schema_is_refused(path: Path) -> None:
-    SqliteQueue(path, limits=make_limits()).close()
-    with closing(apsw.Connection(str(path))) as db:
-        db.pragma("user_version", 99)
-    with pytest.raises(StorageBroken, match="schema version 99"):
         SqliteQueue(path, limits=make_limits())
 
 

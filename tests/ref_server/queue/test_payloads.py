@@ -4,7 +4,7 @@ import pytest
 
 from ref_server.metrics.activity import Count
 from ref_server.queue.errors import NoRoom, QueueFull, WrongState
-from ref_server.queue.interface import Queue
+from ref_server.queue.queue import Queue
 from ref_server.queue.records import Lease, Upload
 from shared.api import Key, LeaseBody, State
 from tests.ref_server.queue.backends import Clock, Open

@@ -1,10 +1,10 @@
 """The division of a limit among the runs of one token."""
 
-from ref_server.queue.share import Share
+from ref_server.queue.limits import RunShare
 
 
-def share(held: list[int], run: int) -> Share:
-    return Share(f"{run}", held[run], sum(held), sum(held), "batches", "wait")
+def share(held: list[int], run: int) -> RunShare:
+    return RunShare(f"{run}", held[run], sum(held), sum(held), "batches", "wait")
 
 
 def test_no_run_of_a_token_starves() -> None:

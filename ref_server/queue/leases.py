@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ref_server.metrics.activity import Count
-from ref_server.queue import lineages, samples
+from ref_server.queue import lineages, payloads
 from ref_server.queue.transaction import Transaction, Value
 from shared.api import Key, Outcome, State
 
@@ -37,7 +37,7 @@ def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Ou
 
     def settle(held: _Held) -> None:
         detail = f"in checkpoint {checkpoint}" if checkpoint else ""
-        if samples.is_told_of(tx, held.seq):
+        if payloads.has_training(tx, held.seq):
             tx.move(held.seq, State.DONE, detail, expires=None)
             sampled.add(held.run)
         else:
@@ -47,7 +47,7 @@ def ack(tx: Transaction, keys: Sequence[Key], checkpoint: str | None) -> list[Ou
 
     outcomes = _apply_to_leases(tx, keys, settle)
     for run in sorted(sampled):
-        samples.thin_out(tx, run)
+        payloads.thin_out(tx, run)
     return outcomes
 
 
@@ -66,7 +66,7 @@ def extend(tx: Transaction, keys: Sequence[Key], lease_seconds: float, started: 
 
 def release(tx: Transaction, keys: Sequence[Key], error: str | None) -> list[Outcome]:
     def give_back(held: _Held) -> None:
-        samples.forget_training(tx, held.seq)
+        payloads.forget_training(tx, held.seq)
         tx.execute("UPDATE batches SET released_token = token, in_doubt = ? WHERE seq = ?", False, held.seq)
         tx.count(Count.RELEASED)
         detail = f"given back by {held.consumer}"
@@ -91,7 +91,7 @@ def lose(tx: Transaction, seq: int, why: str) -> None:
     In that case the batch is in doubt: a checkpoint may contain its effect while the ack was lost. The trainer that
     leases it next can decide.
     """
-    samples.forget_training(tx, seq)
+    payloads.forget_training(tx, seq)
     held = _Held(*tx.one(f"{_HELD} WHERE seq = ?", seq))
     detail = f"lease of {held.consumer} lost: {why}"
     if held.started:
