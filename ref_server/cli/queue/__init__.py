@@ -15,8 +15,8 @@ DESCRIPTION = """Inspect and manage the queue of a running server, over HTTP.
 
 Every command takes --url, or REF_SERVER_URL from the environment, to find the server; --token-file, or REF_SERVER_TOKEN
 from the environment, to authenticate; --tls-ca for a certificate of a private authority; and --json to print for
-programs. The exit status is 0 on success, 1 when the server refused something or does not answer, 2 when the command was not
-understood, and 130 after Ctrl-C.
+programs. The exit status is 0 on success, 1 when the server refused something or does not answer, 2 when the command
+was not understood, and 130 after Ctrl-C.
 """
 COMMANDS = {
     "stats": "batches and MiB by run and state, limits and their use, throughput",
