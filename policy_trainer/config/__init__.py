@@ -22,25 +22,21 @@ from policy_trainer.config.data import (
     PromptConfig,
     SourceConfig,
 )
-from policy_trainer.config.entropy import EntropyConfig
-from policy_trainer.config.lora import LoraConfig
-from policy_trainer.config.loss import LossConfig
-from policy_trainer.config.masks import MaskConfig
-from policy_trainer.config.reward_training import RewardTrainingConfig
+from policy_trainer.config.loss import EntropyConfig, LossConfig, MaskConfig
 from policy_trainer.config.rewards import HttpRewardConfig, JudgingConfig, PenaltyConfig, RewardModelConfig
-from policy_trainer.config.sampling import SamplingConfig
+from policy_trainer.config.sampling import SamplerName, SamplingConfig, VllmConfig
 from policy_trainer.config.sections import (
     CheckpointConfig,
     EvalEvaluationConfig,
     EvaluationConfig,
+    LoraConfig,
     OptimizerConfig,
     ReferenceConfig,
     ReferenceSource,
     SamplesConfig,
 )
-from policy_trainer.config.sft import SftConfig
+from policy_trainer.config.supervised import RewardTrainingConfig, SftConfig
 from policy_trainer.config.train import DoctorConfig, PlanConfig, ReplayConfig, TrainConfig
-from policy_trainer.config.vllm import SamplerName, VllmConfig
 
 __all__ = [
     "ENV_PREFIX",

@@ -11,13 +11,12 @@ from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_valida
 from pydantic_settings import BaseSettings, CliSuppress, CliVariadicArg
 
 from policy_trainer.config.data import DataConfig, TaskName, check_source
-from policy_trainer.config.lora import LoraConfig
+from policy_trainer.config.marks import Resume, Section, Travel
 from policy_trainer.config.rewards import JudgingConfig
-from policy_trainer.config.sampling import SamplingConfig
-from policy_trainer.config.sections import EvalEvaluationConfig, Section, Travel
-from policy_trainer.config.vllm import SamplerName, VllmConfig, check_sampler, check_sleep_mode
+from policy_trainer.config.sampling import SamplerName, SamplingConfig, VllmConfig, check_sampler, check_sleep_mode
+from policy_trainer.config.sections import EvalEvaluationConfig, LoraConfig
 from shared.api import PLAIN_NAME
-from shared.settings import Dtype, settings_config
+from shared.settings import Dtype, InHelp, settings_config
 
 # Where published weights meet.
 WeightsPlace = Literal["directory", "server"]
@@ -41,15 +40,15 @@ class ModelConfig(BaseSettings):
 
     model_config = settings_config(ENV_PREFIX)
 
-    config: Path | None = None
+    config: Annotated[Path | None, Travel.PRIVATE, Resume.NOT_KEPT, InHelp()] = None
     """TOML file with any of these settings. A run writes its own to RUN_DIR/config.toml."""
-    model: Annotated[str, Travel.PUBLISHED] = Field(min_length=1)
+    model: Annotated[str, Travel.PUBLISHED, Resume.FIXED, InHelp("train doctor replay eval sft")] = Field(min_length=1)
     """Directory or Hub id of a Hugging Face causal LM."""
-    revision: Annotated[str | None, Travel.PUBLISHED] = None
+    revision: Annotated[str | None, Travel.PUBLISHED, Resume.FIXED] = None
     """Branch, tag or commit of a Hub model."""
-    device: str = "auto"
+    device: Annotated[str, InHelp()] = "auto"
     """Where the model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
-    dtype: Annotated[Dtype, Travel.PUBLISHED] = "float32"
+    dtype: Annotated[Dtype, Travel.PUBLISHED, InHelp("rollout eval")] = "float32"
     """Precision of the weights."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of this process. Default: PyTorch's choice."""
@@ -58,24 +57,24 @@ class ModelConfig(BaseSettings):
 class CommonConfig(ModelConfig):
     """Settings of every command that samples answers to problems from a model."""
 
-    preset: str | None = None
+    preset: Annotated[str | None, Resume.FIXED] = None
     """Published recipe whose settings replace the defaults. `policy-trainer presets` lists them."""
-    seed: Annotated[int, Travel.PUBLISHED] = Field(default=0, ge=0)
+    seed: Annotated[int, Travel.PUBLISHED, Resume.FIXED] = Field(default=0, ge=0)
     """Random seed for drawing problems and sampling tokens."""
-    task: TaskName = "arithmetic"
+    task: Annotated[TaskName, Resume.FIXED, InHelp("train doctor eval")] = "arithmetic"
     """Source of the problems, and how an answer is judged: arithmetic, countdown, gsm8k, math, jsonl, dataset, mixture,
     or module:name for your own task. Default: jsonl if data.path is given, dataset if data.dataset is."""
-    rewards: Annotated[CliVariadicArg[list[str]], Travel.NAME] = []
+    rewards: Annotated[CliVariadicArg[list[str]], Travel.NAME, Resume.FIXED, InHelp("train doctor eval")] = []
     """Names of reward functions, or module:function for your own, or the URL of a server that judges. Default: those of
     the task."""
-    reward_weights: Annotated[CliVariadicArg[list[float]], Travel.PUBLISHED] = []
+    reward_weights: Annotated[CliVariadicArg[list[float]], Travel.PUBLISHED, Resume.FIXED] = []
     """Weight of each reward in the total, in the order of `rewards`. Default: 1 each."""
-    judging: Annotated[JudgingConfig, Travel.PUBLISHED] = JudgingConfig()
-    data: Annotated[DataConfig, Travel.PUBLISHED] = DataConfig()
-    sampling: Annotated[SamplingConfig, Travel.PUBLISHED] = SamplingConfig()
+    judging: Annotated[JudgingConfig, Travel.PUBLISHED, Resume.FIXED] = JudgingConfig()
+    data: Annotated[DataConfig, Travel.PUBLISHED, Resume.FIXED] = DataConfig()
+    sampling: Annotated[SamplingConfig, Travel.PUBLISHED, Resume.FIXED] = SamplingConfig()
     sampler: SamplerName = "hf"
     """What samples. hf: transformers. vllm: vLLM in this process. vllm-server: a running `vllm serve`."""
-    vllm_url: str | None = None
+    vllm_url: Annotated[str | None, Travel.PRIVATE] = None
     """URL of the `vllm serve` of sampler vllm-server, such as http://127.0.0.1:8000."""
     vllm: VllmConfig = VllmConfig()
 
@@ -104,23 +103,25 @@ class CommonConfig(ModelConfig):
 class RunConfig(CommonConfig):
     """Settings that the trainer and its rollout workers share."""
 
-    run_dir: Path = Path("runs/default")
+    run_dir: Annotated[Path, Resume.NOT_COMPARED, InHelp("train rollout doctor replay")] = Path("runs/default")
     """Directory for everything that the run writes: metrics, checkpoints, published weights, the trained model."""
-    run: str = ""
+    run: Annotated[str, Resume.FIXED, InHelp("rollout")] = ""
     """Name of the run on the reference server. Default: the name of run_dir."""
-    server: str = INLINE
+    server: Annotated[str, Travel.PRIVATE, InHelp("train rollout doctor")] = INLINE
     """URL of the reference server. inline: the trainer starts one on this machine, with a queue in run_dir, and stops
     it at the end."""
-    weights: WeightsPlace = "directory"
+    weights: Annotated[WeightsPlace, InHelp("rollout")] = "directory"
     """Where workers get the published weights. directory: RUN_DIR/weights, which they share with the trainer. server:
     the reference server, for workers elsewhere."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, Travel.PRIVATE, InHelp("doctor")] = None
     """File whose first token is sent to the server. Lines are TOKEN or ROLE TOKEN; `#` begins a comment."""
-    token: CliSuppress[SecretStr | None] = Field(default=None, exclude=True)
+    token: Annotated[CliSuppress[SecretStr | None], Travel.PRIVATE, Resume.NOT_COMPARED] = Field(
+        default=None, exclude=True
+    )
     """The token itself, from the environment only. It is never written to a file."""
-    tls_ca: Path | None = None
+    tls_ca: Annotated[Path | None, Travel.PRIVATE] = None
     """PEM file of the private authority that signed the server's certificate. Default: the public authorities."""
-    lora: LoraConfig = LoraConfig()
+    lora: Annotated[LoraConfig, Resume.FIXED] = LoraConfig()
 
     @field_validator("server")
     @classmethod
@@ -164,14 +165,14 @@ class RolloutLossConfig(Section):
 class RolloutConfig(RunConfig):
     """Sample completions with the run's published weights, judge them, and upload them to the reference server."""
 
-    worker: int = Field(default=0, ge=0)
+    worker: Annotated[int, InHelp()] = Field(default=0, ge=0)
     """Number of this worker, from 0. Worker k of n takes the problems whose index is k modulo n."""
-    workers: int = Field(default=1, ge=1)
+    workers: Annotated[int, InHelp()] = Field(default=1, ge=1)
     """Number of workers in all. Default: one for each of `devices`, else 1."""
-    devices: CliVariadicArg[list[str]] = []
+    devices: Annotated[CliVariadicArg[list[str]], InHelp()] = []
     """Instead of device: start a worker on each of several, cuda:0 cuda:1. The first is number `worker`."""
     loss: RolloutLossConfig = RolloutLossConfig()
-    trust_settings: bool = False
+    trust_settings: Annotated[bool, InHelp()] = False
     """Without config: accept all published settings, including those that name code, files or hosts. Whoever may
     publish weights of the run can then execute code on this machine. Default: such settings are refused; the error
     names the options to give instead."""
@@ -216,7 +217,7 @@ class EvalConfig(CommonConfig):
     """Measure a model's accuracy on held-out problems. The table goes to standard error, JSON to standard output."""
 
     evaluation: EvalEvaluationConfig = EvalEvaluationConfig()
-    samples: Annotated[int, Field(ge=0), BeforeValidator(_not_a_runs)] = 0
+    samples: Annotated[int, Field(ge=0), BeforeValidator(_not_a_runs), InHelp()] = 0
     """Print this many problems with their answers and rewards too, 5 if no number is given."""
 
 

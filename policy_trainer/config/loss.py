@@ -1,13 +1,78 @@
-"""The GRPO family: how rewards become advantages, and how advantages become a loss."""
+"""The GRPO family: how rewards become advantages, advantages a loss, and which tokens train."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from policy_trainer.config.entropy import EntropyConfig
-from policy_trainer.config.masks import MaskConfig
-from policy_trainer.config.sections import Section, Travel
+from policy_trainer.config.marks import Section, Travel
+from shared.settings import InHelp
+
+
+class EntropyConfig(Section):
+    """The bonus adds -coef times the mean entropy of the tokens that train to the loss, so that the policy keeps
+    exploring."""
+
+    coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the bonus; with a target, the one that the run begins with."""
+    target: float | None = Field(default=None, ge=0)
+    """Nats a token: after each update the coefficient rises by delta where the entropy was at or below this, else it
+    falls; there is a bonus only while it is at or below. Take about the metric `entropy` of the first steps. Default:
+    the coefficient is fixed."""
+    delta: float = Field(default=0.005, gt=0)
+    """With a target: how far the coefficient moves after an update."""
+    min: float = Field(default=0.0, ge=0)
+    """With a target: least coefficient."""
+    max: float = Field(default=1.0, ge=0)
+    """With a target: largest coefficient."""
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> "EntropyConfig":
+        if self.target is None:
+            fields: dict[str, Any] = type(self).model_fields
+            moved = [name for name in ("delta", "min", "max") if getattr(self, name) != fields[name].default]
+            if moved:
+                raise ValueError(f"loss.entropy.{moved[0]}: the coefficient is fixed without loss.entropy.target")
+        elif self.min > self.max:
+            raise ValueError("loss.entropy.min: must not be above loss.entropy.max")
+        elif not self.min <= self.coef <= self.max:
+            raise ValueError("loss.entropy.coef: must lie between loss.entropy.min and loss.entropy.max")
+        return self
+
+
+class MaskConfig(Section):
+    """Tokens outside of these bounds lose their surrogate, but keep their KL and still count as tokens. Each is off
+    without a bound. They compare the current policy with the sampler, and several may be on."""
+
+    off_policy_sequence: float | None = Field(default=None, gt=0)
+    """Nats a token: a completion whose log-probs fell by more than this on average since it was sampled does not train
+    where its advantage is negative (DeepSeek-V3.2). 0.5 is a common value."""
+    geometric_low: float | None = Field(default=None, gt=0)
+    """A completion does not train where the geometric mean of its tokens' ratios is below this. verl takes 0.999 for
+    another engine with the same weights, prime-rl took 0.1 for older weights."""
+    geometric_high: float | None = Field(default=None, gt=0)
+    """The same from above: 1.001 for another engine, 10 for older weights."""
+    dppo_low: float | None = Field(default=None, gt=0, le=1)
+    """A token with a negative advantage does not train where its probability fell by more than this (DPPO's binary
+    total variation). verl takes 0.15, prime-rl 0.2."""
+    dppo_high: float | None = Field(default=None, gt=0, le=1)
+    """The same for a positive advantage and a probability that rose: 0.15 or 0.2."""
+    ipo: float | None = Field(default=None, gt=0, le=1)
+    """A token does not train where its probability moved by more than this, whatever its advantage (prime-rl's IPO,
+    which takes 0.1)."""
+
+    @property
+    def active(self) -> set[str]:
+        """Names of the masks that have a bound."""
+        return {name.removesuffix("_low").removesuffix("_high") for name, bound in self if bound is not None}
+
+    @model_validator(mode="after")
+    def _keeps_something(self) -> "MaskConfig":
+        low, high = self.geometric_low, self.geometric_high
+        if low is not None and high is not None and low > high:
+            raise ValueError("loss.mask.geometric_low: must not be above loss.mask.geometric_high: nothing would train")
+        return self
+
 
 _DEFAULT_SCALES: Mapping[str, Literal["group", "batch", "none"]] = {
     "outcome": "group",
@@ -24,7 +89,9 @@ class LossConfig(Section):
     """The GRPO loss: docs/mathematics.md has every formula."""
 
     advantage: Annotated[
-        Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"], Travel.PUBLISHED
+        Literal["outcome", "process", "dr_grpo", "rloo", "reinforce++", "gdpo", "distill"],
+        Travel.PUBLISHED,
+        InHelp("replay"),
     ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
     RLOO, REINFORCE++, or GDPO, which normalises each of several rewards apart. distill: a teacher's log-probs instead
@@ -48,7 +115,7 @@ class LossConfig(Section):
     """Denominator of the ratio: the sampler's log-probs; the learner's before its first update on a batch; the
     learner's current ones, which makes the ratio 1; or log_linear: those before the first update, estimated between
     sampler and learner by the age of the sample, without a forward (AReaL)."""
-    surrogate: Literal["clip", "reinforce", "cispo", "sapo", "vespo"] = "clip"
+    surrogate: Annotated[Literal["clip", "reinforce", "cispo", "sapo", "vespo"], InHelp("replay")] = "clip"
     """Objective per ratio and advantage: PPO's clipped ratio, REINFORCE, CISPO, SAPO, or VESPO."""
     importance_sampling_level: Literal["token", "sequence", "sequence_sum"] = "token"
     """Ratio of each token, the geometric mean of the ratios of a completion (GSPO), or their product."""
@@ -74,11 +141,13 @@ class LossConfig(Section):
     """Surrogate vespo: vespo_k_pos for negative advantages."""
     vespo_lambda_neg: float = Field(default=2.0, gt=0)
     """Surrogate vespo: vespo_lambda_pos for negative advantages."""
-    aggregation: Literal["sequence_mean", "token_mean", "constant", "luspo"] = "sequence_mean"
+    aggregation: Annotated[Literal["sequence_mean", "token_mean", "constant", "luspo"], InHelp("replay")] = (
+        "sequence_mean"
+    )
     """How token losses are averaged: over tokens, then completions (sequence_mean); over all tokens of the step
     (token_mean); their sum divided by a fixed number (constant); or summed over tokens, averaged over completions
     (luspo)."""
-    beta: float = Field(default=0.04, ge=0)
+    beta: Annotated[float, InHelp("train doctor replay")] = Field(default=0.04, ge=0)
     """Weight of the KL penalty to the reference. With 0 no reference model is needed."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from policy_trainer.config.sections import Section, Travel
+from policy_trainer.config.marks import Resume, Section, Travel
 from shared.settings import Dtype
 
 
@@ -15,11 +15,11 @@ class RewardModelConfig(Section):
     """Directory or Hub id of the reward model; required when `rewards` names `model`."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model."""
-    device: Annotated[str, Travel.LOCAL] = "auto"
+    device: Annotated[str, Travel.LOCAL, Resume.FREE] = "auto"
     """Where the reward model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
     dtype: Dtype = "float32"
     """Precision of the reward model's weights."""
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: Annotated[int, Resume.FREE] = Field(default=16, ge=1)
     """Completions scored in one forward."""
     max_length: int = Field(default=2048, ge=1)
     """Maximum tokens of prompt and completion together. Of a longer text only the last tokens are scored."""
@@ -53,17 +53,17 @@ class PenaltyConfig(Section):
 class JudgingConfig(Section):
     """How completions are judged."""
 
-    seconds: float = Field(default=5.0, gt=0, le=86_400)
+    seconds: Annotated[float, Resume.FREE] = Field(default=5.0, gt=0, le=86_400)
     """Time limit in seconds for one completion and one sandboxed reward: your own functions and those that use
     math-verify. The process is killed when it takes longer. A call with many completions has this for each of them.
     One day at most."""
-    memory_gib: Annotated[float, Travel.LOCAL] = Field(default=4.0, ge=0)
+    memory_gib: Annotated[float, Travel.LOCAL, Resume.FREE] = Field(default=4.0, ge=0)
     """Memory limit of the sandbox process, in GiB. 0: no limit, which CUDA in a reward of your own needs."""
-    workers: Annotated[int, Travel.LOCAL] = Field(default=1, ge=1)
+    workers: Annotated[int, Travel.LOCAL, Resume.FREE] = Field(default=1, ge=1)
     """Processes that judge side by side in a sandbox, each with memory_gib. Rewards that take many completions in one
     call use one of them."""
     steps: bool = False
     """Have the task judge the steps of each completion too, as loss.advantage = process needs."""
     model: RewardModelConfig = RewardModelConfig()
-    http: HttpRewardConfig = HttpRewardConfig()
+    http: Annotated[HttpRewardConfig, Resume.FREE] = HttpRewardConfig()
     penalty: PenaltyConfig = PenaltyConfig()

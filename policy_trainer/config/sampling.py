@@ -1,24 +1,27 @@
-"""How completions are sampled."""
+"""How completions are sampled, and what samples them."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
-from policy_trainer.config.sections import Section, Travel
+from policy_trainer.config.loss import LossConfig
+from policy_trainer.config.marks import Resume, Section, Travel
 from shared.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
+from shared.settings import InHelp
 
 
 class SamplingConfig(Section):
     """How completions are sampled."""
 
-    num_generations: int = Field(default=8, ge=1, le=65_536)
+    num_generations: Annotated[int, Resume.FREE, InHelp("train doctor")] = Field(default=8, ge=1, le=65_536)
     """Completions per prompt: the group size G."""
-    prompts_per_round: int = Field(default=8, ge=1, le=65_536)
+    prompts_per_round: Annotated[int, Resume.FREE] = Field(default=8, ge=1, le=65_536)
     """Prompts that a worker samples together."""
-    max_completion_length: int = Field(default=512, ge=1)
+    max_completion_length: Annotated[int, InHelp("train doctor eval")] = Field(default=512, ge=1)
     """Maximum tokens of a completion; longer ones are cut off."""
-    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
+    temperature: Annotated[float, InHelp("eval")] = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Logits are divided by it in sampling, scoring and training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. The learner
@@ -37,9 +40,9 @@ class SamplingConfig(Section):
     max_logp_difference: float = Field(default=1.0, gt=0)
     """After each update of its weights a worker compares its log-probs of a few tokens with the trainer's. It stops
     where they differ by more than this many nats on average: it does not sample from the policy that is trained."""
-    max_resamples: int = Field(default=0, ge=0)
+    max_resamples: Annotated[int, Resume.FREE] = Field(default=0, ge=0)
     """Dynamic sampling: replace a group whose rewards are all equal by another problem's, at most this many times."""
-    regroup: int = Field(default=0, ge=0)
+    regroup: Annotated[int, Resume.FREE] = Field(default=0, ge=0)
     """Regrouping: keep a group whose rewards are all equal for this many rounds, sample its problem again in them, and
     make a group of all its completions once their rewards differ. 0 turns it off."""
 
@@ -52,3 +55,66 @@ class SamplingConfig(Section):
         if self.regroup and self.prompts_per_round < 2:
             raise ValueError("regroup: a round of one prompt has no place for a kept one: use more prompts_per_round")
         return self
+
+
+SamplerName = Literal["hf", "vllm", "vllm-server"]
+
+# Settings that make vLLM renormalise the log-probs that it reports, and the values that turn them off.
+_RENORMALISING: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+
+
+class VllmConfig(Section):
+    """The engine of sampler vllm, by vLLM's own names. A server of sampler vllm-server has options of its own."""
+
+    gpu_memory_utilization: float = Field(default=0.3, gt=0, le=1)
+    """Share of the GPU's memory for the engine, its weights included. 0.9 suits a GPU that nothing else uses."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Maximum tokens of prompt and completion together. Default: what data.max_prompt_length and
+    sampling.max_completion_length need."""
+    enforce_eager: bool = False
+    """Neither compile the model nor capture CUDA graphs: starts sooner, samples more slowly."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Number of GPUs that share the model."""
+    enable_sleep_mode: bool = False
+    """Trainer and workers take turns on the GPU that they share: vLLM sleeps while the trainer steps, and gives its
+    memory back. Also for sampler vllm-server."""
+
+
+def check_sampler(sampler: SamplerName, url: str | None, device: str) -> None:
+    """Raises ValueError for a server without a URL, and for a device that vLLM cannot be told."""
+    if sampler == "vllm-server" and not (url or "").startswith(("http://", "https://")):
+        got = "none" if url is None else repr(url)
+        raise ValueError(f"vllm_url: --sampler vllm-server needs the URL of a running `vllm serve`, got {got}")
+    if sampler == "vllm" and device.startswith("cuda:") and device != "cuda:0":
+        raise ValueError(
+            f"device: vLLM takes the first GPUs that it sees, not {device}: "
+            f"set CUDA_VISIBLE_DEVICES={device.removeprefix('cuda:')} and leave device out"
+        )
+
+
+def check_sleep_mode(sampler: SamplerName, weights: str, vllm: VllmConfig) -> None:
+    """Raises ValueError where no engine could sleep, and where workers are not on the trainer's machine."""
+    if not vllm.enable_sleep_mode:
+        return
+    if sampler == "hf":
+        raise ValueError(
+            "vllm.enable_sleep_mode: sampler hf has no engine that sleeps: leave it out, or use --sampler vllm or "
+            "vllm-server"
+        )
+    if weights == "server":
+        raise ValueError(
+            "vllm.enable_sleep_mode: workers elsewhere do not share the trainer's GPU: leave it out, or use "
+            "--weights directory with workers on the trainer's machine"
+        )
+
+
+def check_sampler_logps(sampler: SamplerName, loss: LossConfig, sampling: SamplingConfig) -> None:
+    """Raises ValueError where log-probs that vLLM renormalised would be a ratio's denominator."""
+    changed = [name for name, off in _RENORMALISING.items() if getattr(sampling, name) != off]
+    if sampler == "hf" or loss.old_logps not in ("sampler", "log_linear") or not changed:
+        return
+    raise ValueError(
+        f"sampling.{changed[0]}: vLLM reports log-probs of what it drew from, and the learner's are of all tokens, so "
+        f"the ratio of loss.old_logps = {loss.old_logps} would be wrong: set it to {_RENORMALISING[changed[0]]}, or "
+        "use loss.old_logps = recomputed, with loss.importance_sampling_correction = tis or mask"
+    )

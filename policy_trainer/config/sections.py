@@ -1,40 +1,22 @@
-"""How a run trains, apart from the loss: optimizer, checkpoints, evaluation, syncs of the reference model."""
+"""How a run trains, apart from the loss: optimizer, LoRA, reference, samples, checkpoints, evaluations."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+from pydantic_settings import CliVariadicArg
+
+from policy_trainer.config.marks import Section, Travel
+from shared.settings import InHelp
 
 # Where the log-probs of the KL penalty come from.
 ReferenceSource = Literal["server", "adapter-off"]
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False)
-
-
-class Travel(Enum):
-    """Marks a setting that the trainer publishes with its weights, for workers without a configuration file of the run.
-    The mark of a section applies to all its settings.
-
-    Whoever may publish weights chooses the values. So a worker accepts only what cannot name code, a file or a host:
-    numbers, booleans and choices (Literal). It refuses text, unless the setting itself is marked NAME or TEXT.
-    """
-
-    PUBLISHED = None
-    NAME = r"[\w/-]+"
-    """A name from our registries is accepted; `module:name` and URLs are refused."""
-    TEXT = r"(?s:.*)"
-    """Any text is accepted, since it is only used as text."""
-    LOCAL = "not published"
-    """Never published, although the rest of its section is: it concerns the worker's machine."""
-
-
 class OptimizerConfig(Section):
     """AdamW with a linear warmup, then a decay over the run."""
 
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: Annotated[float, InHelp("train replay")] = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler_type: Literal["linear", "cosine"] = "linear"
     """Shape of the decay from the peak to min_lr_rate."""
@@ -115,12 +97,24 @@ class EvaluationConfig(Section):
     """Steps between evaluations while training; 0 evaluates only before the first step and after the last."""
     problems: int = Field(default=128, ge=1)
     """Number of held-out problems in one evaluation."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: Annotated[int, InHelp("eval")] = Field(default=64, ge=1)
     """Problems that are answered together."""
 
 
 class EvalEvaluationConfig(EvaluationConfig):
     """Accuracy on held-out problems, for command eval."""
 
-    problems: int = Field(default=512, ge=1)
+    problems: Annotated[int, InHelp("eval")] = Field(default=512, ge=1)
     """Number of held-out problems in one evaluation."""
+
+
+class LoraConfig(Section):
+    """Train adapters beside the frozen weights of the model (LoRA)."""
+
+    rank: Annotated[int, Travel.PUBLISHED] = Field(default=0, ge=0)
+    """Rank of the adapters; 0 trains all weights of the model instead."""
+    alpha: float = Field(default=32.0, gt=0)
+    """What an adapter adds is multiplied by alpha / rank."""
+    target_modules: CliVariadicArg[list[str]] = Field(default=["all-linear"], min_length=1)
+    """Linear layers that get an adapter, by the ends of their names, such as q_proj v_proj. all-linear: all but the LM
+    head."""

@@ -1,4 +1,4 @@
-"""Settings of the trainer."""
+"""Settings of the trainer, and cautions about those that do not go together."""
 
 import re
 from pathlib import Path
@@ -9,41 +9,43 @@ from pydantic_settings import CliVariadicArg
 
 from policy_trainer.config.commands import INLINE, RunConfig, TrainingDtype
 from policy_trainer.config.loss import LossConfig
+from policy_trainer.config.marks import Resume, Travel
+from policy_trainer.config.sampling import check_sampler_logps
 from policy_trainer.config.sections import (
     CheckpointConfig,
     EvaluationConfig,
+    LoraConfig,
     OptimizerConfig,
     ReferenceConfig,
     SamplesConfig,
-    Travel,
 )
-from policy_trainer.config.vllm import check_sampler_logps
+from shared.settings import InHelp
 
 
 class TrainConfig(RunConfig):
     """Train a policy with GRPO on the scored batches of a reference server."""
 
-    dtype: Annotated[TrainingDtype, Travel.PUBLISHED] = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
+    dtype: Annotated[TrainingDtype, Travel.PUBLISHED, InHelp("doctor replay")] = "float32"  # pyright: ignore[reportIncompatibleVariableOverride]
     """Precision of the weights."""
 
-    teacher: str | None = Field(default=None, min_length=1)
+    teacher: Annotated[str | None, Resume.FIXED] = Field(default=None, min_length=1)
     """Directory or Hub id of the model to learn from (loss.advantage = distill, or loss.distillation_coef), for the
     server that the trainer starts. A server of your own has one by its --teacher, or as its --model."""
     rollout: Literal["inline", "external"] = "inline"
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
-    resume: bool = False
+    resume: Annotated[bool, Travel.PRIVATE, Resume.NOT_KEPT, InHelp("train")] = False
     """Continue from the newest checkpoint in run_dir."""
-    dry_run: bool = False
+    dry_run: Annotated[bool, Resume.NOT_KEPT, InHelp("train")] = False
     """Take one group through everything, from sampling to a checkpoint, in a temporary directory; then stop."""
-    max_steps: int = Field(default=100, ge=0)
+    max_steps: Annotated[int, InHelp("train replay")] = Field(default=100, ge=0)
     """Total training steps of the run. 0: as many as num_train_epochs make."""
-    num_train_epochs: float | None = Field(default=None, gt=0)
+    num_train_epochs: Annotated[float | None, InHelp("train")] = Field(default=None, gt=0)
     """Passes over the training problems, instead of max_steps, which wins where both are given."""
-    groups_per_step: int = Field(default=8, ge=1)
+    groups_per_step: Annotated[int, InHelp("replay")] = Field(default=8, ge=1)
     """Groups in one training step: one group is one prompt with its completions."""
-    num_iterations: int = Field(default=1, ge=1)
+    num_iterations: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
     """Passes over the groups of each step (mu in the GRPO paper)."""
-    minibatches: int = Field(default=1, ge=1)
+    minibatches: Annotated[int, InHelp("replay")] = Field(default=1, ge=1)
     """Parts that the groups of a step are split into. Each part of each pass is one optimizer update."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
     """Maximum tokens of one forward and backward, unless a single group has more."""
@@ -175,7 +177,7 @@ class DoctorConfig(TrainConfig):
 class ReplayConfig(TrainConfig):
     """Train on recorded batches, without a server and without sampling, by the settings of `train`."""
 
-    batches: Path
+    batches: Annotated[Path, Resume.NOT_KEPT, InHelp()]
     """What to train on: a directory of `train --record`, or one with batches as safetensors files."""
 
 
@@ -212,3 +214,59 @@ def _single_completion_error(config: TrainConfig) -> str | None:
     if config.sampling.max_resamples:
         return "a group of 1 has no variance and would be sampled again: use more, or sampling.max_resamples = 0"
     return None
+
+
+# Steps whose groups may be sampled at once: more make the staleness of the last ones worth a word.
+_STEPS_AHEAD = 2
+
+
+def cautions(config: TrainConfig) -> list[str]:
+    """One warning for each questionable combination of settings; each names its fields."""
+    loss, sampling = config.loss, config.sampling
+    found = []
+    if loss.penalises_loss and loss.kl == "k1" and loss.kl_weight == "one":
+        found.append(
+            "loss.kl = k1 in the loss has an expected gradient of 0 on-policy, so it bounds nothing. Use k3 or k2, "
+            "loss.kl_weight = ratio, or loss.kl_in = reward"
+        )
+    if loss.kl_in == "both":
+        found.append("loss.kl_in = both applies the KL penalty twice, in the rewards and in the loss")
+    if loss.surrogate == "vespo" and loss.importance_sampling_level != "token":
+        found.append(
+            "loss.importance_sampling_level: vespo weighs whole completions in a way of its own; this is the ratio of "
+            "the metrics and of loss.kl_weight alone"
+        )
+    if loss.aggregation == "luspo" and loss.importance_sampling_level == "token":
+        found.append(
+            "loss.aggregation = luspo sums over tokens, and is published with one ratio for a completion: set "
+            "loss.importance_sampling_level = sequence"
+        )
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        found.append(
+            "sampling.top_p or top_k: completions are drawn from the likeliest tokens only, and the learner does not "
+            "renormalise, so the ratio and the KL are biased; top_p = 1 and top_k = 0 turn them off"
+        )
+    if sampling.min_p > 0:
+        found.append(
+            "sampling.min_p: completions are drawn from the likeliest tokens only, and the learner does not "
+            "renormalise, so the ratio and the KL are biased; min_p = 0 turns it off"
+        )
+    if sampling.repetition_penalty != 1:
+        found.append(
+            "sampling.repetition_penalty: completions are drawn from penalised probabilities, and the learner computes "
+            "the others, so the ratio and the KL are biased; repetition_penalty = 1 turns it off"
+        )
+    if (steps := sampling.prompts_per_round / config.groups_per_step) > _STEPS_AHEAD:
+        found.append(
+            f"sampling.prompts_per_round: a round has the groups of {steps:g} steps, so the last of them are that many "
+            f"steps old when they are trained; {config.groups_per_step} keeps them fresh"
+        )
+    if config.reference.decay and not config.reference.sync_steps:
+        found.append("reference.decay does nothing while reference.sync_steps is 0: the reference never changes")
+    if not config.lora.rank and config.lora != LoraConfig():
+        found.append("lora.alpha and lora.target_modules do nothing while lora.rank is 0: all weights are trained")
+    if config.judging.model.path and "model" not in config.rewards:
+        found.append("judging.model.path: this reward model is not used, because --rewards does not name `model`")
+    if config.judging.steps and loss.advantage != "process":
+        found.append(f"judging.steps: loss.advantage = {loss.advantage} does not use the rewards of steps: use process")
+    return found

@@ -11,8 +11,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from policy_trainer.config.commands import RolloutConfig, RunConfig
-from policy_trainer.config.sections import Travel
+from policy_trainer.config.marks import Travel, find_mark
 from shared.settings.names import group_at
+
+# The text that a worker accepts in a published setting with this mark; none in others.
+_ACCEPTED: Mapping[Travel | None, str] = {Travel.NAME: r"[\w/-]+", Travel.TEXT: r"(?s:.*)"}
 
 
 def worker_settings(config: RunConfig) -> dict[str, Any]:
@@ -62,8 +65,8 @@ def _travelling(settings: Mapping[str, Any], model: type[BaseModel], *, inside: 
     """inside: whether `settings` are those of a section that is published."""
     kept: dict[str, Any] = {}
     for name, info in model.model_fields.items():
-        value, travel = settings.get(name), _travel(info)
-        if value is None or travel is Travel.LOCAL:
+        value, travel = settings.get(name), find_mark(info, Travel)
+        if value is None or travel in (Travel.LOCAL, Travel.PRIVATE):
             continue
         travels, group = inside or travel is not None, group_at(model, (name,))
         if group and isinstance(value, Mapping):
@@ -74,13 +77,9 @@ def _travelling(settings: Mapping[str, Any], model: type[BaseModel], *, inside: 
     return kept
 
 
-def _travel(info: FieldInfo) -> Travel | None:
-    return next((mark for mark in info.metadata if isinstance(mark, Travel)), None)
-
-
 def _names_nothing(info: FieldInfo, value: Any) -> bool:
     """Whether a published value cannot name code, a file or a host, judged by its type or the setting's mark."""
-    pattern = (_travel(info) or Travel.PUBLISHED).value
+    pattern = _ACCEPTED.get(find_mark(info, Travel))
     return _has_no_text(info.annotation) or all(
         pattern is not None and re.fullmatch(pattern, text, re.ASCII) for text in _texts(value)
     )

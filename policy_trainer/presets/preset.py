@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.config.task_settings import SOURCE_SETTINGS
+from policy_trainer.config.data import SOURCE_SETTINGS
 from shared.settings import from_values
+from shared.settings.names import flat_settings
 
 # The deviation of every file with `samples_in_turn`.
 SAMPLES_IN_TURN = (
@@ -78,19 +79,11 @@ def read_preset(path: Path) -> Preset:
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a file, settings by dotted names. A file that `extends` another overrides the other's keys."""
     keys = tomllib.loads(path.read_text(encoding="utf-8"))
-    keys["settings"] = _flat(keys["settings"])
+    keys["settings"] = flat_settings(keys["settings"])
     if "extends" not in keys:
         return keys
     base = _read(path.with_name(f"{keys.pop('extends')}.toml"))
     return base | keys | {"settings": base["settings"] | keys["settings"]}
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": [1, "source"]}} -> {"a.b": [1, "source"]}"""
-    found: dict[str, Any] = {}
-    for name, value in tables.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

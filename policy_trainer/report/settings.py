@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from policy_trainer.config import RewardTrainingConfig, SftConfig, TrainConfig
-from policy_trainer.config.resuming import default_settings, flat_settings
+from policy_trainer.config.marks import Travel, compared_settings, default_settings, marked
 from policy_trainer.reporting.metrics import Metrics
-from policy_trainer.reporting.tracking import PRIVATE
 from shared.settings.files import read_toml
 from shared.settings.names import unknown_names
 
@@ -54,10 +53,11 @@ def read_run_settings(path: Path, steps: Sequence[Metrics]) -> RunSettings:
     except (OSError, ValueError) as error:
         tables, problem = {}, f"{path.name} cannot be read: {error}"
     command = _of_tables(tables) if tables else _of_records(steps)
-    defaults = default_settings(_COMMANDS[command])
+    cls = _COMMANDS[command]
+    private = marked(cls, Travel.PRIVATE)
     given, usual = (
-        {name: value for name, value in found.items() if name.partition(".")[0] not in PRIVATE}
-        for found in (flat_settings(tables), defaults)
+        {name: value for name, value in settings.items() if name.partition(".")[0] not in private}
+        for settings in (compared_settings(tables, cls), default_settings(cls))
     )
     return RunSettings(command, given, usual, problem)
 

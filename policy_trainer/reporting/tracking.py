@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from policy_trainer.config import TrainConfig
+from policy_trainer.config.marks import Travel, marked
 from policy_trainer.reporting.sample_views import columns_and_rows, markdown
 from policy_trainer.reporting.samples import SampledGroup, SampleWriter
 from shared.errors import UserError
 
 # The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
 _PROJECT = "tandem"
-# Settings that are not sent to trackers: addresses, keys, and those that do not describe the run.
-PRIVATE = {"config", "resume", "server", "token", "token_file", "tls_ca", "vllm_url"}
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
 
@@ -185,7 +184,8 @@ def start_trackers(config: TrainConfig, first_step: int, note: Callable[[str], N
 
     Raises UserError when a new run cannot start one; a resumed run continues without it.
     """
-    settings = config.model_dump(mode="json", exclude=PRIVATE, exclude_none=True)
+    private = marked(type(config), Travel.PRIVATE)
+    settings = config.model_dump(mode="json", exclude=private, exclude_none=True)
     run = TrackedRun(config.run, config.run_dir, first_step, settings)
     started: list[Tracker] = []
     for name in dict.fromkeys(config.report_to):

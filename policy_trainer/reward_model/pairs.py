@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policy_trainer.config.reward_training import RewardTrainingConfig
+from policy_trainer.config.supervised import RewardTrainingConfig
 from policy_trainer.reward_model.preferences import Preference, read_preferences
 from policy_trainer.rewards.text_classifier import TextClassifier
 from policy_trainer.supervised.row_set import RowSet

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policy_trainer.config.reward_training import PairsConfig
+from policy_trainer.config.supervised import PairsConfig
 from policy_trainer.data.fields import messages_of, text_of
 from policy_trainer.data.problem import Message, Problem
 from policy_trainer.data.rows import Row, Rows, read_dataset, read_file

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config.reward_training import RewardTrainingConfig
+from policy_trainer.config.supervised import RewardTrainingConfig
 from policy_trainer.reward_model.bradley_terry import PreferenceLearner
 from policy_trainer.reward_model.pairs import Pair, load_pairs
 from policy_trainer.rewards.text_classifier import TextClassifier

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic_settings import BaseSettings
 from rich.console import Console
 
-from policy_trainer.config.resuming import NOT_KEPT, Change, changes
+from policy_trainer.config.marks import Change, Resume, changes, marked
 from policy_trainer.run_files.locks import hold, is_held
 from shared.api.base import Version
 from shared.atomic_files import read_json, write_json, write_text
@@ -223,7 +223,8 @@ class RunDirectory:
         The file is replaced in one rename, because a worker may read it at the same time. Raises UserError if the
         directory cannot be written.
         """
-        values = json.loads(config.model_dump_json(exclude=NOT_KEPT, exclude_none=True))
+        left_out = marked(type(config), Resume.NOT_KEPT)
+        values = json.loads(config.model_dump_json(exclude=left_out, exclude_none=True))
         with self._refusals():
             self.root.mkdir(parents=True, exist_ok=True)
             write_text(self.config, tomli_w.dumps(values))

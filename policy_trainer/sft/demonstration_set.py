@@ -5,7 +5,7 @@ from collections.abc import Callable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import SftConfig
-from policy_trainer.config.sft import SftDataConfig
+from policy_trainer.config.supervised import SftDataConfig
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder, encode_all, read_demonstrations
 from policy_trainer.supervised.row_set import RowSet, every_tenth

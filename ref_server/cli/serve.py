@@ -27,12 +27,6 @@ from shared.settings import load_settings
 
 log = structlog.get_logger()
 
-# What --help lists.
-ESSENTIAL = (
-    "model", "teacher", "no_model", "device", "devices", "dtype", "host", "port", "token_file", "data_dir", "store",
-    "max_batch_tokens", "snapshot_root", "config",
-)  # fmt: skip
-
 
 def run(arguments: list[str]) -> int:
     config = load_settings(
@@ -41,7 +35,6 @@ def run(arguments: list[str]) -> int:
         prog="ref-server serve",
         schema=Environment,
         file_schema=ServeConfig,
-        essential=ESSENTIAL,
     )
     configure_logs(config.log_format, config.log_level)
     log_uncaught_errors()

@@ -14,7 +14,7 @@ from ref_server.access.hosts import is_loopback
 from ref_server.access.keys import Keys, one_admin, read_keys
 from ref_server.config.queue import MIB, QueueConfig
 from shared.logs import LogFormat, LogLevel
-from shared.settings import Dtype, settings_config
+from shared.settings import Dtype, InHelp, settings_config
 
 # `balanced` is transformers' word.
 DeviceMapName = Literal["replicated", "balanced"]
@@ -42,38 +42,38 @@ class ServeConfig(BaseSettings):
 
     model_config = settings_config("REF_SERVER_")
 
-    config: Path | None = None
+    config: Annotated[Path | None, InHelp()] = None
     """TOML file with any of these settings."""
-    model: str | None = Field(default=None, min_length=1)
+    model: Annotated[str | None, InHelp()] = Field(default=None, min_length=1)
     """Directory or hub id of a Hugging Face causal LM."""
-    teacher: str | None = Field(default=None, min_length=1)
+    teacher: Annotated[str | None, InHelp()] = Field(default=None, min_length=1)
     """Directory or hub id of a second model of the same vocabulary, which scores each batch too, for distillation:
     teacher_logps. A teacher alone is --model."""
-    no_model: CliToggleFlag[bool] = False
+    no_model: Annotated[CliToggleFlag[bool], InHelp()] = False
     """Serve the queue alone: batches are leased as they were uploaded."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    device: str = "auto"
+    device: Annotated[str, InHelp()] = "auto"
     """Where the model runs: auto (the GPU if there is one, else the CPU), cpu, cuda:0, …"""
-    devices: CliVariadicArg[list[str]] = []
+    devices: Annotated[CliVariadicArg[list[str]], InHelp()] = []
     """Several devices instead of one: cuda:0 cuda:1."""
     device_map: DeviceMapName = "replicated"
     """What devices hold: replicated, each the whole model, which scores batches of its own; balanced, each a part of
     one model that no GPU can hold alone."""
-    dtype: Dtype = "auto"
+    dtype: Annotated[Dtype, InHelp()] = "auto"
     """Precision of the weights; auto: the one that the model was saved in."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for scoring; by default PyTorch's choice."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, InHelp()] = "127.0.0.1"
     """Address to listen on. Anything but loopback needs tokens, or --insecure."""
-    port: int = Field(default=8400, ge=1, le=65535)
+    port: Annotated[int, InHelp()] = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
     fd: int | None = Field(default=None, ge=3)
     """File descriptor of a socket that already listens at host and port, inherited from the parent process."""
     allowed_hosts: list[str] = []
     """Additional names of this server. It always accepts localhost, and beyond loopback also IP addresses and the
     machine's name."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, InHelp()] = None
     """File of tokens: lines of ROLE TOKEN, ROLE one of upload, train, admin, and after it name=NAME for the log and
     run=RUN for the only run that it may be used for. `#` begins a comment. Read again on SIGHUP."""
     token: CliSuppress[SecretStr | None] = None
@@ -90,17 +90,17 @@ class ServeConfig(BaseSettings):
     """Additional port to listen on: those clients have 59875 in their source."""
     legacy_insecure: CliToggleFlag[bool] = False
     """Let clients of the Simple-GRPO protocol on this machine in without a token."""
-    data_dir: Path = Path(".tandem")
+    data_dir: Annotated[Path, InHelp()] = Path(".tandem")
     """Where published weights are kept, and the queue, unless it is on PostgreSQL. A restart from the same folder finds
     both."""
-    store: StoreUrl = Field(default="sqlite", repr=False)  # may hold a password
+    store: Annotated[StoreUrl, InHelp()] = Field(default="sqlite", repr=False)  # may hold a password
     """sqlite keeps the queue in data_dir; postgresql://USER@HOST/DATABASE shares one queue among several servers."""
     max_weights_mib: int | None = Field(default=None, ge=1)
     """Most MiB of weights in data_dir, published or not yet committed. Default: what its disk has beyond
     queue.min_free_mib."""
     max_weights_mib_per_token: int | None = Field(default=None, ge=1)
     """Most MiB of weights that were uploaded with one token. Default: three times what is free."""
-    max_batch_tokens: int = Field(default=131_072, ge=2)
+    max_batch_tokens: Annotated[int, InHelp()] = Field(default=131_072, ge=2)
     """Largest batch that is admitted, in tokens: the prompt once and all completions."""
     max_body_mib: int = Field(default=64, ge=1)
     """Largest request body, in MiB."""
@@ -110,7 +110,7 @@ class ServeConfig(BaseSettings):
     bounds the memory of uploads."""
     scoring_tokens: int = Field(default=16_384, ge=1)
     """Most tokens of a forward of several batches and direct requests. A larger batch is scored alone."""
-    snapshot_root: Path | None = None
+    snapshot_root: Annotated[Path | None, InHelp()] = None
     """Directory of the snapshots that may replace the reference's weights (PUT /v1/reference). By default none may."""
     drain_seconds: float = Field(default=30, gt=0)
     """Seconds that the server has to finish its work after SIGTERM. The next start resumes what is left."""

@@ -4,21 +4,27 @@ Later ones override. One pydantic model describes them all. Unknown names and in
 setting's name and, where there is one, the name that was probably meant.
 """
 
+from shared.settings.files import EarlierRun, FindEarlier
 from shared.settings.load import (
     Dtype,
     PresetSettings,
+    PresetSource,
     Settings,
     from_python,
     from_values,
     load_settings,
     settings_config,
 )
-from shared.settings.suggestions import Hints
+from shared.settings.names import Hints, InHelp
 
 __all__ = [
     "Dtype",
+    "EarlierRun",
+    "FindEarlier",
     "Hints",
+    "InHelp",
     "PresetSettings",
+    "PresetSource",
     "Settings",
     "from_python",
     "from_values",

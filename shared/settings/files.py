@@ -1,4 +1,4 @@
-"""Settings from TOML files: one that is named as `config`, and that of a run's earlier life."""
+"""Settings from TOML files: the one that `config` names, and the one that an earlier process of the run wrote."""
 
 import sys
 import tomllib
@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
-from shared.settings.names import group_at, setting_names, unknown_names, without
-from shared.settings.suggestions import Hints, explain_unknown
+from shared.settings.names import Hints, explain_unknown, group_at, setting_names, unknown_names, without
 
-# The file of an earlier life, given what stronger sources said; None where there is none.
-EarlierLife = Callable[[Mapping[str, Any]], Path | None]
+# The file that an earlier process of the run wrote, given the values of stronger sources; None if there is none.
+FindEarlier = Callable[[Mapping[str, Any]], Path | None]
 
 
 class FileSource(TomlConfigSettingsSource):
@@ -34,7 +33,7 @@ class FileSource(TomlConfigSettingsSource):
         return own_fields(values, self.settings_cls)
 
     def _meant(self, name: str) -> str:
-        """What may have been meant. Inside of a list, as in `data.mixture.0.x`, it is something in the same group."""
+        """The name that was probably meant. Inside a list, as in `data.mixture.0.x`, it is one of the same group."""
         *path, last = name.split(".")
         names = tuple(part for part in path if not part.isdigit())
         group = group_at(self._schema, names)
@@ -44,10 +43,10 @@ class FileSource(TomlConfigSettingsSource):
         return explain_unknown(last, setting_names(group), self._hints, lambda known: prefix + known)
 
 
-class EarlierLifeSource(TomlConfigSettingsSource):
-    """The settings that an earlier life of the run wrote down. Those that this version does not know are left out."""
+class EarlierRun(TomlConfigSettingsSource):
+    """The settings that an earlier process of the run wrote. Those that this version does not know are left out."""
 
-    def __init__(self, cls: type[BaseSettings], find: EarlierLife, prog: str) -> None:
+    def __init__(self, cls: type[BaseSettings], find: FindEarlier, prog: str) -> None:
         super().__init__(cls, toml_file=None)
         self._find = find
         self._prog = prog

@@ -1,19 +1,95 @@
-"""Builds the settings of a command from all their sources, or says in a line why it cannot."""
+"""Builds the settings of a command from all their sources, or explains each invalid value in one line."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict, SettingsError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from shared.errors import UserError
-from shared.settings.command_line import command_line
-from shared.settings.files import EarlierLife, EarlierLifeSource, FileSource, own_fields
-from shared.settings.names import setting_names
-from shared.settings.refusals import explain, explain_unparsed
-from shared.settings.suggestions import NO_HINTS, Hints, explain_unknown
+from shared.settings.command_line import command_line, spell_option
+from shared.settings.files import FileSource, own_fields
+from shared.settings.names import NO_HINTS, Hints, explain_unknown, group_at, is_secret, nested_model, setting_names
+
+# With a line that counts the others, five in all.
+_LISTED = 4
+
+
+def explain(error: ValidationError, cls: type[BaseModel], hints: Hints) -> str:
+    """A line for each invalid value, of many the first. It repeats the value, unless that may hold a secret
+    (`repr=False`)."""
+    items = error.errors()
+    more = [f"and {len(items) - _LISTED} more"] if len(items) > _LISTED else []
+    return "\n".join([*(_explain(item, cls, hints) for item in items[:_LISTED]), *more])
+
+
+def _explain(item: Any, cls: type[BaseModel], hints: Hints) -> str:
+    field = cls.model_fields.get(str(item["loc"][0])) if item["loc"] else None
+    location = [str(part) for part in item["loc"]]
+    if field and item["type"] == "missing" and len(location) == 1:
+        location += _required(field)[:1]  # a whole group is missing: name the field that has no default
+    where = ".".join(location)
+    message = _message(item, where)
+    if item["type"] == "extra_forbidden":
+        return f"{where} is not a setting; {_meant(item['loc'], cls, hints)}"
+    shown = not isinstance(item["input"], dict | list) and not (field and (not field.repr or is_secret(field)))
+    got = f", got {item['input']!r}" if shown else ""
+    # A check of several fields has no location, or only their group's: its message names them.
+    named = not where or message.startswith(f"{where}.")
+    return message if named else f"{where}: {message}{got}"
+
+
+def _message(item: Any, where: str) -> str:
+    """What is wrong, in words of files and command lines: pydantic speaks of dictionaries and instances."""
+    kind = item["type"]
+    is_table = isinstance(item["input"], dict) and bool(item["loc"])
+    if kind == "missing":
+        in_a_list = any(isinstance(part, int) for part in item["loc"])
+        return "is required" if in_a_list else f"is required: give {spell_option(where)}, or write it in a file"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"is a group of settings: write a table [{where}], or {spell_option(where)}.NAME VALUE"
+    if kind == "list_type":
+        return f"must be a list: write [[{where}]] above it" if is_table else "must be a list: write [ … ]"
+    message = item["msg"].removeprefix("Value error, ")
+    is_ours = kind in ("value_error", "assertion_error")
+    return f"{message}, not a table: write {where} = VALUE" if is_table and not is_ours else message
+
+
+def _meant(location: tuple[int | str, ...], cls: type[BaseModel], hints: Hints) -> str:
+    *path, name = (str(part) for part in location)
+    group = group_at(cls, tuple(part for part in path if not part.isdigit()))
+    return explain_unknown(name, setting_names(group or cls), hints, lambda known: ".".join([*path, known]))
+
+
+def explain_unparsed(error: SettingsError) -> str:
+    """The field of a list or a group that could not be parsed, and how to write it."""
+    message = str(error)
+    field = re.search(r'field "([^"]+)"|encountered for ([^:]+)', message)
+    # pydantic-settings makes JSON of the command line's lists, and JSON has neither infinity nor NaN.
+    form = (
+        "numbers must be finite"
+        if "CliSettingsSource" in message
+        else """write lists as JSON, as in '["a", "b"]', and groups as in '{"name": 1}'"""
+    )
+    return f"{(field[1] or field[2]) if field else message}: {form}"
+
+
+def _required(info: FieldInfo) -> list[str]:
+    """Names of a group's fields that have no default."""
+    nested = nested_model(info)
+    return [name for name, field in nested.model_fields.items() if field.is_required()] if nested else []
+
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -50,27 +126,23 @@ def load_settings(
     prog: str,
     schema: type[BaseModel],
     file_schema: type[BaseModel] | None = None,
-    presets: Mapping[str, PresetSettings] | None = None,
-    earlier_life: EarlierLife = lambda said: None,
-    essential: Sequence[str] = (),
+    weaker: Sequence[PydanticBaseSettingsSource] = (),
     hints: Hints = NO_HINTS,
 ) -> Settings:
-    """Reads `cls` from the arguments, the environment, the file that `config` names, and the run's earlier life.
+    """Reads `cls` from the arguments, the environment, and the file that `config` names.
 
     On an error it prints the reason and exits with status 2.
     schema: what the environment may hold: the settings of every command. file_schema: what the file may hold; by
-    default the same. The command takes its own settings from both.
-    presets: by name, for classes with a field `preset`. A preset's value applies where no other source sets one.
-    essential: dotted names of the settings that --help lists; --help-all has all.
+    default the same. The command takes its own settings from both. weaker: further sources, the strongest first, such
+    as EarlierRun and PresetSource.
     """
     try:
         _refuse_unknown_environment(cls, schema, hints)
         sources = (
-            command_line(cls, arguments, prog, essential, hints),
+            command_line(cls, arguments, prog, hints),
             EnvSettingsSource(cls),
             FileSource(cls, file_schema or schema, hints),
-            EarlierLifeSource(cls, earlier_life, prog),
-            *((_PresetSource(cls, presets),) if presets else ()),
+            *weaker,
         )
         return cls(_build_sources=(sources, {}))
     except ValidationError as error:
@@ -96,7 +168,7 @@ def from_python(
     values: nested groups are dicts. Raises UserError for a wrong name or value.
     """
     try:
-        sources = (InitSettingsSource(cls, dict(values)), FileSource(cls, cls, hints), _PresetSource(cls, presets))
+        sources = (InitSettingsSource(cls, dict(values)), FileSource(cls, cls, hints), PresetSource(cls, presets))
         return cls(_build_sources=(sources, {}))
     except ValidationError as error:
         raise UserError(explain(error, cls, hints)) from None
@@ -104,8 +176,9 @@ def from_python(
         raise UserError(str(error)) from None
 
 
-class _PresetSource(InitSettingsSource):
-    """The preset that a stronger source names as `preset`. It is read last, since its values depend on the others."""
+class PresetSource(InitSettingsSource):
+    """The preset that a stronger source names as `preset`. It is the weakest source, since its values depend on the
+    others. presets: by name."""
 
     def __init__(self, cls: type[BaseSettings], presets: Mapping[str, PresetSettings]) -> None:
         super().__init__(cls, {})

@@ -1,11 +1,41 @@
-"""The names of a model's settings: `loss.beta` is the field `beta` of the model of the field `loss`."""
+"""Names of settings: `loss.beta` is the field `beta` of the model of the field `loss`. Suggestions for wrong names."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+
+
+@dataclass(frozen=True)
+class InHelp:
+    """Marks a setting that --help lists, in an annotation. commands: whose --help, separated by spaces; by default that
+    of every command with this setting. --help-all lists all settings."""
+
+    commands: str = ""
+
+
+def names_in_help(model: type[BaseModel], command: str) -> set[str]:
+    """Dotted names of the settings that --help of a command lists; empty if none is marked."""
+    names = set()
+    for name, info in model.model_fields.items():
+        nested = nested_model(info)
+        names |= {f"{name}.{inner}" for inner in names_in_help(nested, command)} if nested else set()
+        mark = next((mark for mark in info.metadata if isinstance(mark, InHelp)), None)
+        if mark and (not mark.commands or command in mark.commands.split()):
+            names.add(name)
+    return names
+
+
+def flat_settings(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted names: {"a": {"b": 1}} -> {"a.b": 1}"""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def nested_model(info: FieldInfo) -> type[BaseModel] | None:
@@ -75,3 +105,64 @@ def _arguments(annotation: Any) -> Iterator[Any]:
 
 def _model_in(kinds: Iterable[Any]) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+# How a source writes a dotted name: `loss.beta` is `--loss.beta` or POLICY_TRAINER_LOSS__BETA.
+Spell = Callable[[str], str]
+
+_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a program knows about names that are not settings of the command at hand.
+
+    commands: each command's settings. renamed: names in another program -> ours, dotted. absent: names in another
+    program -> why there is none here, and what to do instead. listed: where all settings are.
+    """
+
+    commands: Mapping[str, type[BaseModel]] = field(default_factory=dict)
+    renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    listed: str = "--help-all lists all"
+
+
+NO_HINTS = Hints()
+
+
+def explain_unknown(name: str, known: list[str], hints: Hints, spell: Spell) -> str:
+    """The end of a sentence about a dotted name that is none of the known ones."""
+    # Another program's `lora_dropout` and `use_dora` are also looked for as our `lora.dropout` and `lora.use_dora`.
+    spellings = dict.fromkeys((name, name.replace(".", "_"), _last(name)))
+    if absent := [hints.absent[spelled] for spelled in spellings if spelled in hints.absent]:
+        return absent[0]
+    owners = [f"`{command}`" for command, other in hints.commands.items() if name in setting_names(other)]
+    renamed = [ours for spelled in spellings for ours in hints.renamed.get(spelled, ()) if ours in known]
+    meant = renamed or _namesakes(name, known) or ([] if owners else _similar(name, known))
+    told = [f"it belongs to {', '.join(owners)}"] if owners else []
+    told += [_did_you_mean(meant, spell)] if meant else []
+    return "; ".join(told) or hints.listed
+
+
+def _namesakes(name: str, known: list[str]) -> list[str]:
+    """Settings of the same name in other groups."""
+    if name in known:  # written with the wrong dashes
+        return [name]
+    return [other for other in known if _last(other) == _last(name)][:_SUGGESTIONS]
+
+
+def _similar(name: str, known: list[str]) -> list[str]:
+    """The setting of a similar name, or those of a similar name in other groups."""
+    if near := get_close_matches(name, known, n=1):
+        return near
+    last = get_close_matches(_last(name), {_last(other) for other in known}, n=1)
+    return [other for other in known if _last(other) in last][:_SUGGESTIONS]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _did_you_mean(names: list[str], spell: Spell) -> str:
+    *others, last = (spell(name) for name in names)
+    return f"did you mean {' or '.join([', '.join(others), last] if others else [last])}?"

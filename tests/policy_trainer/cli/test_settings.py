@@ -1,15 +1,20 @@
 """Each command takes its own settings, from its own files, and says whose a setting is that it does not take."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from policy_trainer.cli.settings import COMMANDS, ESSENTIAL, read_settings
+from policy_trainer.cli.settings import COMMANDS, read_settings
 from policy_trainer.config import SftConfig, TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
-from shared.settings import from_values
+from shared.settings import InHelp, from_values
+from shared.settings.names import nested_model
+
+MANY_OPTIONS = ("train", "doctor", "replay", "rollout", "eval", "sft", "reward-model")
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +34,13 @@ def refused(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -
     words = capsys.readouterr().err
     assert len(words.splitlines()) <= 3
     return words
+
+
+def marks_of(cls: type[BaseModel]) -> Iterator[InHelp]:
+    for info in cls.model_fields.values():
+        yield from (mark for mark in info.metadata if isinstance(mark, InHelp))
+        if nested := nested_model(info):
+            yield from marks_of(nested)
 
 
 class TestFiles:
@@ -74,7 +86,12 @@ class TestFiles:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", ESSENTIAL)
+    def test_marks_name_commands(self) -> None:
+        for cls in COMMANDS.values():
+            for mark in marks_of(cls):
+                assert set(mark.commands.split()) <= set(COMMANDS), mark
+
+    @pytest.mark.parametrize("command", MANY_OPTIONS)
     def test_of_many_options_is_one_screen(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
     ) -> None:

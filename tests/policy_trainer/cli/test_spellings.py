@@ -12,8 +12,7 @@ from policy_trainer.cli.spellings import ABSENT, RENAMED, TRL
 from policy_trainer.config import SftConfig, TrainConfig
 from shared.errors import UserError
 from shared.settings.command_line import spell_option
-from shared.settings.names import setting_names
-from shared.settings.suggestions import explain_unknown
+from shared.settings.names import explain_unknown, setting_names
 from tests import trl_page
 
 OURS = {*setting_names(TrainConfig), *setting_names(SftConfig)}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.config import TrainConfig
-from policy_trainer.config.cautions import cautions
+from policy_trainer.config.train import cautions
 
 
 def said(**settings: Any) -> list[str]:

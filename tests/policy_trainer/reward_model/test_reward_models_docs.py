@@ -6,7 +6,7 @@ import pytest
 
 from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, RewardTrainingConfig, SftConfig, TrainConfig
-from policy_trainer.config.reward_training import PairsConfig
+from policy_trainer.config.supervised import PairsConfig
 from policy_trainer.reward_model.preferences import read_preferences
 from shared.settings import load_settings
 from tests.docs.pages import ROOT, Command, commands_of, texts

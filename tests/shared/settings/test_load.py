@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, CliVariadicArg, NoDecode
 
-from shared.settings import PresetSettings, from_values, load_settings, settings_config
+from shared.settings import PresetSettings, PresetSource, from_values, load_settings, settings_config
 
 
 class Section(BaseModel):
@@ -352,7 +352,8 @@ PRESETS: dict[str, PresetSettings] = {
 
 class TestPresets:
     def load(self, *arguments: str) -> Chosen:
-        return load_settings(Chosen, list(arguments), prog="serve", schema=Chosen, presets=PRESETS)
+        weaker = [PresetSource(Chosen, PRESETS)]
+        return load_settings(Chosen, list(arguments), prog="serve", schema=Chosen, weaker=weaker)
 
     def refused(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         with pytest.raises(SystemExit) as caught:
@@ -401,6 +402,7 @@ class TestPresets:
 
     def test_are_not_for_other_commands(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = write(tmp_path, 'model = "m"\npreset = "fast"\n')
-        settings = load_settings(Serve, ["--config", file], prog="serve", schema=Chosen, presets=PRESETS)
+        weaker = [PresetSource(Serve, PRESETS)]
+        settings = load_settings(Serve, ["--config", file], prog="serve", schema=Chosen, weaker=weaker)
         assert settings.port == 8400
         assert "--preset" in refused(capsys, "--model", "m", "--preset", "fast")

@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel
 
 from shared.settings import Hints
-from shared.settings.suggestions import explain_unknown
+from shared.settings.names import explain_unknown
 
 
 class Other(BaseModel):

@@ -1,4 +1,4 @@
-"""What a resumed run changes is told, and what would make waiting batches wrong is seen."""
+"""What settings say about themselves, and what a resumed run may change."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,10 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from policy_trainer.config import SftConfig, TrainConfig
-from policy_trainer.config.resuming import FIXED, FREE, changes
+from policy_trainer.config.marks import Resume, Travel, changes, marked
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import from_values
 from shared.settings.files import read_toml
-from shared.settings.names import setting_names
 
 JUDGED = {"rewards": ["accuracy"], "reward_weights": [1.0]}
 
@@ -26,9 +25,16 @@ def train(**values: Any) -> TrainConfig:
     return from_values(TrainConfig, **{"model": "m", **values})
 
 
-@pytest.mark.parametrize("name", [*FIXED, *FREE])
-def test_names_are_settings(name: str) -> None:
-    assert name in {*setting_names(TrainConfig), *setting_names(SftConfig)}
+@pytest.mark.parametrize(
+    ("marks", "names"),
+    [
+        ((Resume.NOT_KEPT,), {"config", "resume", "dry_run"}),
+        ((Resume.NOT_COMPARED,), {"token", "run_dir"}),
+        ((Travel.PRIVATE,), {"config", "resume", "server", "token", "token_file", "tls_ca", "vllm_url"}),
+    ],
+)
+def test_which_settings_have_a_mark(marks: tuple[Resume | Travel, ...], names: set[str]) -> None:
+    assert marked(TrainConfig, *marks) == names
 
 
 def test_the_same_settings_are_no_change(tmp_path: Path) -> None:
@@ -39,7 +45,7 @@ def test_the_same_settings_are_no_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told", "allowed"),
+    ("values", "text", "allowed"),
     [
         ({"loss": {"beta": 0.1}}, "loss.beta: 0.04 -> 0.1", True),
         ({"loss": {"delta": 2.0}}, "loss.delta: not given -> 2.0", True),
@@ -61,16 +67,16 @@ def test_the_same_settings_are_no_change(tmp_path: Path) -> None:
         ({"judging": {"penalty": {"length_tokens": 9}}}, "judging.penalty.length_tokens: 512 -> 9", False),
     ],
 )
-def test_one_setting(values: dict[str, Any], told: str, allowed: bool, tmp_path: Path) -> None:
+def test_one_setting(values: dict[str, Any], text: str, allowed: bool, tmp_path: Path) -> None:
     before = written(tmp_path, train())
     (change,) = changes(before, train(**values))
-    assert (str(change), change.allowed) == (told.format(before["device"]), allowed)
+    assert (str(change), change.allowed) == (text.format(before["device"]), allowed)
 
 
 def test_back_to_nothing(tmp_path: Path) -> None:
     before = written(tmp_path, train(revision="v1", data={"chat_template_kwargs": {"a": 1}}))
-    told = ["revision: v1 -> not given", "data.chat_template_kwargs.a: 1 -> not given"]
-    assert [str(change) for change in changes(before, train())] == told
+    texts = ["revision: v1 -> not given", "data.chat_template_kwargs.a: 1 -> not given"]
+    assert [str(change) for change in changes(before, train())] == texts
 
 
 def test_a_setting_that_an_older_version_did_not_have_had_its_default(tmp_path: Path) -> None:
@@ -94,7 +100,7 @@ def test_of_sft(tmp_path: Path) -> None:
         return from_values(SftConfig, **{"model": "m", "data": {"path": "d.jsonl"}, **values})
 
     before = written(tmp_path, config())
-    found = changes(before, config(batch_size=3, eval_steps=9, data={"path": "e.jsonl"}))
-    assert {change.name: change.allowed for change in found} == {
+    differences = changes(before, config(batch_size=3, eval_steps=9, data={"path": "e.jsonl"}))
+    assert {change.name: change.allowed for change in differences} == {
         "data.path": False, "batch_size": False, "eval_steps": True,
     }  # fmt: skip

@@ -8,13 +8,13 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliToggleFlag, CliVariadicArg, SettingsConfigDict
 
-from shared.settings import load_settings, settings_config
+from shared.settings import InHelp, load_settings, settings_config
 
 
 class Loss(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    clip: float = 0.2
+    clip: Annotated[float, InHelp("serve")] = 0.2
     """How far a ratio may go, 20 % by default."""
     kind: Literal["clip", "reinforce"] = "clip"
     """Which surrogate."""
@@ -34,9 +34,9 @@ class Serve(BaseSettings):
 
     config: Path | None = None
     """TOML file."""
-    model: str = Field(min_length=1)
+    model: Annotated[str, InHelp()] = Field(min_length=1)
     """The model to serve."""
-    port: int = 8400
+    port: Annotated[int, InHelp("other third")] = 8400
     """Where to listen."""
     run: str = ""
     """Name of the run. Default: the model's."""
@@ -58,16 +58,15 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def page(capsys: pytest.CaptureFixture[str], option: str, *essential: str) -> str:
+def page(capsys: pytest.CaptureFixture[str], option: str, prog: str = "serve", cls: type[BaseSettings] = Serve) -> str:
     with pytest.raises(SystemExit) as caught:
-        load_settings(Serve, [option], prog="serve", schema=Serve, essential=essential)
+        load_settings(cls, [option], prog=prog, schema=cls)
     assert caught.value.code == 0
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["-h", "--help", "--help-all"])
-def test_everything(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = page(capsys, option)
+def test_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "--help-all")
     assert text.startswith("usage: serve [OPTIONS] IDS\n\nServe things.\n\nAt length.\n\n")
     lines = [" ".join(line.split()) for line in re.sub(r"\n {10,}", " ", text).splitlines()]
     for line in (
@@ -88,10 +87,22 @@ def test_everything(option: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_matters_and_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
-    text = page(capsys, "--help", "loss.clip", "model")
-    assert re.findall(r"^  (--\S+)", text, re.MULTILINE) == ["--loss.clip", "--model"]
+    text = page(capsys, "--help")
+    assert re.findall(r"^  (--\S+)", text, re.MULTILINE) == ["--model", "--loss.clip"]
     assert text.rstrip().endswith("`serve --help-all` explains all 13 options.")
-    assert "--port" in page(capsys, "--help-all", "loss.clip", "model")
+    assert "--port" in page(capsys, "--help-all")
+    assert re.findall(r"^  (--\S+)", page(capsys, "-h", "a third"), re.MULTILINE) == ["--model", "--port"]
+
+
+def test_without_marks_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    class Few(BaseSettings):
+        """Do little."""
+
+        model_config = settings_config("TANDEM_TEST_")
+
+        port: int = 1
+
+    assert "--port" in page(capsys, "--help", cls=Few) and "--help-all" not in page(capsys, "-h", cls=Few)
 
 
 def test_an_option_with_a_shortcut_has_one_spelling(capsys: pytest.CaptureFixture[str]) -> None:

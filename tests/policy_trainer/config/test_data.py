@@ -7,8 +7,7 @@ import pytest
 
 from policy_trainer.cli.settings import FileSchema
 from policy_trainer.config import EvalConfig, SourceConfig
-from policy_trainer.config.data import DataConfig
-from policy_trainer.config.task_settings import SOURCE_SETTINGS, USED_SETTINGS
+from policy_trainer.config.data import SOURCE_SETTINGS, USED_SETTINGS, DataConfig
 from policy_trainer.run_files.run_directory import RunDirectory
 from shared.settings import load_settings
 
