@@ -40,7 +40,7 @@ SLOW = (
     "ref_server/http/test_watchers.py",
     "ref_server/scoring/test_loops.py",
     "ref_server/scoring/test_reference.py",
-    "ref_server/scoring/test_taught.py",
+    "ref_server/scoring/test_teacher.py",
     "ref_server/scoring/test_wanted_reference.py",
     "ref_server/test_background.py",
     "shared/test_lifetime.py",

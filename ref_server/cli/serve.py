@@ -16,8 +16,7 @@ from ref_server.http.app import create_app
 from ref_server.http.draining_server import DrainingServer
 from ref_server.http.listening import CannotListen, listening, uvicorn_config
 from ref_server.queue.errors import StorageBroken, StorageFull
-from ref_server.scoring.no_model import NoReference
-from ref_server.scoring.reference import Reference
+from ref_server.scoring.reference import NoReferenceModel, ReferenceModel
 from ref_server.service.service import Service
 from shared.allocator import return_freed_memory
 from shared.errors import UserError
@@ -65,19 +64,19 @@ def _warn(config: ServeConfig) -> None:
         )
 
 
-def _open_reference(config: ServeConfig) -> Reference:
+def _open_reference(config: ServeConfig) -> ReferenceModel:
     if config.no_model:
         return_freed_memory()
-        return NoReference(config.max_batch_tokens)
+        return NoReferenceModel(config.max_batch_tokens)
     # PyTorch takes seconds and memory; a queue without a model needs neither.
     from ref_server.scoring import frozen_model
 
     reference = frozen_model.load(config)
     if config.teacher is None:
         return reference
-    from ref_server.scoring import taught
+    from ref_server.scoring.teacher import add_teacher
 
-    return taught.beside(reference, config)
+    return add_teacher(reference, config)
 
 
 def _serve(service: Service, config: ServeConfig, sockets: Sequence[socket.socket]) -> int:

@@ -18,8 +18,8 @@ from ref_server.http.queue_stats import QueueStats
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.run_metrics import Curve
 from ref_server.scoring.reference import Busy
-from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
+from ref_server.service.views import RunSelection
 from shared.api import Kind, MetricsEvent, QueueView
 
 log = structlog.get_logger()
@@ -156,7 +156,7 @@ class Watchers:
         curves = await to_thread.run_sync(self._service.queue.curves, limiter=self._thread)
         news: dict[Hashable, _News] = {}
         for run in {watcher.run for watcher in self._watchers}:
-            view = self._service.describe_queue(stats, Runs(_RUNS, None, run, confined=run is not None))
+            view = self._service.describe_queue(stats, RunSelection(_RUNS, None, run, confined=run is not None))
             news["queue", run] = _News(run, False, _settled(view), _event("queue", view.model_dump_json()))
         for curve in (each for each in reversed(curves) if each.kind in {*Kind}):
             news[curve.key] = _news_of(curve)

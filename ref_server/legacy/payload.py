@@ -6,7 +6,7 @@ if present, `gen_logps` keep their dtypes. Scoring adds `refs`, float32 (B, L-p)
 """
 
 import json
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import safetensors.torch
@@ -16,36 +16,18 @@ from torch import Tensor
 from ref_server.legacy.frame import join_frame
 from ref_server.legacy.tensors import write_tensor
 from ref_server.legacy.upload import LegacyUpload
-from ref_server.scoring import payloads
+from ref_server.scoring import jobs
+from ref_server.scoring.jobs import Payload
 from ref_server.scoring.reference import Scores
 from shared.api import LEGACY_RUN
-from shared.batch import BatchError, TokenGroup
+from shared.batch import BatchError
 
 FORMAT = "legacy-batch/1"
 
 
-class LegacyPayload:
-    """An upload that waits for its scores, at temperature 1: the frame has none."""
-
-    def __init__(self, upload: LegacyUpload) -> None:
-        self.upload = upload
-        self.groups: Sequence[TokenGroup] = upload.groups()
-        self.temperatures: Sequence[float] = [1.0] * len(self.groups)
-
-    def scored(self, scores: Scores) -> bytes:
-        """The body with the reference's log-probs. Raises BatchError when they are not finite."""
-        rows, length = self.upload.inputs.shape
-        refs = np.concatenate(scores.logps).reshape(rows, length - self.upload.plen)
-        if not np.isfinite(refs).all():
-            raise BatchError("refs", "must be finite")
-        return _save(
-            self.upload, {"refs": torch.from_numpy(refs)}, {"reference_version": str(scores.reference_version)}
-        )
-
-
 def register_reader() -> None:
     """Lets the scoring loop read these bodies, which may wait in the store whether or not the protocol is served."""
-    payloads.register_reader(LEGACY_RUN, read_payload)
+    jobs.register_reader(LEGACY_RUN, read_payload)
 
 
 def write_payload(upload: LegacyUpload) -> bytes:
@@ -53,10 +35,13 @@ def write_payload(upload: LegacyUpload) -> bytes:
     return _save(upload, {}, {})
 
 
-def read_payload(body: bytes) -> LegacyPayload:
-    """The inverse of `write_payload`. Raises BatchError when the body is damaged."""
+def read_payload(body: bytes) -> Payload:
+    """The inverse of `write_payload`: at temperature 1, since the frame has none. Raises BatchError when the body is
+    damaged."""
     base, tensors = _load(body)
-    return LegacyPayload(_upload(base, tensors))
+    upload = _upload(base, tensors)
+    groups = upload.groups()
+    return Payload(groups, [1.0] * len(groups), partial(_with_scores, upload))
 
 
 def scored_frame(body: bytes) -> bytes:
@@ -67,6 +52,15 @@ def scored_frame(body: bytes) -> bytes:
     base, tensors = _load(body)
     order = ["inputs", "rewards", "refs", *(["gen_logps"] if "gen_logps" in tensors else [])]
     return join_frame([base.encode(), *(write_tensor(tensors[name]) for name in order)])
+
+
+def _with_scores(upload: LegacyUpload, scores: Scores) -> bytes:
+    """The body with the reference's log-probs. Raises BatchError when they are not finite."""
+    rows, length = upload.inputs.shape
+    refs = np.concatenate(scores.logps).reshape(rows, length - upload.plen)
+    if not np.isfinite(refs).all():
+        raise BatchError("refs", "must be finite")
+    return _save(upload, {"refs": torch.from_numpy(refs)}, {"reference_version": str(scores.reference_version)})
 
 
 def _save(upload: LegacyUpload, scores: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

@@ -1,6 +1,6 @@
 """The reference model: a frozen causal LM, once or on each of several devices, and its tokenizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,13 +8,10 @@ import structlog
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
-from ref_server.queue.queue import Queue
 from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_map_of, device_maps
-from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import ReferenceConflict, TooLarge, check_size
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
-from ref_server.scoring.token_texts import token_texts
 from ref_server.weights.versions import version_of_snapshot
 from shared.allocator import return_freed_memory
 from shared.api import ModelInfo
@@ -40,7 +37,7 @@ def load(config: ServeConfig) -> "FrozenModel":
 
 
 class FrozenModel:
-    """A `Reference` that scores.
+    """A `ReferenceModel` that scores.
 
     models: the same one on several devices, or one alone. Each is tested as `choose_forward` does. snapshot, version,
     base: of weights that replaced the first ones.
@@ -143,9 +140,6 @@ class FrozenModel:
             return _load(self._config, device_map_of(model))
         return load_like(model, device_map_of(model), self._fingerprint, directory)
 
-    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoops:
-        return ScoringLoops(self.replicas, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)
-
 
 def _load(config: ServeConfig, device_map: DeviceMap) -> PreTrainedModel:
     assert config.model is not None
@@ -159,3 +153,46 @@ def _fingerprint(model: PreTrainedModel) -> str:
         digest.update(f"{name} {tuple(weights.shape)}".encode())
         digest.update(weights.flatten()[:64].float().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+# The text of each token by itself
+#
+# A token may hold a part of a character only. A tokenizer decodes that as U+FFFD, the replacement character, as if the
+# model had written it; here its bytes are escaped.
+
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+# SentencePiece writes a word's blank so, and drops it where a text begins: each token alone is such a beginning.
+_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a byte-level vocabulary, as GPT-2 chose them."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """The text of each id; the empty text for ids that the tokenizer does not know."""
+    texts = {id: _text(tokenizer, id) for id in set(ids)}
+    return [texts[id] for id in ids]
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, id: int) -> str:
+    text = str(tokenizer.decode([id]))
+    piece = tokenizer.convert_ids_to_tokens(id)
+    if not isinstance(piece, str):
+        return text
+    if _UNKNOWN in text:
+        return _escaped(piece)
+    return f" {text}" if piece.startswith(_BLANK) and not text.startswith(" ") else text
+
+
+def _escaped(piece: str) -> str:
+    """The bytes of a byte-level vocabulary's piece, those that are no whole character as `\\xe2`; else the piece."""
+    if not all(character in _BYTES for character in piece):
+        return piece
+    return bytes(_BYTES[character] for character in piece).decode(errors="backslashreplace")

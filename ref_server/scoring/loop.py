@@ -1,22 +1,37 @@
-"""A scoring loop: takes batches, computes their log-probs and stores them, on a thread of its own."""
+"""A scoring loop: claims batches, packs them with direct requests, scores them and saves the scores, on its thread."""
 
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from ref_server.metrics.totals import DeviceTotals
+from ref_server.queue.errors import StorageBroken, StorageFull, WrongState
 from ref_server.queue.queue import Queue
-from ref_server.scoring.claims import Claims, Queued
-from ref_server.scoring.company import Company
-from ref_server.scoring.direct import Direct, Line, Replacement
-from ref_server.scoring.forwards import Budget, Forwards, Job, tokens_of
-from ref_server.scoring.reference import Replica, Scores
+from ref_server.queue.records import Claim
+from ref_server.scoring.jobs import (
+    DirectRequest,
+    DirectRequests,
+    Job,
+    Payload,
+    Replacement,
+    ScoringGate,
+    TokenBudget,
+    read_payload,
+    tokens_of,
+)
+from ref_server.scoring.reference import DeviceLost, Replica, Scores
 from shared.batch import TokenGroup
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -24,6 +39,9 @@ log = structlog.get_logger()
 IDLE_SECONDS = 0.5
 # The queue's share of each forward, however many direct requests there are.
 _QUEUE_SHARE = 1 / 4
+# A store that fails is left alone for this many seconds, or for as long as the failed call took, if that is longer:
+# direct requests need no store, and should not wait for it.
+REST_SECONDS = 0.5
 
 
 class ScoringLoop:
@@ -43,7 +61,7 @@ class ScoringLoop:
         replica: Replica,
         queue: Queue,
         totals: DeviceTotals,
-        company: Company,
+        gate: ScoringGate,
         *,
         tokens_per_forward: int,
         on_ready: Callable[[], None],
@@ -51,14 +69,13 @@ class ScoringLoop:
     ) -> None:
         self.failed = False
         self._totals = totals
-        self._company = company
+        self._gate = gate
         self._replica = replica
         self._max_direct = max_direct
-        self._line = Line()
-        self._claims = Claims(queue, totals, on_ready)
-        self._budget = Budget(tokens_per_forward)
-        self._forwards = Forwards(self._budget, totals)
-        self._work = threading.Event()
+        self._requests = DirectRequests()
+        self._claims = _Claims(queue, totals, on_ready)
+        self._budget = TokenBudget(tokens_per_forward)
+        self._wake = threading.Event()
         self._stopping = False
         self._tokens_in_hand = 0
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
@@ -68,8 +85,8 @@ class ScoringLoop:
 
     def stop(self) -> None:
         self._stopping = True
-        self._line.close()
-        self._work.set()
+        self._requests.close()
+        self._wake.set()
 
     def join(self) -> None:
         if self._thread.ident is not None:  # it was started
@@ -82,70 +99,250 @@ class ScoringLoop:
     @property
     def load(self) -> tuple[int, int]:
         """Direct requests that wait, and tokens that are being scored. Any thread may ask."""
-        return len(self._line), self._tokens_in_hand
+        return len(self._requests), self._tokens_in_hand
 
     def ring(self) -> None:
-        self._work.set()
+        self._wake.set()
 
     def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
-        direct = Direct(group, temperature, self._totals)
-        self._line.join(direct, most=self._max_direct)
-        self._work.set()
-        return direct.answer
+        request = DirectRequest(group, temperature, self._totals)
+        self._requests.add(request, most=self._max_direct)
+        self._wake.set()
+        return request.answer
 
     def replace(self, replica: Replica) -> "Future[None]":
         replacement = Replacement(replica)
-        self._line.join(replacement, most=sys.maxsize)
-        self._work.set()
+        self._requests.add(replacement, most=sys.maxsize)
+        self._wake.set()
         return replacement.answer
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._work.clear()
+                self._wake.clear()
                 if not self._step():
                     started = time.monotonic()
-                    self._work.wait(IDLE_SECONDS)
+                    self._wake.wait(IDLE_SECONDS)
                     self._totals.waiting_seconds.inc(time.monotonic() - started)
             while self._step():
                 pass
         except BaseException:  # nobody else would see an error of this thread
             self.failed = True
             log.critical("the scoring loop has ended with an error", exc_info=True)
-            self._line.refuse_all()
+            self._requests.refuse_all()
 
     def _step(self) -> bool:
-        """Scores some of the waiting jobs. False when nothing is left."""
-        with ExitStack() as working:
-            with self._company.claiming:
-                self._replace()
+        """Claims, packs, scores and saves some of the waiting jobs. False when nothing is left."""
+        with ExitStack() as scoring:
+            with self._gate.claiming:
+                self._replace_weights()
                 share = int(self._budget.tokens * _QUEUE_SHARE)
-                direct = self._line.take(self._budget.tokens - share)
-                queued = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
-                self._tokens_in_hand = tokens_of(direct) + tokens_of(queued)
-                if suspects := [job for job in queued if job.interrupted]:
-                    self._company.wait_until_alone()
+                direct = self._requests.take(self._budget.tokens - share)
+                batches = self._claim(max(share, self._budget.tokens - tokens_of(direct)))
+                self._tokens_in_hand = tokens_of(direct) + tokens_of(batches)
+                if suspects := [batch for batch in batches if batch.interrupted]:
+                    self._gate.wait_until_alone()
                     self._score([suspects])
-                working.enter_context(self._company.working())
-            self._score(self._packed(direct, [job for job in queued if not job.interrupted]))
+                scoring.enter_context(self._gate.scoring())
+            self._score(self._pack(direct, [batch for batch in batches if not batch.interrupted]))
         self._tokens_in_hand = 0
-        return bool(direct or queued or self._line)
+        return bool(direct or batches or self._requests)
 
-    def _score(self, forwards: Sequence[Sequence[Job]]) -> None:
-        for jobs in forwards:
-            self._forwards.score(self._replica, jobs)
-            self._claims.save()
-
-    def _replace(self) -> None:
-        while replacement := self._line.next_replacement():
+    def _replace_weights(self) -> None:
+        while replacement := self._requests.next_replacement():
             self._replica = replacement.replica
             replacement.answer.set_result(None)
 
-    def _claim(self, max_tokens: int) -> list[Queued]:
+    def _claim(self, max_tokens: int) -> "list[_ClaimedBatch]":
         return [] if self._stopping else self._claims.take(max_tokens, self._replica.version)
 
-    def _packed(self, direct: Sequence[Direct], queued: Sequence[Queued]) -> Sequence[Sequence[Job]]:
+    def _pack(self, direct: Sequence[DirectRequest], batches: "Sequence[_ClaimedBatch]") -> Sequence[Sequence[Job]]:
         """The jobs of one forward, or of two if one would be too large."""
-        if tokens_of(direct) + tokens_of(queued) > self._budget.tokens:
-            return direct, queued
-        return [[*direct, *queued]]
+        if tokens_of(direct) + tokens_of(batches) > self._budget.tokens:
+            return direct, batches
+        return [[*direct, *batches]]
+
+    def _score(self, forwards: Sequence[Sequence[Job]]) -> None:
+        for jobs in forwards:
+            self._score_together(jobs)
+            self._claims.save()
+
+    def _score_together(self, jobs: Sequence[Job]) -> None:
+        """One forward for all; those that it gives no scores are tried again in halves. So only the job at fault fails,
+        and a forward that succeeds is repeated for no other job. Raises DeviceLost."""
+        if not jobs:
+            return
+        failed, error = self._try(jobs)
+        if error is not None and len(jobs) == 1:
+            jobs[0].fail(error)
+        elif failed:
+            del error  # its traceback keeps the forward's memory
+            cut = len(failed) // 2
+            self._score_together(failed[:cut])
+            self._score_together(failed[cut:])
+
+    def _try(self, jobs: Sequence[Job]) -> tuple[Sequence[Job], Exception | None]:
+        """The jobs that got no scores, and an error of one of them."""
+        try:
+            scores = self._forward(jobs)
+        except DeviceLost:
+            raise
+        except Exception as error:  # one job may be at fault
+            return jobs, error
+        self._budget.learn(len(jobs), scores.splits)
+        return _deliver(jobs, list(scores.shares(len(job.groups) for job in jobs)))
+
+    def _forward(self, jobs: Sequence[Job]) -> Scores:
+        groups = [group for job in jobs for group in job.groups]
+        temperatures = [temperature for job in jobs for temperature in job.temperatures]
+        started = time.monotonic()
+        try:
+            scores = self._replica.score(groups, temperatures)
+        finally:
+            seconds = time.monotonic() - started
+            self._totals.working_seconds.inc(seconds)
+            self._totals.forward_seconds.observe(seconds)
+        self._totals.splits.inc(scores.splits)
+        return scores
+
+
+def _deliver(jobs: Sequence[Job], shares: Sequence[Scores]) -> tuple[list[Job], Exception | None]:
+    """Those whose scores are not finite get none. Perhaps another of the same forward spoiled them: NaN spreads."""
+    failed: list[Job] = []
+    last: Exception | None = None
+    for job, share in zip(jobs, shares, strict=True):
+        try:
+            deliver = job.scored(share)
+        except Exception as error:
+            failed.append(job)
+            last = error
+        else:
+            deliver()
+    return failed, last
+
+
+@dataclass(frozen=True, eq=False)
+class _ClaimedBatch:
+    """A `Job` from the queue."""
+
+    claim: Claim
+    payload: Payload
+    claimed_at: float
+    claims: "_Claims"
+
+    @property
+    def groups(self) -> Sequence[TokenGroup]:
+        return self.payload.groups
+
+    @property
+    def temperatures(self) -> Sequence[float]:
+        return self.payload.temperatures
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a server ended while it scored this batch; perhaps the batch was the cause."""
+        return self.claim.interruptions > 0
+
+    def scored(self, scores: Scores) -> Callable[[], None]:
+        return partial(self.claims.complete, self, self.payload.with_scores(scores))
+
+    def fail(self, error: Exception) -> None:
+        self.claims.fail(self.claim, error)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A claimed batch that was scored or failed. save: stores that in the queue. saved: called afterwards."""
+
+    id: str
+    save: Callable[[], object]
+    saved: Callable[[], object]
+
+
+class _Claims:
+    """Claims batches, and stores their scores or their failure.
+
+    Results that a full or broken store does not take are kept, and offered again. on_ready: called whenever batches
+    have become ready.
+    """
+
+    def __init__(self, queue: Queue, totals: DeviceTotals, on_ready: Callable[[], None]) -> None:
+        self._queue = queue
+        self._totals = totals
+        self._on_ready = on_ready
+        self._unsaved: deque[_Result] = deque()
+        self._paused_until = 0.0
+
+    def take(self, max_tokens: int, reference_version: int) -> list[_ClaimedBatch]:
+        """Claims batches for weights of this version, and leaves out those that cannot be read.
+
+        Nothing while the store cannot be used.
+        """
+        batches: list[_ClaimedBatch] = []
+        while not batches and (claimed := self._call_store(partial(self._claim, max_tokens, reference_version))):
+            now = time.monotonic()
+            batches = [batch for claim in claimed if (batch := self._read(claim, now)) is not None]
+        return batches
+
+    def save(self) -> None:
+        """Stores the results of claimed batches. Those that the store does not take wait."""
+        self._call_store(self._save)
+
+    def complete(self, batch: _ClaimedBatch, body: bytes) -> None:
+        self._totals.batches.inc()
+        self._totals.tokens.inc(sum(group.tokens for group in batch.groups))
+        save = partial(self._queue.complete, batch.claim.id, body)
+        self._unsaved.append(_Result(batch.claim.id, save, partial(self._note_saved, batch.claimed_at)))
+
+    def fail(self, claim: Claim, error: Exception) -> None:
+        self._totals.errors.inc()
+        log.error("a batch could not be scored", id=claim.id, attempt=claim.attempts + 1, exc_info=error)
+        reason = f"{type(error).__name__}: {error}"[:1000]
+        self._unsaved.append(_Result(claim.id, partial(self._queue.fail, claim.id, reason), lambda: None))
+
+    def _claim(self, max_tokens: int, reference_version: int) -> list[Claim]:
+        self._save()
+        return self._queue.claim(max_tokens, reference_version)
+
+    def _read(self, claim: Claim, claimed_at: float) -> _ClaimedBatch | None:
+        try:
+            return _ClaimedBatch(claim, read_payload(claim.run, claim.body), claimed_at, self)
+        except Exception as error:  # a damaged body can raise anything
+            self.fail(claim, error)
+            return None
+
+    def _call_store(self, call: Callable[[], T]) -> T | None:
+        """What the call returns; None while the store cannot be used, as /readyz says."""
+        started = time.monotonic()
+        if started < self._paused_until:
+            return None
+        try:
+            return call()
+        except (StorageFull, StorageBroken) as error:
+            log.error("the queue cannot be used", error=str(error))
+            now = time.monotonic()
+            self._paused_until = now + max(REST_SECONDS, now - started)
+            return None
+
+    def _save(self) -> None:
+        """Raises StorageFull, StorageBroken; results that are not saved by then wait."""
+        saved = False
+        try:
+            while self._unsaved:
+                self._save_one(self._unsaved[0])
+                self._unsaved.popleft()
+                saved = True
+        finally:
+            if saved:
+                self._on_ready()
+
+    def _save_one(self, result: _Result) -> None:
+        try:
+            result.save()
+        except (KeyError, WrongState) as error:  # it was dropped meanwhile, for example; the others go on
+            log.error("the queue refuses the result of a batch", id=result.id, error=repr(error))
+        else:
+            result.saved()
+
+    def _note_saved(self, claimed_at: float) -> None:
+        self._totals.batch_seconds.observe(time.monotonic() - claimed_at)

@@ -1,15 +1,12 @@
-"""The interface of a reference model. `frozen_model.py` implements it with a model, `no_model.py` without."""
+"""The interface of a reference model, which `frozen_model.py` implements, and a stand-in for a server without one."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
 
-from ref_server.metrics.totals import ScoringTotals
-from ref_server.queue.queue import Queue
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
 
@@ -28,6 +25,9 @@ class Busy(Exception):
 
 class NoModel(Exception):
     """The request needs a reference model, and there is none."""
+
+    def __init__(self) -> None:
+        super().__init__("this server is a queue without a reference model; start ref-server with --model to score")
 
 
 class NotReady(Exception):
@@ -68,51 +68,10 @@ class Scores:
     teacher_logps: list[np.ndarray] | None = None
 
     def shares(self, sizes: Iterable[int]) -> "Iterator[Scores]":
-        """Those of the first so many groups, of the next, and so on."""
+        """Splits the scores: those of the first sizes[0] groups, of the next sizes[1], and so on."""
         for start, end in pairwise(accumulate(sizes, initial=0)):
-            taught = None if self.teacher_logps is None else self.teacher_logps[start:end]
-            yield Scores(self.logps[start:end], self.reference_version, teacher_logps=taught)
-
-
-class Scoring(Protocol):
-    """Scores uploads, and direct requests. `ScoringLoops` does it; `NoScoring` stands in where there is no model."""
-
-    totals: ScoringTotals
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """Takes nothing new, and finishes the current work. Returns at once; `alive` is False when that is done."""
-        ...
-
-    def join(self) -> None:
-        """After `stop`: waits until the current work is finished."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether it scores on any device."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended by an error, on any device. Only a new process can then score there."""
-        ...
-
-    def ring(self) -> None:
-        """Wakes the scoring. Call it after an upload was admitted."""
-        ...
-
-    def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
-        """A future of one group's scores. Raises Busy, NoModel, NotReady."""
-        ...
-
-    def replace(self, replicas: Sequence["Replica"]) -> None:
-        """Scores with other replicas from now on, as many. Returns once the old ones are no longer used.
-
-        Raises what `submit` raises.
-        """
-        ...
+            teacher_logps = None if self.teacher_logps is None else self.teacher_logps[start:end]
+            yield Scores(self.logps[start:end], self.reference_version, teacher_logps=teacher_logps)
 
 
 class Replica(Protocol):
@@ -127,7 +86,7 @@ class Replica(Protocol):
         ...
 
 
-class Reference(Protocol):
+class ReferenceModel(Protocol):
     scores_uploads: bool
     """Whether an upload is scored before it is leased."""
     info: ModelInfo
@@ -150,7 +109,7 @@ class Reference(Protocol):
         ...
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str | None]:
-        """The text of each token alone; None without a tokenizer."""
+        """The text of each token by itself; None without a tokenizer."""
         ...
 
     @property
@@ -158,16 +117,12 @@ class Reference(Protocol):
         """What scores with these weights: one or several, none without a model."""
         ...
 
-    def replacement(self, snapshot: str | None, version: int) -> "Reference":
+    def replacement(self, snapshot: str | None, version: int) -> "ReferenceModel":
         """Loads a reference with the weights of a snapshot below the root; None: of `--model`.
 
         This one does not change. Returns itself if it has that snapshot in that version already. Raises NoModel,
         BadSnapshotName, NoSnapshot, ReferenceConflict.
         """
-        ...
-
-    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> Scoring:
-        """A `Scoring` for the batches of a queue. on_ready is called from any thread when batches become ready."""
         ...
 
 
@@ -177,3 +132,33 @@ def check_size(group: TokenGroup, max_batch_tokens: int) -> None:
         raise TooLarge(
             "completion_ids", f"and the prompt have {group.tokens} tokens; max_batch_tokens is {max_batch_tokens}"
         )
+
+
+class NoReferenceModel:
+    """A `ReferenceModel` that scores nothing, and accepts any vocabulary and context: the server is a queue alone, and
+    leases batches as they were uploaded."""
+
+    scores_uploads = False
+    version = 0
+    base = ""
+    replicas = ()
+
+    def __init__(self, max_batch_tokens: int) -> None:
+        empty = dict.fromkeys(ModelInfo.model_fields)
+        self.info = ModelInfo.model_validate({**empty, "max_batch_tokens": max_batch_tokens})
+
+    def check_tokens(self, group: TokenGroup) -> None:
+        group.check_ids(2**63, "as token ids do")
+        check_size(group, self.info.max_batch_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        raise NoModel
+
+    def decode(self, ids: Sequence[int]) -> None:
+        return None
+
+    def token_texts(self, ids: Sequence[int]) -> list[None]:
+        return [None] * len(ids)
+
+    def replacement(self, snapshot: str | None, version: int) -> ReferenceModel:
+        raise NoModel

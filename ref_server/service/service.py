@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import structlog
+from anyio import CapacityLimiter, to_thread
 
 from ref_server.access.keys import ANYBODY, Holder
 from ref_server.background import BackgroundLoop
@@ -11,22 +13,26 @@ from ref_server.config import ServeConfig
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Stats, Upload
-from ref_server.scoring.reference import NotReady, Reference
-from ref_server.service.contents import describe_rewards, describe_tokens
-from ref_server.service.descriptions import Runs, describe_queue
-from ref_server.service.housekeeping import keep_tidy
+from ref_server.scoring.reference import NotReady, ReferenceModel
 from ref_server.service.polls import Polls
-from ref_server.service.served_reference import ServedReference
+from ref_server.service.reference import CurrentReference
+from ref_server.service.views import RunSelection, describe_queue, describe_rewards, describe_tokens
 from ref_server.service.weights import Weights
 from shared import training, wire
 from shared.api import LEGACY_RUN, BatchSummary, ModelInfo, QueueView, RewardsView, State, TokensView, Uploaded
 from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
 
+log = structlog.get_logger()
+
+# The stores are tidied this often, a slice at a time, so that requests get their turn between the slices.
+TIDY_SECONDS = 60.0
+BETWEEN_SLICES_SECONDS = 0.05
+
 
 class Service:
     """Joins the reference model, the queue and the scoring loop. The HTTP routes call it."""
 
-    def __init__(self, reference: Reference, queue: Queue, config: ServeConfig) -> None:
+    def __init__(self, reference: ReferenceModel, queue: Queue, config: ServeConfig) -> None:
         self.config = config
         self.queue = queue
         self.polls = Polls()
@@ -35,7 +41,9 @@ class Service:
         self._endings: list[Callable[[], None]] = []
         self.closed = False
         self.weights = Weights(config, queue, self.check_open)
-        self._served = ServedReference(reference, queue, self.polls.look_now)
+        self._served = CurrentReference(
+            reference, queue, tokens_per_forward=config.scoring_tokens, on_ready=self.polls.look_now
+        )
         self.scoring = self._served.scoring
         self._tidying = {
             BackgroundLoop("queue cleanup"): self.queue.tidy,
@@ -45,12 +53,12 @@ class Service:
         """The loops whose failures make /readyz answer 503."""
 
     def start(self) -> None:
-        work = [self.polls.watch(self.queue), *(keep_tidy(tidy, loop) for loop, tidy in self._tidying.items())]
+        work = [self.polls.watch(self.queue), *(_keep_tidy(tidy, loop) for loop, tidy in self._tidying.items())]
         self._tasks = [asyncio.create_task(each) for each in work]
         self._served.start()
 
     def at_draining(self, end: Callable[[], None]) -> None:
-        """Has `end` called when the server begins to drain: it ends what would stay open. It must not block."""
+        """Registers `end`, to be called when draining starts: it ends what would stay open. It must not block."""
         self._endings.append(end)
 
     def drain(self) -> None:
@@ -75,34 +83,34 @@ class Service:
             raise NotReady("the server is shutting down")
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceModel:
         return self._served.current
 
     @property
     def model(self) -> ModelInfo:
-        """The reference model, with the version that is wanted of it; None where there is no model."""
+        """Describes the reference model, and the version of it that the queue wants; its fields are None without a model."""
         info = self.reference.info
         wanted = None if info.reference_version is None else self.wanted_reference_version
         return info.model_copy(update={"wanted_version": wanted})
 
     @property
     def wanted_reference_version(self) -> int:
-        """Of the reference that all servers of the queue are to have."""
+        """Version of the reference that all servers of the queue should score with."""
         return self._served.wanted_version
 
     def replace_reference(self, snapshot: str | None, version: int) -> int:
-        """As `ServedReference.replace`."""
+        """As `CurrentReference.replace`."""
         self.check_open()
         with self.weights.reading(snapshot):
             return self._served.replace(snapshot, version)
 
     @property
     def scores(self) -> bool:
-        """Whether the scoring loop of every device runs; true where there is no model to score with."""
+        """Whether the scoring loop of every device runs; true without a model."""
         return self.scoring.alive and not self.scoring.failed
 
     def not_working_reason(self) -> str | None:
-        """Why this process does not score batches, or None. Leaves out whether the store works."""
+        """Why this process does not score batches, or None. Does not check the store."""
         if self.draining:
             return "the server is shutting down"
         if not self.scores:
@@ -171,29 +179,29 @@ class Service:
         """Texts -> tokens, each text alone and without special tokens. Raises BatchError when one is empty, NoModel."""
         return group_of(self.reference.encode(prompt), [self.reference.encode(text) for text in completions])
 
-    def describe_queue(self, stats: Stats, runs: Runs) -> QueueView:
-        """runs: those to tell of one by one."""
+    def describe_queue(self, stats: Stats, runs: RunSelection) -> QueueView:
+        """runs: those that are listed one by one."""
         return describe_queue(stats, runs, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
     def describe_tokens(self, batch: BatchSummary) -> TokensView | None:
-        """The tokens of a batch with texts and log-probs, and what training told of it; None when its payload is gone.
+        """The tokens of a batch with texts and log-probs, and what training recorded of it; None when its payload is gone.
 
         Raises BatchError for a batch of the Simple-GRPO protocol.
         """
-        told = self.queue.training(batch.id)  # first: it goes with the payload
-        found = self._stored(batch)
-        return found and describe_tokens(found, training.decode(told) if told else None, self.reference)
+        report = self.queue.training(batch.id)  # first: it goes with the payload
+        content = self._stored(batch)
+        return content and describe_tokens(content, training.decode(report) if report else None, self.reference)
 
     def describe_rewards(self, batch: BatchSummary) -> RewardsView | None:
         """As describe_tokens, without tokens."""
-        found = self._stored(batch)
-        return found and describe_rewards(found)
+        content = self._stored(batch)
+        return content and describe_rewards(content)
 
     def keep_training(self, batch: BatchSummary, body: bytes) -> None:
         """Stores what training made of a batch. Raises BatchError, and what `Queue.put_training` raises."""
-        told = training.decode(body)
-        told.check_fits(batch.completion_tokens)
-        self.queue.put_training(batch.id, training.encode(told))
+        report = training.decode(body)
+        report.check_fits(batch.completion_tokens)
+        self.queue.put_training(batch.id, training.encode(report))
 
     def _stored(self, batch: BatchSummary) -> RolloutBatch | ScoredBatch | None:
         if batch.run == LEGACY_RUN:
@@ -216,3 +224,16 @@ def _ids(name: str, values: Sequence[int]) -> np.ndarray:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         raise BatchError(name, "must be token ids") from None
+
+
+async def _keep_tidy(tidy: Callable[[], bool], loop: BackgroundLoop) -> None:
+    """Tidies a store for ever. tidy: does a slice of the work; returns whether there is more."""
+    thread = CapacityLimiter(1)
+    while True:
+        more = False
+        with loop.turn():
+            try:
+                more = await to_thread.run_sync(tidy, limiter=thread)
+            except (StorageBroken, StorageFull) as error:
+                log.warning("a store cannot be tidied", error=str(error))
+        await asyncio.sleep(loop.pause or (BETWEEN_SLICES_SECONDS if more else TIDY_SECONDS))

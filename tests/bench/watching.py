@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import structlog
+from ref_server.queue.sql import SqlQueue
 from starlette.types import ASGIApp, Message, Scope
 from uuid6 import uuid7
 
@@ -22,8 +23,7 @@ from ref_server.http.app import create_app
 from ref_server.http.gate.requests import Requests
 from ref_server.http.routes.metrics import Metrics
 from ref_server.metrics.traffic import Traffic
-from ref_server.queue.queue import Queue
-from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from tests.bench import measure
 from tests.bench.clients import Template
@@ -95,7 +95,7 @@ def run() -> None:
 def open_service(directory: Path) -> Service:
     limits = {"max_batches": 10**6, "max_batches_per_run": 10**6, "max_mib": 10**6, "max_mib_per_run": 10**6}
     config = ServeConfig.model_validate({"no_model": True, "data_dir": directory, "queue": limits})
-    return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+    return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
 
 
 def show_requests(directory: Path, runner: asyncio.Runner) -> None:
@@ -129,7 +129,7 @@ def show_scrapes(directory: Path, runner: asyncio.Runner) -> None:
         for depth in DEPTHS:
             service = open_service(directory / str(depth))
             queue = opened.enter_context(closing(service.queue))
-            assert isinstance(queue, Queue)
+            assert isinstance(queue, SqlQueue)
             fill(queue, depth, body)
             scraped = Metrics(service, Traffic())
             sides[f"{depth:,}"] = lambda scraped=scraped: runner.run(scraped.text())

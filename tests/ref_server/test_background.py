@@ -85,8 +85,8 @@ def test_what_ends_a_loop_is_not_held_up() -> None:
 def test_a_loop_that_keeps_failing_makes_the_server_unready_until_it_works(
     make_service: Callable[..., Service], serve: Serve, method: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.service.housekeeping.EVERY_SECONDS", 0.01)
-    monkeypatch.setattr("ref_server.service.served_reference.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ref_server.service.service.TIDY_SECONDS", 0.01)
+    monkeypatch.setattr("ref_server.service.reference.LOOK_SECONDS", 0.01)
     service = make_service(wrap=Odd)
     odd: Any = service.queue
     with serve(service) as http:

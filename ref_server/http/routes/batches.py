@@ -17,8 +17,8 @@ from ref_server.http.routes.contents import Id, found
 from ref_server.http.routes.documents import errors
 from ref_server.http.threads import BodyThreads
 from ref_server.queue.errors import NoRoom
-from ref_server.service.descriptions import Runs
 from ref_server.service.service import Service
+from ref_server.service.views import RunSelection
 from shared import wire
 from shared.api import (
     CURSOR,
@@ -83,7 +83,7 @@ def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
         curl localhost:8400/v1/queue
         ```
         """
-        runs = Runs(limit, cursor, asker.only(run), confined=asker.run is not None)
+        runs = RunSelection(limit, cursor, asker.only(run), confined=asker.run is not None)
         return service.describe_queue(await stats.now(), runs)
 
     @app.get("/v1/batches", responses=errors(503, 507))

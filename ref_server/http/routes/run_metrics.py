@@ -14,8 +14,8 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker
 from ref_server.http.problem import Problem, no_room_to_answer
 from ref_server.http.routes.documents import errors
-from ref_server.service.run_metrics import columns, is_cursor, page_of_runs, summarise
 from ref_server.service.service import Service
+from ref_server.service.views import columns, is_cursor, page_of_runs, summarise
 from shared.api import (
     LEGACY_RUN,
     Kind,

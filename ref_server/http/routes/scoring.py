@@ -14,7 +14,7 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.gate.guard import media_type
 from ref_server.http.routes.documents import SAFETENSORS, errors
 from ref_server.http.threads import BodyThreads
-from ref_server.scoring.payloads import scored_batch
+from ref_server.scoring.jobs import scored_batch
 from ref_server.scoring.reference import Scores
 from ref_server.service.service import Service, group_of
 from shared import wire

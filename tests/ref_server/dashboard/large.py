@@ -14,7 +14,7 @@ from ref_server.config import ServeConfig
 from ref_server.config.queue import QueueConfig
 from ref_server.http.app import create_app
 from ref_server.http.listening import uvicorn_config
-from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import training, wire
 from shared.batch import RolloutBatch, TokenGroup
@@ -31,7 +31,7 @@ _WORDS = (
 )  # fmt: skip
 
 
-class Worded(NoReference):
+class Worded(NoReferenceModel):
     """No model, but a text for each id."""
 
     def decode(self, ids: Sequence[int]) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -8,9 +8,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from ref_server.legacy.payload import LegacyPayload, read_payload, register_reader, scored_frame, write_payload
+from ref_server.legacy.payload import read_payload, register_reader, scored_frame, write_payload
 from ref_server.legacy.upload import LegacyUpload
-from ref_server.scoring.payloads import read_payload as read_any_payload
+from ref_server.scoring.jobs import read_payload as read_any_payload
 from ref_server.scoring.reference import Scores
 from shared.api import LEGACY_RUN
 from shared.batch import BatchError
@@ -28,7 +28,6 @@ def stored(**tensors: torch.Tensor) -> bytes:
 def test_the_scoring_loop_knows_the_form() -> None:
     register_reader()
     payload = read_any_payload(LEGACY_RUN, stored())
-    assert isinstance(payload, LegacyPayload)
     assert [group.completion_ids.tolist() for group in payload.groups] == [[3, 4], [8, 9]]
     assert list(payload.temperatures) == [1.0, 1.0]
 
@@ -37,7 +36,7 @@ def test_the_scoring_loop_knows_the_form() -> None:
 def test_what_came_goes_out_again(dtype: torch.dtype) -> None:
     rewards = torch.tensor([float("nan"), -0.5], dtype=dtype)
     gen_logps = GEN_LOGPS.to(dtype) - torch.tensor(1e-3, dtype=dtype)
-    body = read_payload(stored(rewards=rewards, gen_logps=gen_logps)).scored(Scores(LOGPS, 7))
+    body = read_payload(stored(rewards=rewards, gen_logps=gen_logps)).with_scores(Scores(LOGPS, 7))
     parts = bytes_list_to_list(scored_frame(body))
     assert parts[0].decode() == BASE
     inputs, got_rewards, refs, got_gen_logps = map(bytes_to_tensor, parts[1:])
@@ -49,7 +48,7 @@ def test_what_came_goes_out_again(dtype: torch.dtype) -> None:
 
 
 def test_a_frame_without_gen_logps_has_four_parts() -> None:
-    body = read_payload(stored()).scored(Scores(LOGPS, 7))
+    body = read_payload(stored()).with_scores(Scores(LOGPS, 7))
     parts = bytes_list_to_list(scored_frame(body))
     assert len(parts) == 4
     for part in parts[1:]:
@@ -58,7 +57,7 @@ def test_a_frame_without_gen_logps_has_four_parts() -> None:
 
 
 def test_no_pickle_is_stored() -> None:
-    body = read_payload(stored(gen_logps=GEN_LOGPS)).scored(Scores(LOGPS, 7))
+    body = read_payload(stored(gen_logps=GEN_LOGPS)).with_scores(Scores(LOGPS, 7))
     assert set(safetensors.torch.load(body)) == {"inputs", "rewards", "refs", "gen_logps"}
     metadata = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])["__metadata__"]
     assert metadata == {"format": "legacy-batch/1", "base": BASE, "reference_version": "7"}
@@ -68,7 +67,7 @@ def test_no_pickle_is_stored() -> None:
 
 def test_log_probs_that_are_not_finite_are_not_delivered() -> None:
     with pytest.raises(BatchError, match="finite"):
-        read_payload(stored()).scored(Scores([LOGPS[0], LOGPS[1] * np.float32(np.inf)], 7))
+        read_payload(stored()).with_scores(Scores([LOGPS[0], LOGPS[1] * np.float32(np.inf)], 7))
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:40], lambda b: b"", lambda b: b"\xff" * 8 + b[8:]])

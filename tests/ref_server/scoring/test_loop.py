@@ -20,7 +20,7 @@ from ref_server.metrics.totals import ScoringTotals
 from ref_server.queue.errors import StorageBroken
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Claim, Upload
-from ref_server.scoring.company import Company
+from ref_server.scoring.jobs import ScoringGate
 from ref_server.scoring.loop import ScoringLoop
 from ref_server.scoring.reference import Busy, DeviceLost, NotReady, Scores, TooLarge
 from ref_server.scoring.scorer import Scorer
@@ -82,8 +82,11 @@ def loop_of(queue: Queue, totals: ScoringTotals) -> Iterator[Callable[..., Scori
     loops: list[ScoringLoop] = []
 
     def make(reference: Any, queue: Any, tokens: int = 160) -> ScoringLoop:
-        one = totals.of("cpu"), Company()
-        loops.append(ScoringLoop(reference, queue, *one, tokens_per_forward=tokens, on_ready=lambda: None))
+        loops.append(
+            ScoringLoop(
+                reference, queue, totals.of("cpu"), ScoringGate(), tokens_per_forward=tokens, on_ready=lambda: None
+            )
+        )
         return loops[-1]
 
     yield make
@@ -351,7 +354,7 @@ def test_direct_requests_go_on_without_a_store(
     named: Callable[..., RolloutBatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ref_server.scoring.claims.REST_SECONDS", 1.0)
+    monkeypatch.setattr("ref_server.scoring.loop.REST_SECONDS", 1.0)
     batch = named(2)
     put(queue, batch)
     broken = Broken(queue)

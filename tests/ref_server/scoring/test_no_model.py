@@ -17,7 +17,7 @@ from ref_server.cli.queue.tables import token_sheet
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.queue.records import Upload
-from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import TokensView
@@ -30,7 +30,7 @@ SAFETENSORS = {"Content-Type": wire.CONTENT_TYPE}
 
 def open_service(data_dir: Path) -> Service:
     config = ServeConfig(no_model=True, data_dir=data_dir, max_batch_tokens=1000)
-    return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+    return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,7 @@ from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
 from ref_server.scoring import frozen_model
 from ref_server.scoring.loop import ScoringLoop
-from ref_server.scoring.no_model import NoReference
-from ref_server.scoring.reference import Reference, Replica
+from ref_server.scoring.reference import NoReferenceModel, ReferenceModel, Replica
 from ref_server.service.service import Service
 from shared import wire
 from shared.api import WeightsName
@@ -236,7 +235,7 @@ def test_the_weights_that_were_replaced_are_gone(
     service = service_below(root)
     with serve(service) as http:
         assert put(http, "run/step-1", 1).status_code == 200
-        old: weakref.ref[Reference] = weakref.ref(service.reference)
+        old: weakref.ref[ReferenceModel] = weakref.ref(service.reference)
         assert put(http, "run/step-1", 2).status_code == 200
         assert old() is None
 
@@ -394,7 +393,7 @@ def test_servers_whose_reference_cannot_be_replaced(
 @pytest.fixture
 def no_model(tmp_path: Path, root: Path) -> Service:
     config = ServeConfig(no_model=True, data_dir=tmp_path, snapshot_root=root)
-    return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+    return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
 
 
 def test_a_server_that_is_ending_takes_no_other_weights(

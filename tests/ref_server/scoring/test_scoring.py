@@ -316,7 +316,7 @@ class FullForAWhile:
 def test_a_full_disk_costs_no_batch(
     make_service: Callable[..., Service], serve: Serve, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.scoring.claims.REST_SECONDS", 0.05)
+    monkeypatch.setattr("ref_server.scoring.loop.REST_SECONDS", 0.05)
     batches = [rollout(run="full") for _ in range(3)]
     with serve(make_service(wrap=lambda queue: FullForAWhile(queue, 4))) as http:
         for batch in batches:

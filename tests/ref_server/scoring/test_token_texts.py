@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ref_server.scoring.token_texts import token_texts
+from ref_server.scoring.frozen_model import token_texts
 
 
 def sentence_piece() -> PreTrainedTokenizerFast:

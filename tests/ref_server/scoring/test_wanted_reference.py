@@ -89,8 +89,8 @@ def test_a_restarted_server_has_it_again(start: Any, rollout: Rollout) -> None:
 def test_a_server_that_cannot_have_it_scores_nothing_and_says_so(
     folder: Path, start: Any, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ref_server.service.served_reference.LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("ref_server.service.served_reference.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("ref_server.service.reference.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("ref_server.service.reference.RETRY_SECONDS", 0.02)
     with start() as http:
         assert put(http, "one", 3).status_code == 200
     (folder / "snapshots" / "one").rename(folder / "snapshots" / "away")

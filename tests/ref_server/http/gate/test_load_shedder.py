@@ -21,7 +21,7 @@ from ref_server.http.gate.load_shedder import (
     LoadShedders,
 )
 from ref_server.queue.errors import NoRoom
-from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import wire
 from shared.settings import from_values
@@ -137,7 +137,7 @@ def test_a_hundred_uploads_to_a_full_queue(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ref_server.http.gate.load_shedder.PROBES_PER_SECOND", 0.0)
     monkeypatch.setattr("ref_server.http.gate.load_shedder.MEMORY_SECONDS", 3600.0)
     config = from_values(ServeConfig, no_model=True, data_dir=tmp_path, queue={"max_batches": 2})
-    service = Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+    service = Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
     chance = random.Random(0)
     asked = []
     put = service.queue.put

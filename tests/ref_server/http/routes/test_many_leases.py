@@ -14,7 +14,7 @@ import pytest
 from ref_server.access.shares import Shares
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.scoring.no_model import NoReference
+from ref_server.scoring.reference import NoReferenceModel
 from ref_server.service.service import Service
 from shared import bundle, wire
 from shared.api import LeasedHead
@@ -33,7 +33,7 @@ def run() -> str:
 def service(tmp_path: Path) -> Service:
     """Without a model: what is uploaded is ready."""
     config = ServeConfig(no_model=True, data_dir=tmp_path, max_batch_tokens=1000)
-    return Service(NoReference(config.max_batch_tokens), open_queue(config), config)
+    return Service(NoReferenceModel(config.max_batch_tokens), open_queue(config), config)
 
 
 @pytest.fixture

@@ -1,19 +1,17 @@
-"""A second frozen model beside the reference: the teacher of a distillation, which scores each batch, too."""
+"""The teacher of a distillation: a second frozen model, which scores each batch in addition to the reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ref_server.config import ServeConfig
-from ref_server.queue.queue import Queue
 from ref_server.scoring import frozen_model
-from ref_server.scoring.loops import ScoringLoops
-from ref_server.scoring.reference import Reference, Replica, Scores
+from ref_server.scoring.reference import ReferenceModel, Replica, Scores
 from shared.api import ModelInfo
 from shared.batch import TokenGroup
 from shared.errors import UserError
 
 
-def beside(reference: Reference, config: ServeConfig) -> "TaughtReference":
+def add_teacher(reference: ReferenceModel, config: ServeConfig) -> "ReferenceWithTeacher":
     """Loads the teacher that the settings name onto the reference's devices. Raises UserError for one that cannot be
     loaded, or whose token ids are not the reference's."""
     assert config.teacher is not None
@@ -22,7 +20,7 @@ def beside(reference: Reference, config: ServeConfig) -> "TaughtReference":
     except UserError as error:
         raise UserError(f"teacher: {str(error).removeprefix('model: ')}") from error
     _check_match(reference.info, teacher.info)
-    return TaughtReference(reference, teacher, config)
+    return ReferenceWithTeacher(reference, teacher)
 
 
 def _check_match(reference: ModelInfo, teacher: ModelInfo) -> None:
@@ -31,28 +29,27 @@ def _check_match(reference: ModelInfo, teacher: ModelInfo) -> None:
             f"teacher: the tokenizer of {teacher.name} is not that of {reference.name}, so the same id is another "
             "token; give a teacher of the same family"
         )
-    rows, own = teacher.vocabulary_size or 0, reference.vocabulary_size or 0
-    if rows < own:  # more are rows that no token has
+    rows, needed = teacher.vocabulary_size or 0, reference.vocabulary_size or 0
+    if rows < needed:  # additional rows belong to no token
         raise UserError(
-            f"teacher: {teacher.name} has a vocabulary of {rows} tokens, the reference {reference.name} has {own}; "
+            f"teacher: {teacher.name} has a vocabulary of {rows} tokens, the reference {reference.name} has {needed}; "
             "give a teacher of the same family"
         )
 
 
-class TaughtReference:
-    """A `Reference` whose replicas score by the teacher, too. A replacement is the reference's alone."""
+class ReferenceWithTeacher:
+    """A `ReferenceModel` whose replicas also score with the teacher. Only the reference can be replaced."""
 
     scores_uploads = True
 
-    def __init__(self, reference: Reference, teacher: Reference, config: ServeConfig) -> None:
+    def __init__(self, reference: ReferenceModel, teacher: ReferenceModel) -> None:
         self._reference = reference
         self._teacher = teacher
-        self._config = config
         self.info = reference.info.model_copy(update={"teacher": teacher.info.name})
         self.version = reference.version
         self.base = reference.base
         self.replicas = [
-            TaughtReplica(own, other) for own, other in zip(reference.replicas, teacher.replicas, strict=True)
+            ReplicaWithTeacher(*replicas) for replicas in zip(reference.replicas, teacher.replicas, strict=True)
         ]
 
     def check_tokens(self, group: TokenGroup) -> None:
@@ -68,17 +65,14 @@ class TaughtReference:
     def token_texts(self, ids: Sequence[int]) -> Sequence[str | None]:
         return self._reference.token_texts(ids)
 
-    def replacement(self, snapshot: str | None, version: int) -> "TaughtReference":
+    def replacement(self, snapshot: str | None, version: int) -> "ReferenceWithTeacher":
         replacement = self._reference.replacement(snapshot, version)
         if replacement is self._reference:
             return self
-        return TaughtReference(replacement, self._teacher, self._config)
-
-    def scoring(self, queue: Queue, on_ready: Callable[[], None]) -> ScoringLoops:
-        return ScoringLoops(self.replicas, queue, tokens_per_forward=self._config.scoring_tokens, on_ready=on_ready)
+        return ReferenceWithTeacher(replacement, self._teacher)
 
 
-class TaughtReplica:
+class ReplicaWithTeacher:
     """A `Replica` of two models on the same device, which score the same forwards one after the other."""
 
     def __init__(self, reference: Replica, teacher: Replica) -> None:
@@ -88,5 +82,6 @@ class TaughtReplica:
         self._teacher = teacher
 
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
-        own, taught = self._reference.score(groups, temperatures), self._teacher.score(groups, temperatures)
-        return replace(own, splits=own.splits + taught.splits, teacher_logps=taught.logps)
+        scores = self._reference.score(groups, temperatures)
+        by_teacher = self._teacher.score(groups, temperatures)
+        return replace(scores, splits=scores.splits + by_teacher.splits, teacher_logps=by_teacher.logps)

@@ -1,7 +1,7 @@
 """Columns of the numbers that runs have reported."""
 
 from ref_server.queue.run_metrics import Point
-from ref_server.service.run_metrics import columns
+from ref_server.service.views import columns
 
 
 def test_a_damaged_record_hides_no_other() -> None:

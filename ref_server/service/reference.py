@@ -14,13 +14,14 @@ from ref_server.background import BackgroundLoop
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import WantedReference
+from ref_server.scoring.loops import ScoringLoops
 from ref_server.scoring.reference import (
     BadSnapshotName,
     NoModel,
     NoSnapshot,
     NotReady,
-    Reference,
     ReferenceConflict,
+    ReferenceModel,
 )
 
 log = structlog.get_logger()
@@ -33,13 +34,15 @@ _LOOKING_SECONDS = 1.0
 _Refused = (BadSnapshotName, NoModel, NoSnapshot, NotReady, ReferenceConflict)
 
 
-class ServedReference:
+class CurrentReference:
     """first: the weights of `--model`. on_ready: called from any thread when batches become ready.
 
     lacking: why this server does not have the reference that its queue wants; None when it has it.
     """
 
-    def __init__(self, first: Reference, queue: Queue, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, first: ReferenceModel, queue: Queue, *, tokens_per_forward: int, on_ready: Callable[[], None]
+    ) -> None:
         self.current = first
         self.lacking: str | None = None
         self.wanted_version = first.version
@@ -51,7 +54,9 @@ class ServedReference:
         self._thread = threading.Thread(target=self._keep_following, name="reference", daemon=True)
         if (replacement := self._wanted()) is not None:
             self.current = replacement
-        self.scoring = self.current.scoring(queue, on_ready)
+        self.scoring = ScoringLoops(
+            self.current.replicas, queue, tokens_per_forward=tokens_per_forward, on_ready=on_ready
+        )
 
     def start(self) -> None:
         self.scoring.start()
@@ -102,7 +107,7 @@ class ServedReference:
                 except (StorageFull, StorageBroken) as error:
                     log.warning("the queue cannot say which reference it wants", error=str(error))
 
-    def _wanted(self) -> Reference | None:
+    def _wanted(self) -> ReferenceModel | None:
         """The wanted reference, loaded; None if this server has it, or cannot have it, which `lacking` then says."""
         wanted, info = self._queue.wanted_reference(), self.current.info
         if wanted is None or not self.current.scores_uploads:
@@ -126,7 +131,7 @@ class ServedReference:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return None
 
-    def _adopt(self, replacement: Reference) -> None:
+    def _adopt(self, replacement: ReferenceModel) -> None:
         self.scoring.replace(replacement.replicas)
         self.current = replacement
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from policy_trainer.demo.base_model import make_model, make_tokenizer
 from ref_server.cli.stores import open_queue
 from ref_server.config import ServeConfig
-from ref_server.scoring import frozen_model, taught
+from ref_server.scoring import frozen_model
+from ref_server.scoring.teacher import add_teacher
 from ref_server.service.service import Service
 from shared import wire
 from shared.batch import RolloutBatch, ScoredBatch, TokenGroup
@@ -52,7 +53,7 @@ def start(folder: Path, tmp_path: Path, serve: Serve) -> Start:
     def start(**settings: Any) -> AbstractContextManager[httpx.Client]:
         given = {"data_dir": tmp_path / "data", "snapshot_root": folder / "snapshots", **settings}
         config = ServeConfig(model=str(folder / "model"), teacher=str(folder / "teacher"), **given)
-        return serve(Service(taught.beside(frozen_model.load(config), config), open_queue(config), config))
+        return serve(Service(add_teacher(frozen_model.load(config), config), open_queue(config), config))
 
     return start
 
@@ -148,7 +149,7 @@ def test_a_replacement_and_a_restart_keep_it(start: Start, own: Any, rollout: Ro
 
 def test_the_same_replacement_again_changes_nothing(folder: Path) -> None:
     config = ServeConfig(model=str(folder / "model"), teacher=str(folder / "teacher"))
-    reference = taught.beside(frozen_model.load(config), config)
+    reference = add_teacher(frozen_model.load(config), config)
     assert reference.replacement(None, 0) is reference
 
 
@@ -157,7 +158,7 @@ def test_a_longer_row_than_the_teacher_takes_is_refused(
 ) -> None:
     save_model(teacher_model(max_position_embeddings=8), make_tokenizer(), tmp_path / "short")
     config = ServeConfig(model=str(folder / "model"), teacher=str(tmp_path / "short"), data_dir=tmp_path / "data")
-    service = Service(taught.beside(frozen_model.load(config), config), open_queue(config), config)
+    service = Service(add_teacher(frozen_model.load(config), config), open_queue(config), config)
     with serve(service) as http:
         answer = http.post("/v1/batches", content=wire.encode(rollout(prompt=5, lengths=(4,))), headers=SAFETENSORS)
     assert answer.status_code == 413
@@ -168,7 +169,7 @@ class TestRefusals:
     def refused(self, folder: Path, teacher: Path) -> str:
         config = ServeConfig(model=str(folder / "model"), teacher=str(teacher))
         with pytest.raises(UserError) as raised:
-            taught.beside(frozen_model.load(config), config)
+            add_teacher(frozen_model.load(config), config)
         return str(raised.value)
 
     def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ class TestRefusals:
         rows = make_model(0).config.vocab_size
         save_model(teacher_model(vocab_size=rows + 11), make_tokenizer(), tmp_path / "padded")
         config = ServeConfig(model=str(folder / "model"), teacher=str(tmp_path / "padded"))
-        assert taught.beside(frozen_model.load(config), config).info.vocabulary_size == rows
+        assert add_teacher(frozen_model.load(config), config).info.vocabulary_size == rows
 
     def test_no_such_directory(self, folder: Path, tmp_path: Path) -> None:
         said = self.refused(folder, tmp_path / "nothing")

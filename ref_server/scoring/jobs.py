@@ -1,0 +1,238 @@
+"""What a scoring loop works on: batches that it claimed from the queue, and direct requests; and how much at once.
+
+The queue holds bodies of several formats: a run has one. `read_payload` reads them all into the same `Payload`, so the
+loop knows none of the formats.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from ref_server.metrics.totals import DeviceTotals
+from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
+from shared import wire
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+
+# After a forward that did not fit, the budget grows back by this fraction at each forward that fits. The memory may be
+# free again (a second model while the reference was replaced), and a budget too large costs only a repeated forward.
+_REGROWTH = 16
+
+
+class Job(Protocol):
+    """Groups that are scored together, in one forward: those of a claimed batch, or of a direct request."""
+
+    @property
+    def groups(self) -> Sequence[TokenGroup]:
+        """The groups to score, at least one."""
+        ...
+
+    @property
+    def temperatures(self) -> Sequence[float]:
+        """The temperature of each group."""
+        ...
+
+    def scored(self, scores: Scores) -> Callable[[], None]:
+        """Returns a function that delivers the scores of its groups. Raises BatchError when they are not finite."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Reports that it cannot be scored."""
+        ...
+
+
+def tokens_of(jobs: Sequence[Job]) -> int:
+    """Tokens of all groups, each prompt counted once."""
+    return sum(group.tokens for job in jobs for group in job.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """A stored body that waits for its scores.
+
+    groups: those to score, at least one. temperatures: one for each group. with_scores: returns the body with the
+    scores of its groups; raises BatchError when they are not finite.
+    """
+
+    groups: Sequence[TokenGroup]
+    temperatures: Sequence[float]
+    with_scores: Callable[[Scores], bytes]
+
+
+def register_reader(run: str, read: Callable[[bytes], Payload]) -> None:
+    """Makes `read_payload` read the batches of a run that has a format of its own."""
+    _READERS[run] = read
+
+
+def read_payload(run: str, body: bytes) -> Payload:
+    """A body as the queue stores it for a run. Raises BatchError when it is of another format, or damaged."""
+    return _READERS.get(run, _read_rollout)(body)
+
+
+def scored_batch(batch: RolloutBatch, scores: Scores) -> ScoredBatch:
+    """scores: of its one group. Raises BatchError when they are not finite."""
+    (ref_logps,) = scores.logps
+    (teacher_logps,) = scores.teacher_logps or [None]
+    return ScoredBatch(batch, ref_logps, str(scores.reference_version), teacher_logps)
+
+
+def _read_rollout(body: bytes) -> Payload:
+    batch = wire.decode(body)
+    if not isinstance(batch, RolloutBatch):
+        raise BatchError("format", f"must be {wire.ROLLOUT_FORMAT!r}: it is scored already")
+    return Payload((batch.group,), (batch.temperature,), lambda scores: wire.encode(scored_batch(batch, scores)))
+
+
+_READERS: dict[str, Callable[[bytes], Payload]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class DirectRequest:
+    """A `Job` whose caller waits for the answer."""
+
+    group: TokenGroup
+    temperature: float
+    totals: DeviceTotals
+    answer: "Future[Scores]" = field(default_factory=Future)
+
+    @property
+    def groups(self) -> Sequence[TokenGroup]:
+        return (self.group,)
+
+    @property
+    def temperatures(self) -> Sequence[float]:
+        return (self.temperature,)
+
+    def scored(self, scores: Scores) -> Callable[[], None]:
+        if not all(np.isfinite(logps).all() for logps in (*scores.logps, *(scores.teacher_logps or ()))):
+            raise BatchError("completion_ids", "have log-probs that are not finite: the model cannot compute them")
+        return partial(self._deliver, scores)
+
+    def fail(self, error: Exception) -> None:
+        self.answer.set_exception(error)  # the caller raises it
+
+    def _deliver(self, scores: Scores) -> None:
+        self.totals.direct_tokens.inc(self.group.tokens)
+        self.answer.set_result(scores)
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """Replaces the weights for all later requests. answer: set once the old weights are no longer used."""
+
+    replica: Replica
+    answer: "Future[None]" = field(default_factory=Future)
+
+
+class DirectRequests:
+    """Direct requests and replacements of the weights, first come, first served.
+
+    Any thread may add one; a single thread takes them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[DirectRequest | Replacement] = deque()
+        self._taken: list[DirectRequest] = []
+        self._closed = False
+        self._adding = threading.Lock()  # a request that was added after the close would never get an answer
+
+    def __len__(self) -> int:
+        """How many wait, without those that are being scored."""
+        return len(self._waiting)
+
+    def add(self, request: DirectRequest | Replacement, *, most: int) -> None:
+        """Raises NotReady once it is closed, Busy when `most` wait already."""
+        with self._adding:
+            if self._closed:
+                raise NotReady("the server is shutting down")
+            if len(self) >= most:
+                raise Busy(f"{most} direct requests wait already")
+            self._waiting.append(request)
+
+    def close(self) -> None:
+        """Refuses new requests. Waiting ones are still answered."""
+        with self._adding:
+            self._closed = True
+
+    def next_replacement(self) -> Replacement | None:
+        """The replacement that is first in line, if there is one: all requests before it have been taken."""
+        if self._waiting and isinstance(first := self._waiting[0], Replacement):
+            self._waiting.popleft()
+            return first
+        return None
+
+    def take(self, max_tokens: int) -> list[DirectRequest]:
+        """The oldest requests: as many as fit max_tokens (P + C each), at least one, none behind a replacement."""
+        self._taken = []
+        while self._waiting and isinstance(first := self._waiting[0], DirectRequest):
+            if self._taken and first.group.tokens > max_tokens:
+                break
+            self._waiting.popleft()
+            if first.answer.set_running_or_notify_cancel():
+                max_tokens -= first.group.tokens
+                self._taken.append(first)
+        return self._taken
+
+    def refuse_all(self) -> None:
+        """Closes the line, and fails all unanswered requests with NotReady."""
+        self.close()
+        unanswered = [request for request in self._taken if not request.answer.done()]
+        waiting = (request for request in self._waiting if request.answer.set_running_or_notify_cancel())
+        for request in (*unanswered, *waiting):
+            request.answer.set_exception(NotReady("the scoring loop has ended with an error"))
+
+
+class TokenBudget:
+    """Most tokens of a forward of several jobs; fewer for a while after memory ran out.
+
+    Attention is not counted: several groups have no more pairs of tokens than one row of the same length. A single
+    batch beyond the budget is scored alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.tokens = most
+
+    def learn(self, jobs: int, splits: int) -> None:
+        """Adapts to a forward. A single job that does not fit says nothing about several."""
+        if not splits:
+            self.tokens = min(self._most, self.tokens + self._most // _REGROWTH + 1)
+        elif jobs > 1:
+            self.tokens = max(1, self.tokens // 2)
+
+
+class ScoringGate:
+    """Coordinates the scoring loops of a process. One claims at a time.
+
+    A batch with which a server ended is scored while no other is claimed: if it ends this server too, it alone was
+    interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.claiming = threading.Lock()
+        """Held by the loop that claims, until it works on what it has claimed."""
+        self._changed = threading.Condition()
+        self._working = 0
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Around work on claimed batches."""
+        with self._changed:
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    def wait_until_alone(self) -> None:
+        """Waits until no loop works. Call it while claiming, so that none begins meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._working)

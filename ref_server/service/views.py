@@ -1,0 +1,256 @@
+"""Builds the records of the API: the queue, the runs that report metrics, and what one batch holds."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from pydantic_core import from_json, to_json
+
+from ref_server.metrics.activity import Count
+from ref_server.metrics.totals import ScoringTotals
+from ref_server.queue.records import Stats
+from ref_server.queue.run_metrics import Curve, Point
+from ref_server.scoring.reference import ReferenceModel
+from shared.api import (
+    Depth,
+    LimitsView,
+    PromptView,
+    QueueView,
+    RewardsView,
+    RowView,
+    RunPage,
+    RunSummary,
+    ScoringView,
+    State,
+    TokensView,
+)
+from shared.batch import LINEAGE, Array, RolloutBatch, ScoredBatch
+from shared.training import Training
+
+# The queue
+
+
+@dataclass(frozen=True)
+class RunSelection:
+    """Which runs to list, by name: a page of them, or a single one. confined: the totals also count only that run."""
+
+    limit: int
+    after: str | None = None
+    only: str | None = None
+    confined: bool = False
+
+
+def describe_queue(
+    stats: Stats, runs: RunSelection, counts: Mapping[Count, int], totals: ScoringTotals, limits: LimitsView
+) -> QueueView:
+    """The record of `GET /v1/queue`. counts: events since this process started."""
+    if runs.only is None:
+        names = sorted(name for name in stats.runs if runs.after is None or name > runs.after)
+    else:
+        names = [runs.only] if runs.only in stats.runs else []
+    page = names[: runs.limit]
+    of_all = {name: stats.runs[name] for name in page} if runs.confined else stats.runs
+    states = {state: _sum_depths(of_all, state) for state in State}
+    return QueueView(
+        states=states,
+        runs={name: stats.runs[name] for name in page},
+        next_cursor=page[-1] if len(names) > len(page) else None,
+        stored_bytes=sum(depth.bytes for depth in states.values()),
+        oldest_age_seconds=stats.oldest_age,
+        scoring=_scoring(totals),
+        limits=limits,
+        since_start={str(count): times for count, times in counts.items()},
+    )
+
+
+def _scoring(totals: ScoringTotals) -> ScoringView:
+    """Totals of the scoring loop. The histograms are left out: `/metrics` has them."""
+    counts = totals.counts()
+    scored, seconds = counts["tokens"] + counts["direct_tokens"], counts["working_seconds"]
+    return ScoringView.model_validate({**counts, "tokens_per_second": scored / seconds if seconds else 0.0})
+
+
+def _sum_depths(runs: Mapping[str, Mapping[State, Depth]], state: State) -> Depth:
+    depths = [states[state] for states in runs.values() if state in states]
+    return Depth(batches=sum(depth.batches for depth in depths), bytes=sum(depth.bytes for depth in depths))
+
+
+# Metrics of runs
+
+# When the last run of a page was updated, its lineage and its name.
+CURSOR = rf"[0-9]{{1,12}}(\.[0-9]{{1,9}})?:({LINEAGE})?:.{{1,200}}"
+
+
+def summarise(curves: Iterable[Curve]) -> list[RunSummary]:
+    """One for each lineage, the latest updated first."""
+
+    def key(curve: Curve) -> tuple[str, str]:
+        return curve.run, curve.lineage
+
+    found = [_summary(list(own)) for _, own in groupby(sorted(curves, key=key), key)]
+    return sorted(found, key=_order)
+
+
+def page_of_runs(runs: Sequence[RunSummary], limit: int, cursor: str | None) -> RunPage:
+    """The first runs after the cursor. One that is updated between two pages comes first, and so on no later page."""
+    if cursor is not None:
+        at, lineage, run = cursor.split(":", 2)
+        runs = [each for each in runs if _order(each) > (-float(at), run, lineage)]
+    last = runs[limit - 1] if len(runs) > limit else None
+    next_cursor = None if last is None else f"{last.updated_at!r}:{last.lineage}:{last.run}"
+    return RunPage(runs=[*runs[:limit]], next_cursor=next_cursor)
+
+
+def is_cursor(text: str) -> bool:
+    return re.fullmatch(CURSOR, text, re.DOTALL) is not None
+
+
+def columns(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[int | float | None]]:
+    """By name a number for each point, None where it has none. Without names: of all that are a number somewhere."""
+    rows = [dict(_flat_numbers(_record(point.record))) for point in points]
+    wanted = names or dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in wanted}
+
+
+def _summary(curves: Sequence[Curve]) -> RunSummary:
+    return RunSummary(
+        run=curves[0].run,
+        lineage=curves[0].lineage,
+        records=sum(curve.records for curve in curves),
+        step=max(curve.step for curve in curves),
+        first_at=min(curve.first_at for curve in curves),
+        updated_at=max(curve.updated_at for curve in curves),
+    )
+
+
+def _order(summary: RunSummary) -> tuple[float, str, str]:
+    return -summary.updated_at, summary.run, summary.lineage
+
+
+def _record(record: str) -> Mapping[str, Any]:
+    """Empty for a damaged record: the others can be shown."""
+    try:
+        parsed = from_json(record)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """The numbers of a record but its step, those of an object in it as `rewards/tags`."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and f"{prefix}{name}" != "step":
+            yield f"{prefix}{name}", int(value) if isinstance(value, bool) else value
+
+
+# One batch
+
+
+def describe_tokens(
+    batch: RolloutBatch | ScoredBatch, training: Training | None, reference: ReferenceModel
+) -> TokensView:
+    """The tokens of a batch with their texts and log-probs, and the rewards of each completion.
+
+    training: what training recorded of the batch, if anything.
+    """
+    rollout = _rollout(batch)
+    of_tokens = _rows_of_tokens(batch, training)
+    step_ends, step_rewards = _rows_of_steps(rollout)
+    prompt = rollout.group.prompt_ids.tolist()
+    return TokensView(
+        id=rollout.id,
+        run=rollout.run,
+        task=rollout.task,
+        sample=_parsed(rollout.sample),
+        temperature=rollout.temperature,
+        policy_version=rollout.policy_version,
+        trained_step=None if training is None else training.step,
+        prompt=PromptView(text=reference.decode(prompt), ids=prompt),
+        rows=[
+            RowView(
+                text=reference.decode(ids),
+                ids=ids,
+                tokens=list(reference.token_texts(ids)),
+                reward=_number(rollout.rewards[i]),
+                rewards={name: _number(part[i]) for name, part in rollout.reward_parts.items()},
+                step_ends=step_ends[i],
+                step_rewards=step_rewards[i],
+                finished=bool(rollout.finished[i]),
+                **{name: rows[i].tolist() for name, rows in of_tokens.items()},
+            )
+            for i, ids in enumerate(row.tolist() for row in rollout.group.completions())
+        ],
+    )
+
+
+def describe_rewards(batch: RolloutBatch | ScoredBatch) -> RewardsView:
+    rollout = _rollout(batch)
+    return RewardsView(
+        id=rollout.id,
+        rewards=_numbers(rollout.rewards),
+        parts={name: _numbers(part) for name, part in rollout.reward_parts.items()},
+        lengths=rollout.group.completion_lengths.tolist(),
+        finished=rollout.finished.tolist(),
+    )
+
+
+def _rollout(batch: RolloutBatch | ScoredBatch) -> RolloutBatch:
+    return batch.rollout if isinstance(batch, ScoredBatch) else batch
+
+
+def _rows_of_tokens(batch: RolloutBatch | ScoredBatch, training: Training | None) -> dict[str, list[Array]]:
+    """What there is of a value for each token, (C,), cut into the completions' rows."""
+    rollout = _rollout(batch)
+    scored = batch if isinstance(batch, ScoredBatch) else None
+    values = {
+        "loss_mask": rollout.loss_mask,
+        "sampler_logps": rollout.sampler_logps,
+        "ref_logps": scored and scored.ref_logps,
+        "teacher_logps": scored and scored.teacher_logps,
+        "logps": training and training.logps,
+        "advantages": training and training.advantages,
+    }
+    ends = np.cumsum(rollout.group.completion_lengths)[:-1]
+    return {name: np.split(each, ends) for name, each in values.items() if each is not None}
+
+
+def _rows_of_steps(rollout: RolloutBatch) -> tuple[Sequence[list[int] | None], Sequence[list[float | None] | None]]:
+    """The ends and the rewards of the steps of each completion; None where there are none."""
+    if rollout.steps is None:
+        return [None] * rollout.group.size, [None] * rollout.group.size
+    places = np.cumsum(rollout.steps.counts)[:-1]
+    ends, rewards = (np.split(each, places) for each in (rollout.steps.ends, rollout.steps.rewards))
+    return [row.tolist() for row in ends], [_numbers(row) for row in rewards]
+
+
+def _parsed(sample: str | None) -> Any:
+    """The client's JSON; None for what could not be JSON again: too deep, or half a character."""
+    if sample is None:
+        return None
+    try:
+        value = json.loads(sample, parse_constant=lambda _: None, parse_float=_finite)
+        to_json([[[[value]]]])  # a few levels more than where it will stand
+        return value
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _numbers(values: Array) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _number(value: np.floating) -> float | None:
+    """NaN (no reward) becomes None, since JSON has no NaN."""
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,146 @@
+"""What a scoring loop works on: direct requests in line, and stored bodies."""
+
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from ref_server.metrics.totals import ScoringTotals
+from ref_server.scoring.jobs import DirectRequest, DirectRequests, Replacement, read_payload
+from ref_server.scoring.reference import Busy, NotReady, Scores
+from ref_server.scoring.scorer import Scorer
+from shared import wire
+from shared.batch import BatchError, RolloutBatch, ScoredBatch, TokenGroup
+
+Rollout = Callable[..., RolloutBatch]
+
+
+def direct(tokens: int = 2) -> DirectRequest:
+    group = TokenGroup(np.array([1]), np.ones(tokens - 1, dtype=np.int64), np.array([tokens - 1]))
+    return DirectRequest(group, 1.0, ScoringTotals().of("cpu"))
+
+
+def line_of(*waiting: DirectRequest | Replacement) -> DirectRequests:
+    line = DirectRequests()
+    for request in waiting:
+        line.add(request, most=sys.maxsize)
+    return line
+
+
+def other_weights() -> Replacement:
+    return Replacement(Scorer(lambda groups, temperatures: torch.zeros(0), 1, "cpu"))
+
+
+def test_the_oldest_are_taken_as_many_as_fit() -> None:
+    waiting = [direct(tokens) for tokens in (4, 5, 2, 9, 1 + 1)]
+    line = line_of(*waiting)
+    assert len(line) == 5
+    taken = [line.take(10), line.take(8), line.take(8), line.take(8)]
+    assert taken == [waiting[:2], waiting[2:3], waiting[3:4], waiting[4:]], "in order, and one too large alone"
+    assert (line.take(8), len(line)) == ([], 0)
+
+
+def test_nobody_is_taken_from_behind_other_weights() -> None:
+    before, behind, weights = direct(), direct(), [other_weights(), other_weights()]
+    line = line_of(before, *weights, behind)
+    assert line.next_replacement() is None
+    assert line.take(100) == [before]
+    assert line.take(100) == []
+    assert [line.next_replacement() for _ in range(3)] == [*weights, None]
+    assert line.take(100) == [behind]
+
+
+def test_those_who_have_gone_away_are_passed_over() -> None:
+    gone, small, behind = direct(9), direct(), direct(9)
+    line = line_of(gone, small, behind)
+    gone.answer.cancel()
+    assert line.take(10) == [small]
+    behind.answer.cancel()
+    assert line.take(10) == []
+
+
+def test_a_long_line_is_told_of() -> None:
+    line = line_of(direct(), direct())
+    with pytest.raises(Busy, match="2 direct requests wait already"):
+        line.add(direct(), most=2)
+    line.take(2)
+    line.add(direct(), most=2)
+
+
+def test_a_closed_line_serves_those_in_it() -> None:
+    before = direct()
+    line = line_of(before)
+    line.close()
+    with pytest.raises(NotReady, match="shutting down"):
+        line.add(direct(), most=10)
+    assert line.take(10) == [before]
+
+
+def test_nobody_waits_for_ever() -> None:
+    answered, in_hand, waiting, gone, weights = direct(), direct(), direct(), direct(), other_weights()
+    line = line_of(answered, in_hand, waiting, gone, weights)
+    line.take(4)
+    answered.fail(ValueError("mine"))
+    gone.answer.cancel()
+    line.refuse_all()
+    with pytest.raises(ValueError, match="mine"):
+        answered.answer.result(0)
+    refused: list[Future] = [in_hand.answer, waiting.answer, weights.answer]
+    for answer in refused:
+        with pytest.raises(NotReady, match="ended with an error"):
+            answer.result(0)
+    with pytest.raises(NotReady, match="shutting down"):
+        line.add(direct(), most=10)
+
+
+# Stored bodies
+
+
+def test_a_rollout_batch_becomes_a_scored_one(rollout: Rollout) -> None:
+    batch = rollout(lengths=(2, 3), temperature=0.7)
+    payload = read_payload("run", wire.encode(batch))
+    assert list(payload.temperatures) == [0.7]
+    (group,) = payload.groups
+    np.testing.assert_array_equal(group.completion_ids, batch.group.completion_ids)
+    logps = -np.arange(5, dtype=np.float32)
+    scored = wire.decode(payload.with_scores(Scores([logps], 17)))
+    assert isinstance(scored, ScoredBatch)
+    assert scored.reference_version == "17"
+    np.testing.assert_array_equal(scored.ref_logps, logps)
+    assert wire.content_hash(wire.encode(scored.rollout)) == wire.content_hash(wire.encode(batch))
+
+
+def file(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"\xff" * 40, "body"),
+        (file([]), "header"),
+        (file({}), "format"),
+        (file({"__metadata__": 1}), "__metadata__"),
+        (file({"__metadata__": {}}), "format"),
+        (file({"__metadata__": {"format": "pickle/1"}}), "format"),
+        (file({"__metadata__": {"format": "scored-batch/1"}}), "id"),
+        (file({"__metadata__": {"format": "rollout-batch/1"}}), "id"),
+    ],
+)
+def test_a_body_that_cannot_be_scored(body: bytes, field: str) -> None:
+    with pytest.raises(BatchError) as raised:
+        read_payload("run", body)
+    assert raised.value.field == field
+
+
+def test_a_batch_that_is_scored_already_is_not_scored_again(rollout: Rollout) -> None:
+    batch = rollout(lengths=(2, 3))
+    body = wire.encode(ScoredBatch(batch, np.zeros(5, np.float32), "1"))
+    with pytest.raises(BatchError, match="scored already"):
+        read_payload("run", body)
