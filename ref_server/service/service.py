@@ -88,7 +88,7 @@ class Service:
 
     @property
     def model(self) -> ModelInfo:
-        """Describes the reference model, and the version of it that the queue wants; its fields are None without a model."""
+        """Describes the reference model, and which version of it the queue wants; all None without a model."""
         info = self.reference.info
         wanted = None if info.reference_version is None else self.wanted_reference_version
         return info.model_copy(update={"wanted_version": wanted})
@@ -184,7 +184,7 @@ class Service:
         return describe_queue(stats, runs, self.queue.activity.counts(), self.scoring.totals, self.config.queue.limits)
 
     def describe_tokens(self, batch: BatchSummary) -> TokensView | None:
-        """The tokens of a batch with texts and log-probs, and what training recorded of it; None when its payload is gone.
+        """The tokens of a batch with texts and log-probs, and its training record; None when its payload is gone.
 
         Raises BatchError for a batch of the Simple-GRPO protocol.
         """
