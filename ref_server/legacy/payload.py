@@ -36,12 +36,19 @@ def write_payload(upload: LegacyUpload) -> bytes:
 
 
 def read_payload(body: bytes) -> Payload:
-    """The inverse of `write_payload`: at temperature 1, since the frame has none. Raises BatchError when the body is
-    damaged."""
-    base, tensors = _load(body)
-    upload = _upload(base, tensors)
+    """What is to be scored of a body that `write_payload` made: at temperature 1, since the frame has none.
+
+    Raises BatchError when the body is damaged.
+    """
+    upload = read_stored_upload(body)
     groups = upload.groups()
     return Payload(groups, [1.0] * len(groups), partial(_with_scores, upload))
+
+
+def read_stored_upload(body: bytes) -> LegacyUpload:
+    """The upload that `write_payload` stored. Raises BatchError when the body is damaged."""
+    base, tensors = _load(body)
+    return LegacyUpload(base, json.loads(base)["plen"], tensors["inputs"], tensors["rewards"], tensors.get("gen_logps"))
 
 
 def scored_frame(body: bytes) -> bytes:
@@ -76,7 +83,3 @@ def _load(body: bytes) -> tuple[str, dict[str, Tensor]]:
         return header["__metadata__"]["base"], safetensors.torch.load(body)
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise BatchError("body", f"must be a safetensors file of format {FORMAT!r}: {error}") from None
-
-
-def _upload(base: str, tensors: dict[str, Tensor]) -> LegacyUpload:
-    return LegacyUpload(base, json.loads(base)["plen"], tensors["inputs"], tensors["rewards"], tensors.get("gen_logps"))

@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import structlog
-from ref_server.queue.sql import SqlQueue
 from starlette.types import ASGIApp, Message, Scope
 from uuid6 import uuid7
 
@@ -129,7 +128,6 @@ def show_scrapes(directory: Path, runner: asyncio.Runner) -> None:
         for depth in DEPTHS:
             service = open_service(directory / str(depth))
             queue = opened.enter_context(closing(service.queue))
-            assert isinstance(queue, SqlQueue)
             fill(queue, depth, body)
             scraped = Metrics(service, Traffic())
             sides[f"{depth:,}"] = lambda scraped=scraped: runner.run(scraped.text())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ref_server.legacy.frame import MalformedUpload, join_frame
-from ref_server.legacy.payload import read_payload, write_payload
+from ref_server.legacy.payload import read_payload, read_stored_upload, write_payload
 from ref_server.legacy.tensors import write_tensor
 from ref_server.legacy.upload import LegacyUpload, read_upload
 from tests.fuzz.blobs import CHANGES, saved
@@ -59,9 +59,9 @@ def judge(body: bytes) -> str:
         return refused_in(error, STAGES)
     if upload is None:
         return "string mode"
-    stored = read_payload(write_payload(upload))
-    assert plain(stored.upload) == plain(upload), "it is stored as something else"
-    assert sum(group.tokens for group in stored.groups) == upload.tokens
+    body = write_payload(upload)
+    assert plain(read_stored_upload(body)) == plain(upload), "it is stored as something else"
+    assert sum(group.tokens for group in read_payload(body).groups) == upload.tokens
     tensors = [upload.inputs, upload.rewards, *([] if upload.gen_logps is None else [upload.gen_logps])]
     again = read_upload(join_frame([upload.base.encode(), *map(write_tensor, tensors)]))
     assert again is not None and plain(again) == plain(upload), "it comes back as something else"

@@ -1,11 +1,13 @@
 """The OpenAPI page."""
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Path, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import BeforeValidator
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import Requirement, requirement_of, requires
@@ -34,6 +36,16 @@ _REASONS = {
 }
 # Errors that the gate may answer for any route.
 COMMON = (400, 401, 403, 408, 413, 414, 422, 429, 431)
+
+
+def _digits(text: str) -> str:
+    if not re.fullmatch("[0-9]{1,19}", text):
+        raise ValueError("must be decimal digits")
+    return text
+
+
+# An integer in a path. Python's own parser would also take `+1`, `1_0` and `1.0`, so that a resource had many URLs.
+PathInteger = Annotated[int, Path(ge=0, lt=2**63), BeforeValidator(_digits)]
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

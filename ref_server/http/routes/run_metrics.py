@@ -13,7 +13,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.asker import Asker
 from ref_server.http.problem import Problem, no_room_to_answer
-from ref_server.http.routes.documents import errors
+from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
 from ref_server.service.views import columns, is_cursor, page_of_runs, summarise
 from shared.api import (
@@ -132,7 +132,7 @@ def _add_step(app: FastAPI, service: Service) -> None:
     @requires(Role.TRAIN, confines=True)
     def step(
         run: Run,
-        step: Annotated[int, Path(ge=0, lt=2**63)],
+        step: PathInteger,
         asker: Asker,
         request: Request,
         lineage: LineageName = None,

@@ -17,7 +17,7 @@ from ref_server.access.requirements import ANY, JSON, Reading, requires
 from ref_server.http.asker import Asker, note
 from ref_server.http.downloads import Download
 from ref_server.http.problem import Problem
-from ref_server.http.routes.documents import errors
+from ref_server.http.routes.documents import PathInteger, errors
 from ref_server.service.service import Service
 from ref_server.weights.versions import Published
 from shared.api import CommitBody, PlainName, WeightsFile, WeightsName, WeightsVersion
@@ -31,15 +31,14 @@ _SHA256 = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([A-Za-z0-9+/]{43}=):\s*(?=,|$)"
 
 _Run = Annotated[PlainName, Path(description="Name of the run.")]
 _File = Annotated[PlainName, Path(description="Name of the file.")]
-_Number = Annotated[int, Path(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Query(ge=0, le=300, description="How long to wait for a newer one.")]
 
 
 async def _version(
     run: _Run,
     lineage: Annotated[PlainName, Path(description="Which training of that name.")],
-    epoch: _Number,
-    version: _Number,
+    epoch: PathInteger,
+    version: PathInteger,
     asker: Asker,
 ) -> WeightsName:
     """The version that a path names. Raises Denied for a token of another run."""

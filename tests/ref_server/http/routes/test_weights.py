@@ -129,6 +129,13 @@ def test_refusals(http: httpx.Client, at: str) -> None:
     assert code(http.get(f"{at}/0/2/file")) == (404, "not_found", None)
 
 
+@pytest.mark.parametrize("number", ["+0", "-0", "0.0", "1_0", "%200", "1e0", "\u0660", "9" * 20])
+def test_numbers_in_a_path_are_digits(http: httpx.Client, at: str, number: str) -> None:
+    assert code(put(http, f"{at}/{number}/1/file", b"a")) == (422, "invalid_request", "epoch")
+    assert code(http.get(f"{at}/0/{number}")) == (422, "invalid_request", "version")
+    assert code(http.get(f"/v1/runs/a/metrics/{number}")) == (422, "invalid_request", "step")
+
+
 @pytest.mark.parametrize(
     "name", [".file", "..", "%2e%2e", "a%20b", "a\u00e9", "a%0A", "x" * 201, "a%5Cb", ".manifest.json"]
 )
