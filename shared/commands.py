@@ -1,4 +1,4 @@
-"""Chooses the command of a program: `ref-server queue ls …` runs the module `ref_server.cli.queue.ls`.
+"""Chooses the command of a program: `ref-server ping …` runs the module `ref_server.cli.ping`.
 
 argparse finds the command; pydantic-settings, which is built on argparse, then reads its options.
 """
@@ -16,9 +16,18 @@ def choose_command(
 ) -> tuple[str, Callable[[], int]]:
     """The command that the first argument names, and a function that runs it and returns the exit status.
 
+    Exits as `choose_name` does. Command `a-b` is `run(arguments)` in the module `package.a_b`. The module is imported
+    when the command is chosen: --help and health checks must not wait for PyTorch.
+    """
+    name = choose_name(prog, description, commands, arguments)
+    module = import_module(f"{package}.{name.replace('-', '_')}")
+    return name, partial(module.run, arguments[1:])
+
+
+def choose_name(prog: str, description: str, commands: Mapping[str, str], arguments: list[str]) -> str:
+    """The command that the first argument names. commands: name -> a line for --help.
+
     Exits with status 0 after --help or --version (also `COMMAND --version`), and with 2 when there is no such command.
-    commands: name -> a line for --help. Command `a-b` is `run(arguments)` in the module `package.a_b`. The module is
-    imported when the command is chosen: --help and health checks must not wait for PyTorch.
     """
     parser = ArgumentParser(
         prog=prog, description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
@@ -31,9 +40,7 @@ def choose_command(
     for name, summary in commands.items():
         listed.add_parser(name, help=summary)
     _refuse_misspelt(arguments[:1], commands, parser)
-    name = parser.parse_args(arguments[:1]).command
-    module = import_module(f"{package}.{name.replace('-', '_')}")
-    return name, partial(module.run, arguments[1:])
+    return parser.parse_args(arguments[:1]).command
 
 
 def _refuse_misspelt(words: list[str], commands: Mapping[str, str], parser: ArgumentParser) -> None:

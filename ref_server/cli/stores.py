@@ -7,7 +7,7 @@ from ref_server.queue.postgres.store import PostgresQueue
 from ref_server.queue.queue import Queue
 from ref_server.queue.sqlite.store import SqliteQueue
 
-_FILE = "queue.sqlite"
+QUEUE_FILE = "queue.sqlite"
 
 
 def open_queue(config: ServeConfig) -> Queue:
@@ -18,7 +18,7 @@ def open_queue(config: ServeConfig) -> Queue:
         "max_waiting_seconds": config.queue.max_waiting_days * 86_400,
     }
     if config.store == "sqlite":
-        return SqliteQueue(config.data_dir / _FILE, min_free=config.queue.min_free, **bounds)
+        return SqliteQueue(config.data_dir / QUEUE_FILE, min_free=config.queue.min_free, **bounds)
     return PostgresQueue(config.store, **bounds)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ref_server.cli import queue, serve
-from ref_server.cli.queue import ls
+from ref_server.cli.queue import views
 from ref_server.config import QueueConfig
 from ref_server.service.service import Service
 from shared import training, wire
@@ -157,7 +157,7 @@ def test_ls_over_many_pages(
     command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [ready(http, rollout(run=run)) for _ in range(5)][::-1]
-    monkeypatch.setattr(ls, "PAGE", 2)
+    monkeypatch.setattr(views, "PAGE", 2)
 
     def listed(*arguments: str) -> tuple[list[str], str, Any]:
         _, out, err = command("ls", "--run", run, *arguments)
@@ -181,7 +181,7 @@ def test_a_long_list_is_printed_page_by_page(
     command: Command, http: httpx.Client, rollout: Rollout, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of a million must not be held in memory before its first line is printed."""
-    monkeypatch.setattr("ref_server.cli.queue.ls.PAGE", 2)
+    monkeypatch.setattr("ref_server.cli.queue.views.PAGE", 2)
     ids = [ready(http, rollout(run=run)) for _ in range(5)][::-1]
     _, out, err = command("ls", "--run", run, "--limit", "0")
     assert err == ""
@@ -271,7 +271,7 @@ def test_requeue_all_of_a_state(
     other = dead(http, rollout(run=f"{run}-other"))
     dropped = ready(http, rollout(run=run))
     http.delete(f"/v1/batches/{dropped}").raise_for_status()
-    monkeypatch.setattr(ls, "PAGE", 2)
+    monkeypatch.setattr(views, "PAGE", 2)
     status, out, _ = command("requeue", "--state", "dead", "--run", run, "--json")
     assert status == 0
     assert json.loads(out) == {"requeued": [{"id": id, "state": "ready"} for id in ids], "failed": []}
@@ -345,7 +345,7 @@ def test_purge_by_age(
     arguments = ["purge", "--state", "ready", "--run", run, "--older-than-days", "1", "--yes"]
     assert command(*arguments)[1] == "0 batches purged, 0.0 MiB\n"
     admitted = http.get(f"/v1/batches/{id}").json()["admitted_at"]
-    monkeypatch.setattr("ref_server.cli.queue.purge.time.time", lambda: admitted + 86_401)
+    monkeypatch.setattr("ref_server.cli.queue.changes.time.time", lambda: admitted + 86_401)
     assert command(*arguments)[1] == "1 batch purged, <0.1 MiB\n"
     assert state(http, id) == "expired"
 
@@ -539,7 +539,7 @@ def test_help(command: Command) -> None:
 
 
 def test_every_state_can_be_listed() -> None:
-    choices, _ = get_args(ls.Ls.model_fields["state"].annotation)
+    choices, _ = get_args(views.Ls.model_fields["state"].annotation)
     assert set(get_args(choices)) == set(State)
 
 

@@ -161,6 +161,6 @@ def test_what_waits_to_be_scored_is_told_of(tmp_path: Path, rollout: Rollout, se
 
 @pytest.mark.slow
 def test_neither_a_queue_nor_its_tools_load_pytorch() -> None:
-    modules = "ref_server.cli.serve, ref_server.cli.queue.purge, ref_server.cli.ping, ref_server.cli.score"
+    modules = "ref_server.cli.serve, ref_server.cli.queue.changes, ref_server.cli.ping, ref_server.cli.score"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
