@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ from ref_server.metrics.activity import Count
 from ref_server.queue.errors import QueueFull, RunTaken
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Wanted
-from shared.api import LEGACY_RUN, State
+from ref_server.queue.sqlite.store import SqliteQueue
+from shared.api import LEGACY_RUN, LeaseBody, State
 from tests.ref_server.queue.backends import Backend, Clock, make_limits
 from tests.ref_server.queue.test_queue import ask, drain, key, lease, make_ready, reason, state, upload
 
@@ -276,3 +278,22 @@ def test_a_full_run_refuses_its_own_lineage(queue: Queue) -> None:
         queue.put(upload(f"{number}", lineage="one"))
     with pytest.raises(QueueFull):
         queue.put(upload("one more", lineage="one"))
+
+
+# --- a run that moved to another store
+
+
+def test_a_late_upload_after_a_move_is_never_trained(queue: Queue, tmp_path: Path) -> None:
+    """The old store knows the id, or that the run has ended; the new one belongs to another training of the run."""
+    make_ready(queue, upload("trained", lineage="one"))
+    queue.ack([key(lease(queue, run="run", lineage="one"))])
+    queue.finish("run", "one")
+    again = queue.put(upload("trained", lineage="one"))
+    assert (again.created, again.state) == (False, State.DONE)
+    assert queue.put(upload("late", lineage="one")).state is State.EXPIRED
+    assert queue.lease(LeaseBody(consumer="c")) == []
+    with closing(SqliteQueue(tmp_path / "new" / "queue.sqlite", limits=make_limits())) as new:
+        ask_as(new, "two")
+        for id in ("trained", "late"):
+            assert new.put(upload(id, lineage="one")).state is State.EXPIRED
+        assert new.lease(LeaseBody(consumer="c")) == []

@@ -98,9 +98,8 @@ def test_all_comes_back(tmp_path: Path) -> None:
         after = pictures(queue)
         claimed = next(picture for picture in after if picture["id"] == "claimed")
         assert claimed["state"] is State.QUEUED  # as after any restart
-        assert [each for each in after if each["id"] != "claimed"] == [
-            each for each in before if each["id"] != "claimed"
-        ]
+        unclaimed = [[each for each in batches if each["id"] != "claimed"] for batches in (before, after)]
+        assert unclaimed[0] == unclaimed[1]
         assert queue.wanted_reference() == WantedReference("run/step-2", 2, "base")
         assert queue.curves() == curves
         assert queue.ack([keys["done"]]) == [Outcome.ALREADY]
@@ -127,8 +126,8 @@ def test_a_lease_that_nobody_extends_runs_out(tmp_path: Path) -> None:
 
 def test_a_backup_is_the_queue_at_one_moment_while_it_is_written_to(tmp_path: Path) -> None:
     """It does not begin again with each commit: that would never end."""
-    path, (data, restored) = tmp_path / "data" / "queue.sqlite", (tmp_path / "data", tmp_path / "restored")
-    restored.mkdir()
+    path, restored = tmp_path / "data" / "queue.sqlite", tmp_path / "restored" / "queue.sqlite"
+    restored.parent.mkdir()
     with opened(path) as queue:
         for number in range(20):
             queue.put(upload(f"old-{number}", size=2000))
@@ -141,9 +140,8 @@ def test_a_backup_is_the_queue_at_one_moment_while_it_is_written_to(tmp_path: Pa
         back_up(path, tmp_path / "backup", put_one)
         assert uploaded.is_set()
         ids = {batch.id for batch in queue.list(None, None, 1000, None).batches}
-    assert data.is_dir()
-    (tmp_path / "backup").rename(restored / "queue.sqlite")
-    with opened(restored / "queue.sqlite") as queue:
+    (tmp_path / "backup").rename(restored)
+    with opened(restored) as queue:
         kept = {batch.id for batch in queue.list(None, None, 1000, None).batches}
     assert kept == {f"old-{number}" for number in range(20)} < ids
 
@@ -208,7 +206,7 @@ def test_of_two_backups_at_once_the_target_is_one(filled: Path, target: Path) ->
         if next(begun, False):
             back_up(filled, target)
 
-    with pytest.raises(StorageBroken, match="another backup to .* has begun meanwhile"):
+    with pytest.raises(StorageBroken, match=r"another backup to .* has begun meanwhile"):
         back_up(filled, target, begin_another)
     assert target.read_bytes().startswith(b"SQLite format 3\0")
 
