@@ -29,7 +29,6 @@ SLOW = (
     "load",
     "policy_trainer/proofs/test_invariance.py",
     "policy_trainer/reference/test_renewal.py",
-    "policy_trainer/report",
     "policy_trainer/rewards/sandbox",
     "policy_trainer/rewards/test_http_reward.py",
     "policy_trainer/sft/test_sft.py",

@@ -16,8 +16,8 @@ def run(arguments: list[str]) -> int:
         "--output", metavar="FILE", type=Path, default=Path("compare.html"), help="default: %(default)s"
     )
     options = parser.parse_args(arguments)
-    # Late, so that wrong options fail before matplotlib loads.
-    from policy_trainer.report.compare import write_comparison
+    # Late, so that wrong options fail before templates and settings load.
+    from policy_trainer.report.report import write_comparison
 
     write_comparison(options.run_dirs, options.output)
     print(options.output)

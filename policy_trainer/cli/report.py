@@ -14,7 +14,8 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     parser.add_argument("--output", metavar="FILE", type=Path, help="default: RUN_DIR/report.html")
     options = parser.parse_args(arguments)
-    from policy_trainer.report.report import write_report  # late, so that wrong options fail before matplotlib loads
+    # Late, so that wrong options fail before templates and settings load.
+    from policy_trainer.report.report import write_report
 
     output = options.output or options.run_dir / "report.html"
     write_report(options.run_dir, output)

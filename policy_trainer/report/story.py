@@ -1,12 +1,22 @@
-"""A run in a few sentences."""
+"""A run in a few sentences, and where its time went."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from policy_trainer.report.ledger import duration, limit_of, parts_of
-from policy_trainer.report.recorded import RecordedRun, number
-from policy_trainer.reporting.metrics import Metrics
+from policy_trainer.report.run import RecordedRun, number
+from policy_trainer.reporting.metrics import Metrics, scoring_seconds
+
+# The part that limits a run hardly waits, and the others clearly more; as the dashboard judges.
+_BUSY, _CLEAR = 0.3, 0.15
+_LIMITS: Mapping[str, str] = {
+    "Rollout workers": "Sampling limited this run: more workers (policy-trainer rollout, --devices), or "
+    "--sampler vllm, would make it faster.",
+    "Reference server": "Scoring limited this run: more GPUs for the server (ref-server serve --devices "
+    "cuda:0 cuda:1), or --dtype bfloat16, would make it faster.",
+    "Policy trainer": "Training limited this run: more or faster GPUs for the trainer (torchrun), or larger "
+    "--micro-batch-tokens if memory allows, would make it faster.",
+}
 
 
 def story(run: RecordedRun) -> list[str]:
@@ -93,4 +103,63 @@ def _time(run: RecordedRun) -> str:
     if not seconds:
         return ""
     spent = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
-    return f"It took about {spent}. {limit_of(parts_of(run))}".strip()
+    return f"It took about {spent}. {limit_of(waits_of(times_of(run)))}".strip()
+
+
+def times_of(run: RecordedRun) -> dict[str, dict[str, float]]:
+    """Part of the run -> what it did -> seconds, for the parts whose times are known. Those of workers are added up."""
+    steps = run.steps
+    training, waiting = _total(steps, "training_seconds"), _total(steps, "waiting_seconds")
+    rest = _rest(run)
+    sampling, judging = _total(steps, "sampling_seconds"), _total(steps, "judging_seconds")
+    counts = [count for record in steps if math.isfinite(count := number(record, "server_scoring_seconds"))]
+    scoring = scoring_seconds(counts)
+    server_waiting = max(0.0, training + waiting + rest - scoring)
+    times = {
+        "Policy trainer": {
+            "training": training, "evaluating, publishing, checkpoints": rest, "waiting": waiting,
+        },
+        "Rollout workers": {
+            "sampling": sampling - judging, "judging": judging, "waiting": _total(steps, "sampler_waiting_seconds"),
+        },
+        "Reference server": {"scoring": scoring, "waiting": server_waiting} if scoring else {},
+    }  # fmt: skip
+    return {part: seconds for part, seconds in times.items() if sum(seconds.values()) > 0}
+
+
+def duration(run: RecordedRun) -> float:
+    """Seconds of the trainer."""
+    return _total(run.steps, "training_seconds") + _total(run.steps, "waiting_seconds") + _rest(run)
+
+
+def limit_of(waits: Mapping[str, float]) -> str:
+    """What limited the run, in a sentence; empty where too little is known.
+
+    waits: part of the run -> the share of its time that it waited.
+    """
+    known = sorted(waits, key=lambda part: waits[part])
+    if len(known) < 2:
+        return ""
+    first, second = known[:2]
+    if waits[first] > _BUSY:
+        return "Every part waited: the run took turns on one device, or has only just begun."
+    if waits[second] - waits[first] >= _CLEAR:
+        return _LIMITS[first]
+    return "The parts kept each other busy: none of them waited much longer than the others."
+
+
+def waits_of(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Part -> the share of its time that it waited."""
+    return {part: seconds.get("waiting", 0.0) / sum(seconds.values()) for part, seconds in times.items()}
+
+
+def _rest(run: RecordedRun) -> float:
+    """What the newest checkpoint's training loop did beside its steps. It was saved within its last step's turn."""
+    before = [record for record in run.steps if record["step"] < number(run.progress, "step")]
+    steps = _total(before, "training_seconds") + _total(before, "waiting_seconds")
+    rest = number(run.progress, "training_seconds") - steps
+    return rest if before and rest > 0 else 0.0
+
+
+def _total(steps: Sequence[Metrics], name: str) -> float:
+    return sum(max(0.0, value) for record in steps if math.isfinite(value := number(record, name)))

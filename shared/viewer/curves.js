@@ -12,30 +12,31 @@ export const LINES = 6;
 const SECONDS_BETWEEN_READS = 2;
 
 /**
- * Shows curves in a place. runs: [{ run, lineage, marks }…], marks: steps with warnings. weight: of smoothing, 0 to 1.
- * Lives until the signal aborts.
+ * Shows curves in a place. runs: [{ run, lineage, marks }…], marks: steps with warnings. look: { weight, along }, the weight
+ * of smoothing, 0 to 1, and what the curves stand over, "step" or "completions". Lives until the signal aborts.
  */
-export async function showCurves(place, runs, weight, signal) {
+export async function showCurves(place, runs, look, signal) {
   const curves = runs.map((run) => ({ ...run, step: new Columns(run, "step"), evaluation: new Columns(run, "evaluation") }));
   const read = () => Promise.all(curves.flatMap((each) => [each.step.read(signal), each.evaluation.read(signal)]));
   await read();
   const names = new Set(curves.flatMap(({ step }) => Object.keys(step.values)));
   if (!names.size) return fill(place, el("p", { class: "box" }, "No step has been reported yet."));
   const { main, others } = plotsFor(names);
-  const drawn = drawAll(el("div", { class: "plots" }), main, curves, weight, signal);
-  fill(place, drawn.element, drawOthers(others, curves, weight, signal, drawn));
+  const drawn = drawAll(el("div", { class: "plots" }), main, curves, look, signal);
+  fill(place, drawn.element, drawOthers(others, curves, look, signal, drawn));
   signal.addEventListener("abort", () => drawn.plots.forEach((each) => each.plot.end()));
-  keepReading(curves, read, drawn, weight, signal);
+  keepReading(curves, read, drawn, look, signal);
 }
 
-function drawAll(element, metrics, curves, weight, signal, plots = []) {
+function drawAll(element, metrics, curves, look, signal, plots = []) {
   for (const metric of metrics) {
     const made = { metric, plot: null };
     if (!isEmpty(metric, curves)) {
-      const lines = linesOf(metric, curves, weight);
+      const lines = linesOf(metric, curves, look);
+      const axis = look.along === "completions" ? "completion" : "step";
       const marks = curves.length === 1 ? curves[0].marks ?? [] : [];
-      const pick = (step) => (location.hash = stepLink(curves, step));
-      made.plot = plot(element, { ...metric, lines, data: dataOf(metric, curves, weight), pick, marks }, signal);
+      const pick = (x) => (location.hash = stepLink(curves, x, look));
+      made.plot = plot(element, { ...metric, lines, data: dataOf(metric, curves, look), axis, pick, marks }, signal);
       plots.push(made);
     }
   }
@@ -43,41 +44,51 @@ function drawAll(element, metrics, curves, weight, signal, plots = []) {
 }
 
 /** The other metrics are drawn when they are asked for. */
-function drawOthers(metrics, curves, weight, signal, drawn) {
+function drawOthers(metrics, curves, look, signal, drawn) {
   const inside = el("div", { class: "plots" });
-  const draw = () => !inside.childElementCount && drawAll(inside, metrics, curves, weight, signal, drawn.plots);
+  const draw = () => !inside.childElementCount && drawAll(inside, metrics, curves, look, signal, drawn.plots);
   return metrics.length > 0 && el("details", { toggle: draw }, el("summary", {}, `${metrics.length} other metrics`), inside);
 }
 
 const columnOf = (metric, curve) => curve[metric.kind].values[metric.name];
 const isEmpty = (metric, curves) => curves.every((curve) => !columnOf(metric, curve)?.some((value) => value !== null));
 
-function linesOf(metric, curves, weight) {
+function linesOf(metric, curves, { weight }) {
   const points = metric.kind === "evaluation";
   const one = (curve, i) => ({ label: curves.length > 1 ? curve.label : "", line: (i % LINES) + 1, points });
   return curves.flatMap((curve, i) => (weight && !points ? [{ ...one(curve, i), faint: true }, one(curve, i)] : [one(curve, i)]));
 }
 
-function dataOf(metric, curves, weight) {
+function dataOf(metric, curves, { weight, along }) {
   const tables = curves.map((curve) => {
-    const { steps } = curve[metric.kind];
-    const column = columnOf(metric, curve) ?? new Array(steps.length).fill(null);
-    return weight && metric.kind === "step" ? [steps, column, smoothed(column, weight)] : [steps, column];
+    const xs = placesOf(curve, metric.kind, along);
+    const column = (xs.length && columnOf(metric, curve)) || new Array(xs.length).fill(null);
+    return weight && metric.kind === "step" ? [xs, column, smoothed(column, weight)] : [xs, column];
   });
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
 
-/** The step of the first run that has it. */
-function stepLink(curves, step) {
-  const { run, lineage } = curves.find((curve) => curve.step.steps.includes(step)) ?? curves[0];
-  return link(["run", run, "step", step], { lineage });
+/** Where a run's values stand on the axis: at their steps, or at the completions that were sampled up to them. */
+function placesOf(curve, kind, along) {
+  return along === "completions" ? curve[kind].values.completions_so_far ?? [] : curve[kind].steps;
+}
+
+/** The step at a place of the axis, of the first run that has it. */
+function stepLink(curves, x, { along }) {
+  for (const curve of curves) {
+    for (const kind of ["step", "evaluation"]) {
+      const at = placesOf(curve, kind, along).indexOf(x);
+      if (at >= 0) return link(["run", curve.run, "step", curve[kind].steps[at]], { lineage: curve.lineage });
+    }
+  }
+  return location.hash;
 }
 
 /** Reads new records as they are reported, and draws them. */
-function keepReading(curves, read, drawn, weight, signal) {
+function keepReading(curves, read, drawn, look, signal) {
   const refresh = atMost(SECONDS_BETWEEN_READS, async () => {
     await read();
-    for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, weight));
+    for (const { metric, plot } of drawn.plots) plot.set(dataOf(metric, curves, look));
   }, signal);
   on("metrics", (told) => {
     const mine = curves.filter(({ run, lineage }) => !told.run || (told.run === run && told.lineage === lineage));

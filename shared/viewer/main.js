@@ -9,13 +9,16 @@ import { key, startKeys } from "./keys.js";
 import { follow, on } from "./live.js";
 import { here, link } from "./place.js";
 import { showOverview } from "./overview.js";
+import { addSections, recorded } from "./recorded.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showStep } from "./step.js";
 import { mayAsk, takeToken } from "./token.js";
 
 // A view is an async function (root, parts, query, signal): it fills the root, and stops when the signal aborts.
-const VIEWS = { "": showOverview, runs: showRuns, run: showRun, step: showStep, batches: showBatches, batch: showBatch };
+const VIEWS = {
+  runs: showRuns, run: showRun, step: showStep, ...(recorded ? {} : { "": showOverview, batches: showBatches, batch: showBatch }),
+};
 const STATES = {
   live: "live", polling: "asks every few seconds", refused: "no access", away: "server away, trying again",
 };
@@ -34,6 +37,7 @@ async function show() {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
+  if (recorded && !here().parts.length) history.replaceState(null, "", recorded.opens);
   const { parts, query } = here();
   const name = nameOf(parts);
   const root = el("div", { class: "view" });
@@ -50,6 +54,7 @@ async function show() {
   } catch (error) {
     if (!signal.aborted) add(root, failure(error, show));
   }
+  if (name === recorded?.view && !signal.aborted) addSections(root);
 }
 
 function failure(error, again) {
@@ -62,15 +67,17 @@ function failure(error, again) {
 startSwitch(document.getElementById("theme"));
 startKeys(document.getElementById("help"));
 document.getElementById("skip").addEventListener("click", () => content.focus());
-["Overview", "Runs", "Batches"].forEach((name, i) => {
-  key(String(i + 1), name, () => (location.hash = document.querySelectorAll("nav a")[i].getAttribute("href")));
-});
+const links = [...document.querySelectorAll("nav a")];
+const reached = recorded ? links.filter((each) => recorded.view === "runs" && each.getAttribute("href") === "#/runs") : links;
+links.filter((each) => !reached.includes(each)).forEach((each) => each.remove());
+reached.forEach((each, i) => key(String(i + 1), each.textContent, () => (location.hash = each.getAttribute("href"))));
 key("t", "light, dark or the system's colours", () => document.getElementById("theme").click());
 const state = document.getElementById("state");
+if (recorded) state.remove(); // no server is followed
 on("state", (name) => {
   state.dataset.state = name;
   state.textContent = STATES[name];
 });
 addEventListener("hashchange", show);
 show();
-follow();
+if (!recorded) follow();

@@ -24,10 +24,14 @@ const STEP = [
 const EVALUATION = [
   { kind: "evaluation", name: "accuracy", title: "Accuracy, held out", unit: "share", healthy: "rising" },
   { kind: "evaluation", name: "reward", title: "Reward, held out", unit: "", healthy: "rising" },
+  // Of fine-tuning and of reward models, which only reports show.
+  { kind: "evaluation", name: "eval_loss", title: "Loss, held out", unit: "", healthy: "" },
+  { kind: "evaluation", name: "perplexity", title: "Perplexity, held out", unit: "", healthy: "" },
+  { kind: "evaluation", name: "reward_margin", title: "Margin, held out", unit: "", healthy: "" },
 ];
 
-// Indexes and times of the server, and what others show already.
-const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward)$/;
+// Indexes and times of the server, what others show already, and an axis of reports.
+const LEFT_OUT = /^(step|epoch|eval_step|eval_accuracy|eval_reward|completions_so_far)$/;
 
 /** The plots for runs that report these names of steps: { main, others }. Parts of the reward stand behind it. */
 export function plotsFor(names) {

@@ -11,10 +11,10 @@ const MOVED = 4;
  * Adds a plot to a place.
  *
  * title, unit, healthy: words about the metric. lines: [{ label, line, faint, points, band }…], `line` a number of
- * a colour. data: [x, y…], numbers or nulls. time: x is Unix seconds. pick: called with the x of a chosen point.
+ * a colour. data: [x, y…], numbers or nulls. axis: the name of an x. time: x is Unix seconds. pick: called with the x of a chosen point.
  * Returns { set(data), end() }.
  */
-export function plot(place, { title, unit = "", healthy = "", lines, data, time = false, pick = null, marks = [] }, signal) {
+export function plot(place, { title, unit = "", healthy = "", lines, data, axis = "step", time = false, pick = null, marks = [] }, signal) {
   const values = el("span", { class: "values" });
   const about = [unit, healthy && `healthy: ${healthy}`].filter(Boolean).join("; ");
   const area = el("div", { class: "area" });
@@ -29,7 +29,7 @@ export function plot(place, { title, unit = "", healthy = "", lines, data, time 
     const parts = told.map(([line, i]) =>
       el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at)))));
     const x = chart.data[0][at];
-    const where = x === undefined ? "no value yet" : time ? `${age(Date.now() / 1000 - x)} ago` : `step ${number(x)}`;
+    const where = x === undefined ? "no value yet" : time ? `${age(Date.now() / 1000 - x)} ago` : `${axis} ${number(x)}`;
     fill(values, el("span", { class: "quiet" }, where), parts);
   };
   const marked = (chart) => drawMarks(chart, marks);

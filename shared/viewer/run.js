@@ -5,6 +5,7 @@ import { showCurves } from "./curves.js";
 import { add, el, fill } from "./dom.js";
 import { ago, moment, number } from "./format.js";
 import { link, note } from "./place.js";
+import { recorded } from "./recorded.js";
 import { keyOf, smoothingField } from "./runs.js";
 
 const WARNINGS_SHOWN = 8;
@@ -28,18 +29,18 @@ export async function showRun(root, parts, query, signal) {
     signal.addEventListener("abort", () => drawing.abort());
     note({ smooth: smoothing.value === "0" ? null : smoothing.value });
     const marked = { ...run, marks: warned.map(({ step }) => step) };
-    await showCurves(curves, [marked], Number(smoothing.value), drawing.signal);
+    await showCurves(curves, [marked], { weight: Number(smoothing.value) }, drawing.signal);
   };
   const smoothing = smoothingField(query.get("smooth"), draw);
   const others = lineages.filter((each) => each !== run);
   add(root,
-    el("p", {}, `Step ${number(run.step)}, heard of ${ago(run.updated_at)} ago; began ${moment(run.first_at)}. See `, batches, ", or ",
+    !recorded && el("p", {}, `Step ${number(run.step)}, heard of ${ago(run.updated_at)} ago; began ${moment(run.first_at)}. See `, batches, ", or ",
       el("a", { href: link(["runs"], { run: keyOf(run) }) }, "lay other runs over it"), "."),
     others.length > 0 && el("p", {}, "Other trainings of this name: ", others.map((each) =>
       [el("a", { href: link(["run", name], { lineage: each.lineage }) }, each.lineage || "no lineage"), " "]).flat()),
     warned.length > 0 && el("section", {}, el("h2", {}, "Warnings"), el("ul", { class: "warnings" }, warned.map(warning))),
     el("div", { class: "fields" }, smoothing.label, el("span", { class: "quiet" }, "A click on a point opens the step.")),
-    curves, el("section", {}, el("h2", {}, "Newest steps"), await stepsTable(run, signal)));
+    curves, await stepsTable(run, signal));
   await draw();
 }
 
@@ -47,7 +48,7 @@ export async function showRun(root, parts, query, signal) {
 async function readWarnings(run, signal) {
   const columns = new Columns(run, "health");
   await columns.read(signal);
-  const steps = columns.steps.slice(-WARNINGS_SHOWN).reverse();
+  const steps = columns.steps.slice(recorded ? 0 : -WARNINGS_SHOWN).reverse();
   const records = await Promise.all(steps.map((step) => readStep(run.run, run.lineage, step, signal)));
   return records.flat().filter(({ kind }) => kind === "health");
 }
@@ -57,15 +58,16 @@ function warning({ step, name, seen, band, remedy }) {
 }
 
 async function stepsTable(run, signal) {
-  const names = ["reward", "kl", "completion_length_mean", "staleness", "tokens_per_second"];
+  const wanted = ["reward", "kl", "completion_length_mean", "staleness", "tokens_per_second"];
   const columns = new Columns(run, "step");
-  columns.query = { ...columns.query, names };
+  columns.query = { ...columns.query, names: wanted };
   columns.steps = [Math.max(-1, run.step - STEPS_SHOWN)];
   await columns.read(signal);
-  const rows = columns.steps.slice(1).map((step, i) => [step, names.map((name) => columns.values[name]?.[i + 1])]).reverse();
-  return el("div", { class: "scrolls" }, el("table", {},
+  const names = wanted.filter((name) => name in columns.values); // a report has those that the run has written
+  const rows = names.length === 0 ? [] : columns.steps.slice(1).map((step, i) => [step, names.map((name) => columns.values[name]?.[i + 1])]).reverse();
+  return rows.length > 0 && el("section", {}, el("h2", {}, "Newest steps"), el("div", { class: "scrolls" }, el("table", {},
     el("thead", {}, el("tr", {}, ["step", ...names].map((name) => el("th", { scope: "col", class: "number" }, name)))),
     el("tbody", {}, rows.map(([step, values]) => el("tr", {},
       el("th", { scope: "row", class: "number" }, el("a", { href: link(["run", run.run, "step", step], { lineage: run.lineage }) }, number(step))),
-      values.map((value) => el("td", { class: "number" }, number(value))))))));
+      values.map((value) => el("td", { class: "number" }, number(value)))))))));
 }

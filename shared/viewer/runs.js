@@ -6,8 +6,11 @@ import { add, el, fill } from "./dom.js";
 import { ago, number } from "./format.js";
 import { link, note } from "./place.js";
 import { nothingYet } from "./overview.js";
+import { recorded } from "./recorded.js";
 
 const SMOOTHING = [["0", "none"], ["0.6", "a little"], ["0.9", "much"], ["0.97", "most"]];
+// What the curves of a report may stand over. A server does not count the completions up to a step.
+const AXES = [["step", "steps"], ["completions", "completions sampled"]];
 const MOST = 12;
 
 export async function showRuns(root, parts, query, signal) {
@@ -26,19 +29,20 @@ export async function showRuns(root, parts, query, signal) {
     drawing = new AbortController();
     signal.addEventListener("abort", () => drawing.abort());
     const order = [...chosen];
-    note({ run: order, smooth: smoothing.value === "0" ? null : smoothing.value });
+    note({ run: order, smooth: smoothing.value === "0" ? null : smoothing.value, along: along.value === "step" ? null : along.value });
     fill(list, runs.map((each) => choice(each, runs, order, (on) => choose(keyOf(each), on))));
     const shown = order.map((key) => runs.find((each) => keyOf(each) === key)).filter(Boolean);
     const labelled = shown.map((each) => ({ ...each, label: labelOf(each, runs) }));
     if (!shown.length) return fill(curves, el("p", { class: "box" }, "Choose a run to see its curves."));
-    await showCurves(curves, labelled, Number(smoothing.value), drawing.signal);
+    await showCurves(curves, labelled, { weight: Number(smoothing.value), along: along.value }, drawing.signal);
   };
   const choose = (key, on) => {
     on ? chosen.add(key) : chosen.delete(key);
     draw().then(() => list.querySelector(`input[value="${CSS.escape(key)}"]`)?.focus());
   };
   const smoothing = smoothingField(query.get("smooth"), draw);
-  add(root, el("div", { class: "fields" }, smoothing.label, el("span", { class: "quiet" }, "A click on a point opens the step. Drag to zoom, double-click to see all.")),
+  const along = el("select", { change: draw }, AXES.map(([value, name]) => el("option", { value, selected: value === query.get("along") }, name)));
+  add(root, el("div", { class: "fields" }, smoothing.label, recorded && el("label", {}, "Along ", along), el("span", { class: "quiet" }, "A click on a point opens the step. Drag to zoom, double-click to see all.")),
     el("div", { class: "beside" }, list, curves));
   await draw();
 }
@@ -55,7 +59,7 @@ function choice(each, all, order, changed) {
   return el("li", { class: at >= 0 ? `line-${(at % LINES) + 1}` : "" },
     el("label", {}, box, el("span", { class: "swatch" }), el("span", { class: "name" }, labelOf(each, all))),
     el("a", { class: "quiet", href: link(["run", each.run], { lineage: each.lineage }), "aria-label": `Open ${each.run}` },
-      `step ${number(each.step)}, ${ago(each.updated_at)} ago`));
+      recorded ? `step ${number(each.step)}` : `step ${number(each.step)}, ${ago(each.updated_at)} ago`));
 }
 
 /** How an address names a run's lineage. */

@@ -9,6 +9,7 @@ import { key } from "./keys.js";
 import { remember } from "./list.js";
 import { aboutMetric } from "./metrics.js";
 import { here, link } from "./place.js";
+import { recorded } from "./recorded.js";
 
 // Requests for the rewards of groups at once, and of how many groups.
 const AT_ONCE = 6;
@@ -23,9 +24,10 @@ export async function showStep(root, parts, query, signal) {
   key("j", "next step", () => (location.hash = to(Number(step) + 1)), signal);
   key("k", "step before", () => (location.hash = to(Number(step) - 1)), signal);
   const records = await readRecords(run, lineage, step, signal);
-  if (!records.length) return add(root, el("p", { class: "box" }, "The server has no record of this step: it keeps every other one of old steps."));
+  if (!records.length) return add(root, el("p", { class: "box" }, "There is no record of this step: of the old steps of a long run only every other one is kept."));
   const groups = el("section", {});
   add(root, groups, records.map(recordSection));
+  if (recorded) return; // it holds no groups
   const ids = records.flatMap(({ batch_ids = [] }) => batch_ids);
   await showGroups(groups, ids, query, signal);
 }

@@ -3,6 +3,8 @@
 import json
 import re
 import time
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tests.policy_trainer.report.runs import completion, evaluation_record, grou
 
 
 class Seen(HTMLParser):
-    """What a browser would make of a page: its elements, its attributes, its text."""
+    """What a browser would make of a page whose scripts do not run: its elements, its attributes, its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -26,11 +28,12 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.text += " " if tag == "td" else ""
+        self.text += " " if tag in ("td", "th", "dd", "span") else ""
         self.attributes += attrs
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.cdata_elem is None:
+            self.text += data
 
 
 def page_of(root: Path) -> str:
@@ -49,22 +52,35 @@ def test_a_run_is_told_in_sentences_curves_and_texts(tmp_path: Path, capsys: pyt
         "Accuracy on held-out problems went from 0.05 (95% interval 0.02 to 0.11, step 0) to 0.9 (95% interval" in text
     )
     assert "The best evaluation is that of step 10. It took about 0.7 minutes. Sampling limited this run" in text
-    assert "Step 9: kl was 2.5, healthy is below 1. Try: raise loss.beta" in text
     assert "training 23%" in text and "waiting 68%" in text and "judging 10%" in text and "scoring 10%" in text
     assert "loss.beta 0.125" in text and "max_steps 10" in text
-    for shown in ("forty", "about 42", "the answer is 42", "no idea", "healthy: below 1, not tripling in 20 steps"):
+    for shown in ("forty", "about 42", "the answer is 42", "no idea"):
         assert shown in text
-    assert Seen(page).tags.count("svg") == 16
+    assert "accuracy low high reward" in text and "10 100 0.9 0.826 0.945 1.8" in text, "the table of evaluations"
 
 
-def test_a_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_page_loads_nothing_and_runs_its_own_scripts_alone(tmp_path: Path) -> None:
     page = page_of(learning_run(tmp_path / "sums"))
     seen = Seen(page)
-    assert not {"script", "iframe", "img", "object", "embed", "form"} & set(seen.tags)
-    assert not [name for name, _ in seen.attributes if name.startswith("on") or name == "src"]
-    links = [value or "" for name, value in seen.attributes if name in ("href", "xlink:href")]
-    assert links and all(link.startswith(("#", "data:")) for link in links)
-    assert not re.findall(r"https?://|url\((?!#)", page)
+    assert not {"iframe", "object", "embed", "form"} & set(seen.tags)
+    assert not [name for name, _ in seen.attributes if name.startswith("on") or name == "style"]
+    links = [value or "" for name, value in seen.attributes if name in ("href", "src")]
+    assert links and all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
+    policy = next(value for name, value in seen.attributes if name == "content" and "default-src" in (value or ""))
+    assert policy is not None and "unsafe" not in policy and "http" not in policy
+    parts = {name: set(rest) for name, *rest in (part.split() for part in policy.split(";"))}
+    assert (parts["default-src"], parts["img-src"], parts["base-uri"]) == ({"'none'"}, {"data:"}, {"'none'"})
+    for name, tag in (("script-src", "script"), ("style-src", "style")):
+        contents = re.findall(rf"(?s)<{tag}(?! id=\"recorded\")[^>]*>(.*?)</{tag}>", page)
+        hashes = {f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents}
+        assert len(contents) > 2 and parts[name] == hashes
+
+
+def test_every_import_and_export_of_the_scripts_is_understood(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "r"))
+    assert not re.findall(r"(?m)^(?:import|export)\b", page)
+    for path in (Path(__file__).parents[3] / "shared" / "viewer").glob("*.js"):
+        assert not re.findall(r"(?i)<!--|</?(?:script|style)", path.read_text()), "it would end or change its element"
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
@@ -75,7 +91,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-HOSTILE = "<script>alert(1)</script>\x1b[2J\u202etxt.exe $x^2$ {{ 7*7 }} \ud800 &lt;"
+HOSTILE = "</script><script>alert(1)</script><!--\x1b[2J\u202etxt.exe\u2028 $x^2$ {{ 7*7 }} \ud800 &lt;"
 
 
 def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
@@ -95,9 +111,11 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
         file.write(json.dumps({**about, "prompt": HOSTILE, "answer": HOSTILE, "completions": [said]}) + "\n")
     page = page_of(root)
     seen = Seen(page)
-    assert "script" not in seen.tags and "b" in seen.tags and seen.tags.count("b") == page.count("<b>")
-    assert "<script>alert(1)</script>\\x1b[2J\\u202etxt.exe $x^2$ {{ 7*7 }} \\ud800 &lt;" in seen.text
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", page)
+    assert (seen.tags.count("script"), seen.tags.count("b"), seen.tags.count("img")) == (4, 1, 1)
+    assert (
+        "</script><script>alert(1)</script><!--\\x1b[2J\\u202etxt.exe\\u2028 $x^2$ {{ 7*7 }} \\ud800 &lt;" in seen.text
+    )
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u2028-\u202e\u2066-\u2069]", page)
     assert "<b>bold" in seen.text
 
 
@@ -197,6 +215,6 @@ def test_addresses_and_tokens_stay_at_home(tmp_path: Path) -> None:
     root = make_run(tmp_path / "r", server="http://10.0.0.7:8400", token_file=tmp_path / "secret-file")
     with (root / "config.toml").open("a") as file:
         file.write("")
-    (root / "config.toml").write_text('token = "hidden"\n' + (root / "config.toml").read_text())
+    (root / "config.toml").write_text('token = "hush-hush"\n' + (root / "config.toml").read_text())
     page = page_of(root)
-    assert "10.0.0.7" not in page and "secret-file" not in page and "hidden" not in page.replace("overflow: hidden", "")
+    assert "10.0.0.7" not in page and "secret-file" not in page and "hush-hush" not in page

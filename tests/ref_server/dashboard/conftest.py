@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ REFUSED = "Failed to load resource"
 
 @dataclass
 class Tab:
-    """A tab of the browser before a server. wrong: errors of its console."""
+    """A tab of the browser before a server or a file. wrong: errors of its console."""
 
     page: Page
     url: str
@@ -30,7 +31,7 @@ class Tab:
 
     def at(self, place: str) -> Page:
         """The page at a hash such as "#/batches", once its view has a head."""
-        self.page.goto(f"{self.url}/{place}")
+        self.page.goto(f"{self.url}{place}" if self.url.startswith("file:") else f"{self.url}/{place}")
         expect(self.page.locator("main h1")).to_be_visible()
         return self.page
 
@@ -54,13 +55,14 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
-    """Opens a tab before a server: open_tab(http, width=360, scheme="dark")."""
+    """Opens a tab before a server or a file: open_tab(http, width=360, scheme="dark")."""
     tabs: list[Tab] = []
 
-    def open_one(http: httpx.Client, *, width: int = 1280, height: int = 800, scheme: str = "light") -> Tab:
+    def open_one(where: httpx.Client | Path, *, width: int = 1280, height: int = 800, scheme: str = "light") -> Tab:
         colors = "dark" if scheme == "dark" else "light"
         context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=colors)
-        tab = Tab(context.new_page(), str(http.base_url).rstrip("/"))
+        url = where.as_uri() if isinstance(where, Path) else str(where.base_url).rstrip("/")
+        tab = Tab(context.new_page(), url)
         tab.page.on("console", tab.note)
         tab.page.on("pageerror", lambda error: tab.wrong.append(str(error)))
         tab.page.on("dialog", lambda dialog: tab.wrong.append(f"a script ran: {dialog.message}"))

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.report.ledger import Part, limit_of
+from policy_trainer.report.story import limit_of
 
 WAITS = Path(__file__).parents[3] / "shared" / "viewer" / "waits.js"
 
 
-def said(workers: float, server: float, trainer: float) -> str:
-    names = ("Rollout workers", "Reference server", "Policy trainer")
-    return limit_of([Part(name, (), waits) for name, waits in zip(names, (workers, server, trainer), strict=True)])
+def verdict(workers: float, server: float, trainer: float) -> str:
+    return limit_of({"Rollout workers": workers, "Reference server": server, "Policy trainer": trainer})
 
 
 @pytest.mark.parametrize(
@@ -26,16 +25,16 @@ def said(workers: float, server: float, trainer: float) -> str:
     ],
 )
 def test_the_part_that_hardly_waits_limits(waits: tuple[float, float, float], beginning: str) -> None:
-    assert said(*waits).startswith(beginning)
+    assert verdict(*waits).startswith(beginning)
 
 
 def test_too_little_is_known_of_one_part() -> None:
-    assert limit_of([Part("Policy trainer", (), 0.0)]) == ""
+    assert limit_of({"Policy trainer": 0.0}) == ""
 
 
 def test_the_dashboard_has_the_same_bounds() -> None:
     bounds = dict(re.findall(r"^const (BUSY|CLEAR) = ([\d.]+);$", WAITS.read_text(), re.MULTILINE))
     busy, clear = float(bounds["BUSY"]), float(bounds["CLEAR"])
     small = 1e-6
-    assert said(busy, 1, 1).startswith("Sampling") and said(busy + small, 1, 1).startswith("Every part")
-    assert said(0, clear + small, 1).startswith("Sampling") and said(0, clear - small, 1).startswith("The parts")
+    assert verdict(busy, 1, 1).startswith("Sampling") and verdict(busy + small, 1, 1).startswith("Every part")
+    assert verdict(0, clear + small, 1).startswith("Sampling") and verdict(0, clear - small, 1).startswith("The parts")
