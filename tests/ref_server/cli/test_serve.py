@@ -221,8 +221,14 @@ def not_a_number(model_dir: Path, directory: Path) -> Path:
     ],
 )
 def test_a_server_that_cannot_start_says_why(
-    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    message: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the data directory is .tandem in the working directory
     made = {make.__name__: make for make in (damaged, not_a_number)}
     paths = {name: make(model_dir, tmp_path) for name, make in made.items() if name in arguments}
     assert serve(arguments.format(model_dir=model_dir, **paths).split()) == 1
