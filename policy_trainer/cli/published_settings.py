@@ -13,7 +13,7 @@ import tomli_w
 
 from policy_trainer.config import ENV_PREFIX, INLINE, RolloutConfig
 from policy_trainer.config.worker_settings import refused_settings, trains_adapters, travelling_settings
-from policy_trainer.lifecycle.waits import Patience
+from policy_trainer.lifecycle.timing import Patience
 from shared.atomic_files import write_text
 from shared.client import ClientError, RefServerClient
 from shared.client.credentials import remedy
@@ -61,7 +61,7 @@ def _fetch(config: RolloutConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     from policy_trainer.queue_client.server import connect  # late: only this way of starting needs them
     from policy_trainer.rollout.own_directory import own_directory
     from policy_trainer.weights.download import Gone, fetch
-    from policy_trainer.weights.upload import SETTINGS
+    from policy_trainer.weights.publisher import SETTINGS
 
     waiting = _Waiting()
     with connect(config, config.server, waiting) as client:

@@ -17,14 +17,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from policy_trainer import supervised as update
 from policy_trainer.config import OptimizerConfig, PromptConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.rewards import TAGS
-from policy_trainer.sft import supervision
+from policy_trainer.sft import sft as supervision
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
-from policy_trainer.sft.supervision import SupervisedLearner
-from policy_trainer.supervised import update
+from policy_trainer.sft.sft import SupervisedLearner
 from policy_trainer.tasks import arithmetic
 from policy_trainer.tasks.arithmetic import Arithmetic, work
 from shared.logprobs import choose_forward

@@ -14,8 +14,8 @@ from policy_trainer.doctor.findings import Finding, not_checked, ok, refused, wa
 from policy_trainer.doctor.server_checks import leave_nothing
 from policy_trainer.doctor.subject import Subject, Trained
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.stopwatch import Stopwatch
-from policy_trainer.queue_client.first_kl import choose_first_kl
+from policy_trainer.lifecycle.timing import Stopwatch
+from policy_trainer.queue_client.matching import choose_first_kl
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.dry_run import STAGES, one_group, peak_gib, what_happened
 from policy_trainer.trainer.run import train

@@ -1,4 +1,4 @@
-"""How a run ends before its last step: a user stops it, or it fails.
+"""How a run ends before its last step: a user stops it, or it fails, as when the disk is full.
 
 The first Ctrl-C asks the training loop to stop between steps; a second stops the process at once.
 """
@@ -7,9 +7,15 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from safetensors import SafetensorError
+
+_REMEDY = "once it can, --resume goes on from the last checkpoint"
 
 
 class Stopped(Exception):
@@ -69,3 +75,12 @@ def _say(text: str) -> None:
             os.write(sys.stderr.fileno(), text.encode())
         else:  # a notebook's, whose file is the notebook server's terminal
             sys.stderr.write(text)
+
+
+@contextmanager
+def write_failures(what: Path | str, remedy: str = _REMEDY) -> Iterator[None]:
+    """Turns errors of the file system into RunFailed. what: the file that is written. remedy: what to do."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(f"{what} cannot be written: {error}; {remedy}") from error

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import LossConfig
-from policy_trainer.objective.distillation import with_teacher
 from policy_trainer.objective.group import Group, differ
-from policy_trainer.objective.kl import KL_ESTIMATORS
+from policy_trainer.objective.kl import KL_ESTIMATORS, with_teacher
 from shared.batch import Array
 
 

@@ -4,6 +4,7 @@ Each formula is a function in a dictionary, keyed by the value of its setting. a
 weight in the loss of the whole update, so that the sum over any micro-batches is that loss.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,8 +15,11 @@ from torch import Tensor
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.kl import KL_ESTIMATORS
 from policy_trainer.objective.masks import Movement, kept
-from policy_trainer.objective.ratios import log_linear, log_ratio, masked
-from policy_trainer.objective.vespo import vespo_weights
+from policy_trainer.objective.ratios import log_linear, log_ratio, masked, sequence_sums
+
+# VESPO, as in the paper's code and in TRL: bounds of a token's log-ratio, and of a completion's.
+_TOKEN = 20.0
+_LEAST, _HIGHEST = 1e-8, 20.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,31 @@ def _trusted(logps: Tensor, old_logps: Tensor, tokens: LossTokens, config: LossC
     known = torch.full_like(logps, torch.nan) if tokens.sampler_logps is None else tokens.sampler_logps
     sampler_logps = torch.where(known.isnan(), old_logps, known)
     return kept(Movement(logps, sampler_logps, tokens.advantages, tokens.sequence_ids, tokens.mask), config.mask)
+
+
+@torch.no_grad()
+def vespo_weights(
+    difference: Tensor,
+    corrections: Tensor | None,
+    advantages: Tensor,
+    sequence_ids: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+) -> Tensor:
+    """The weight of -A l at each token, (C,): exp(lambda + k S - lambda e^S). It is 1 at S = 0, and small for
+    completions that have become much more or much less likely. k and lambda depend on the advantage's sign.
+
+    difference: l - l_old. S is its sum over a completion's tokens, and that of the logarithms of `corrections`: weights
+    for a sampler that is not the learner, which are not applied again. All (C,).
+    """
+    log_ratios = difference.clamp(-_TOKEN, _TOKEN)
+    if corrections is not None:
+        log_ratios = log_ratios + corrections.clamp(min=_LEAST).log().clamp(max=_HIGHEST)  # a weight may be 0
+    log_weight = sequence_sums(masked(log_ratios, mask), sequence_ids)[sequence_ids].clamp(math.log(_LEAST), _HIGHEST)
+    gains = advantages >= 0
+    k = torch.where(gains, config.vespo_k_pos, config.vespo_k_neg)
+    decay = torch.where(gains, config.vespo_lambda_pos, config.vespo_lambda_neg)
+    return (decay + k * log_weight - decay * log_weight.exp()).exp().to(difference.dtype)
 
 
 class Surrogate(NamedTuple):

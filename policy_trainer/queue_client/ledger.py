@@ -1,11 +1,20 @@
 """The ledger of leased and of trained batches. With it each batch is trained exactly once."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
+from http import HTTPStatus
 
-from shared.api import Outcome
-from shared.client import Leased, UnusableBatch
+import structlog
+
+from shared.api import Outcome, State
+from shared.client import Leased, RefServerClient, RefServerError, UnusableBatch
+
+log = structlog.get_logger()
+
+# States of batches that come again by themselves, and are acked then.
+_COMING = (State.QUEUED, State.SCORING, State.READY, State.LEASED)
 
 
 class Fate(Enum):
@@ -118,3 +127,37 @@ class Ledger:
     def _is_live(self, lease: Leased | UnusableBatch) -> bool:
         live = self._live.get(lease.id)
         return live is not None and live.token == lease.token  # the batch may have been scored again meanwhile
+
+
+def drop_done(client: RefServerClient, ledger: Ledger, ids: Iterable[str], stopped: Callable[[], bool]) -> None:
+    """Asks the server for each id, and removes from the ledger those whose batch is done.
+
+    A checkpoint is written before its batches are acked, so the ids that a run resumes with are mostly done. Ids that
+    are expired, dead or unknown stay: a person may requeue a batch, or this may be another server than before, and a
+    batch that the weights hold must not train twice. They are logged once.
+    """
+    left: Counter[str] = Counter()
+    for id in ids:
+        if stopped():
+            return
+        state = _state(client, id)
+        if state is State.DONE:
+            ledger.drop([id])
+        elif state not in _COMING:
+            left[state or "unknown"] += 1
+    if left:
+        log.warning(
+            "batches that the weights hold were never acknowledged. They stay in the ledger, so that they cannot train "
+            "twice; unknown ones may be of another server or another --data-dir",
+            **left,
+        )
+
+
+def _state(client: RefServerClient, id: str) -> State | None:
+    """None if the server does not know the batch."""
+    try:
+        return client.batch(id).state
+    except RefServerError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            return None
+        raise

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from policy_trainer.config import LoraConfig
 from policy_trainer.learner.adapters import add_adapters, save_whole
-from policy_trainer.ranks.checkpoint import has_shards
-from policy_trainer.ranks.crossing import load_from_shards, read_weights_alone
+from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, read_weights_alone
 from policy_trainer.sampling.hf import MergedAdapters
 from shared.atomic_files import whole_directory
 from shared.errors import UserError

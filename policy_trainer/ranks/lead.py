@@ -27,8 +27,8 @@ from policy_trainer.learner.optimizer import trained
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.objective.entropy import EntropyBonus
 from policy_trainer.objective.group import Group
-from policy_trainer.ranks.checkpoint import ShardsWriting, write_shards
 from policy_trainer.ranks.rank import Rank, load_rank
+from policy_trainer.ranks.sharded_checkpoint import ShardsWriting, write_shards
 from policy_trainer.ranks.sharding import trained_state, whole_state, whole_weights
 from policy_trainer.ranks.world import World
 from policy_trainer.sampling.sampler import SamplingParams

@@ -12,9 +12,9 @@ from policy_trainer.learner.adapters import adapt, has_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.learner import Learner, make_learner
-from policy_trainer.ranks.checkpoint import has_shards, read_optimizer, read_weights
-from policy_trainer.ranks.crossing import divide_saved
+from policy_trainer.ranks.sharded_checkpoint import divide_saved, has_shards, read_optimizer, read_weights
 from policy_trainer.ranks.sharding import (
+    Costs,
     ShardedForward,
     ShardedRanks,
     divide_again,
@@ -22,7 +22,6 @@ from policy_trainer.ranks.sharding import (
     read_model,
     tied_names,
 )
-from policy_trainer.ranks.sharing import Costs
 from policy_trainer.ranks.world import World
 from policy_trainer.sampling.hf import HFSampler
 from shared.errors import UserError

@@ -16,12 +16,10 @@ from transformers import PreTrainedTokenizerBase
 from policy_trainer.config import ReferenceConfig, WeightsPlace
 from policy_trainer.learner.average import Average, average_of, averaged_state, move_average
 from policy_trainer.learner.interface import PolicyLearner
-from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.reference.places import choose_place
-from policy_trainer.reference.served_reference import ServedReference
+from policy_trainer.lifecycle.endings import RunFailed, write_failures
+from policy_trainer.reference.remote_reference import ServedReference, choose_place
 from policy_trainer.reference.snapshots import Snapshots
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_average
-from policy_trainer.run_files.write_failures import write_failures
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.client import Leased, RefServerClient, RefServerError
 from shared.client.connection import OnWait

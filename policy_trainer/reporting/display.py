@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from policy_trainer.lifecycle.waits import Patience
+from policy_trainer.lifecycle.timing import Patience
 
 _LINE_EVERY = 10
 # Shorter waits are not shown: the panel would flicker.

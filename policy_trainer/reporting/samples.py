@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from policy_trainer.config import SamplesConfig
+from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.objective.group import Group
 from policy_trainer.reporting.metrics import without_nan
-from policy_trainer.run_files.write_failures import write_failures
 from shared.batch import RolloutBatch
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from policy_trainer.config import HttpRewardConfig
 from policy_trainer.data.sample import Sample, Score
-from policy_trainer.lifecycle.waits import LoggedWait
+from policy_trainer.lifecycle.timing import LoggedWait
 from policy_trainer.rewards.sandbox.failures import Failures
 from policy_trainer.rewards.signatures import arguments, checked
 from shared.batch import MAX_NAME_CHARACTERS

@@ -13,7 +13,7 @@ from policy_trainer.config import RolloutConfig, WeightsPlace
 from policy_trainer.data.completion import group_tokens
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_limit
-from policy_trainer.lifecycle.waits import LoggedWait
+from policy_trainer.lifecycle.timing import LoggedWait
 from policy_trainer.queue_client.matching import check_group_fits, check_models_match
 from policy_trainer.queue_client.server import batches_by_state, connect
 from policy_trainer.reporting.reward_failures import reported
@@ -25,8 +25,8 @@ from policy_trainer.rollout.outbox import Outbox, hold
 from policy_trainer.rollout.own_directory import own_directory
 from policy_trainer.rollout.rounds import Rounds
 from policy_trainer.rollout.sampled_group import SampledGroup
-from policy_trainer.rollout.turns import LOADERS
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.run_files.turns import LOADERS
 from policy_trainer.sampling.sampler import Sampler, WeightsLost, sampling_params
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.weights.directory import WeightsDirectory

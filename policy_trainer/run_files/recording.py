@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from policy_trainer.learner.groups import Batch, rollout_of
-from policy_trainer.run_files.write_failures import write_failures
+from policy_trainer.lifecycle.endings import write_failures
 from shared import wire
 from shared.atomic_files import whole_directory
 from shared.batch import BatchError

@@ -1,17 +1,30 @@
 """Turns of processes on a device that has no room for all of them at once.
 
 Whoever wants the device locks one file, then another, then lets go of the first: who has waited is next. The system
-releases the locks of a process that is killed, so that the others go on.
+releases the locks of a process that is killed, so that the others go on. The trainer takes turns with its workers: a
+worker's engine loads and samples in its turns, and sleeps between them.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from policy_trainer.config import RolloutConfig, SamplerName, TrainConfig
+from policy_trainer.data.completion import Completion
 from policy_trainer.run_files.locks import hold, is_held, let_go
+from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.sampling.engines import LoadedSampler, load_sampler, server_url
+from policy_trainer.sampling.sampler import Sampler, SamplingParams, Sleeper
+from policy_trainer.sampling.vllm_server import put_to_sleep
+from shared.batch import TokenGroup
 from shared.client.connection import OnWait
 
 _LOOK_SECONDS = 0.1
@@ -129,3 +142,69 @@ class DeviceTurns:
                     self._failure = error
                 finally:
                     self._busy.release()
+
+
+def _nothing(config: TrainConfig) -> None:
+    """The engine is its worker: it sleeps, or ended with it."""
+
+
+def _server_sleeps(config: TrainConfig) -> None:
+    """It was started a moment ago, or its worker was killed."""
+    put_to_sleep(server_url(config))
+
+
+_BEGINNINGS: Mapping[SamplerName, Callable[[TrainConfig], None]] = {
+    "vllm": _nothing,
+    "vllm-server": _server_sleeps,
+}
+
+
+def choose_turns(config: TrainConfig, on_wait: OnWait) -> Turns:
+    """on_wait: called while a worker has the device; it may raise to give up."""
+    if not config.vllm.enable_sleep_mode:
+        return NoTurns()
+    begin = partial(_BEGINNINGS[config.sampler], config)
+    # What PyTorch keeps for the next step is memory that the engine needs.
+    return DeviceTurns(RunDirectory(config.run_dir).turns, on_wait, begin=begin, end=torch.cuda.empty_cache)
+
+
+class SamplerInTurns:
+    """A sampler whose every call has the device."""
+
+    def __init__(self, sampler: Sampler, turns: Turns) -> None:
+        self._sampler = sampler
+        self._turns = turns
+
+    def load(self, model: Path) -> None:
+        with self._turns.turn():
+            self._sampler.load(model)
+
+    def logps(self, group: TokenGroup) -> np.ndarray:
+        with self._turns.turn():
+            return self._sampler.logps(group)
+
+    def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int) -> list[list[Completion]]:
+        with self._turns.turn():
+            return self._sampler.sample(prompts, params, seed)
+
+
+def load_at_once(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    """`load_sampler` for the run's weights or adapters."""
+    return load_sampler(config, tokenizer, on_wait, lora_rank=config.lora.rank)
+
+
+def load_in_turns(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+    """As `load_at_once`. on_wait is also called while another process has the device."""
+    turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_wait)
+    with turns.turn():
+        loaded = load_sampler(config, tokenizer, turns.give_way, lora_rank=config.lora.rank)
+        assert isinstance(loaded.sampler, Sleeper)
+        turns.begin, turns.end = loaded.sampler.wake_up, loaded.sampler.sleep
+    return LoadedSampler(SamplerInTurns(loaded.sampler, turns), loaded.model)
+
+
+# By vllm.enable_sleep_mode.
+LOADERS: Mapping[bool, Callable[[RolloutConfig, PreTrainedTokenizerBase, OnWait], LoadedSampler]] = {
+    False: load_at_once,
+    True: load_in_turns,
+}

@@ -1,15 +1,22 @@
-"""Supervised fine-tuning: trains a model on the completions of a file, before GRPO."""
+"""Supervised fine-tuning: minimises the negative log-prob of the completions of a file, before GRPO."""
 
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import torch
 from rich.console import Console
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from policy_trainer.config import SftConfig
-from policy_trainer.sft.demonstration_set import load_demonstrations
-from policy_trainer.sft.supervision import SupervisedLearner
-from policy_trainer.supervised.run import Recipe, SupervisedResult, train_on_rows
-from shared.logprobs import choose_forward
+from policy_trainer.config import OptimizerConfig, SftConfig
+from policy_trainer.learner.micro_batches import cut
+from policy_trainer.learner.optimizer import make_weights
+from policy_trainer.sft.demonstrations import load_demonstrations
+from policy_trainer.supervised import Recipe, SupervisedResult, train_on_rows, update
+from shared.batch import TokenGroup
+from shared.logprobs import LogprobForward, choose_forward
 from shared.models import load_model
 
 
@@ -29,3 +36,69 @@ def sft(config: SftConfig, console: Console) -> SupervisedResult:
         )
 
     return train_on_rows(config, Recipe(model, partial(load_demonstrations, config), learner), console)
+
+
+@dataclass(frozen=True)
+class SupervisedStats:
+    """Statistics of one step.
+
+    loss: nats a completion token, before the update. grad_norm: before clipping. not_finite: the loss or the gradient
+    was not finite, and the update was skipped.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    not_finite: bool
+
+
+@dataclass(frozen=True)
+class SupervisedEvaluation:
+    """Of held-out rows. eval_loss: nats a completion token. perplexity: its exponential."""
+
+    eval_loss: float
+    perplexity: float
+
+    def __str__(self) -> str:
+        return f"held-out loss {self.eval_loss:.4f} · perplexity {self.perplexity:.4g}"
+
+
+class SupervisedLearner:
+    """Trains a model on rows, each a prompt with one completion.
+
+    The model stays in evaluation mode, without dropout, as in the learner of GRPO.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, forward: LogprobForward, *, optimizer: OptimizerConfig, micro_batch_tokens: int
+    ) -> None:
+        self.model = model.eval()
+        self.weights = make_weights(model, optimizer)
+        self._forward = forward
+        self._optimizer = optimizer
+        self._micro_batch_tokens = micro_batch_tokens
+
+    def step(self, rows: Sequence[TokenGroup], *, lr: float) -> SupervisedStats:
+        """Makes one update. The loss is the mean over all completion tokens of the rows."""
+        tokens = _completion_tokens(rows)
+        shares = (self._total(rows[part]) / tokens for part in self._parts(rows))
+        done = update(self.weights, self._optimizer, shares, lr)
+        return SupervisedStats(done.loss, done.grad_norm, lr, tokens, done.not_finite)
+
+    @torch.no_grad()
+    def evaluate(self, rows: Sequence[TokenGroup]) -> SupervisedEvaluation:
+        """Measures the rows, without training."""
+        total = sum(float(self._total(rows[part])) for part in self._parts(rows))
+        loss = total / _completion_tokens(rows)
+        return SupervisedEvaluation(loss, math.exp(min(loss, 700)))  # exp of more overflows
+
+    def _parts(self, rows: Sequence[TokenGroup]) -> Iterator[slice]:
+        return cut([row.tokens for row in rows], self._micro_batch_tokens)
+
+    def _total(self, rows: Sequence[TokenGroup]) -> Tensor:
+        return -self._forward(rows, [1.0] * len(rows)).sum()
+
+
+def _completion_tokens(rows: Sequence[TokenGroup]) -> int:
+    return sum(len(row.completion_ids) for row in rows)

@@ -9,15 +9,13 @@ from rich.console import Console
 from policy_trainer.config import INLINE, SamplesConfig, TrainConfig
 from policy_trainer.data.problem import Task
 from policy_trainer.lifecycle.endings import Stopped, StopRequest
-from policy_trainer.lifecycle.stopwatch import Stopwatch
-from policy_trainer.queue_client.first_kl import choose_first_kl
-from policy_trainer.queue_client.intake import Intake
+from policy_trainer.lifecycle.timing import Stopwatch
+from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.kept_samples import KeepsSamples, choose_kept_samples
-from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.matching import check_server
-from policy_trainer.queue_client.queue_watch import QueueWatch
-from policy_trainer.queue_client.server import LeaseTerms, connect, in_flight_allowance
+from policy_trainer.queue_client.matching import check_server, choose_first_kl
+from policy_trainer.queue_client.server import LeaseTerms, QueueWatch, connect, in_flight_allowance
+from policy_trainer.queue_client.terms import Intake
 from policy_trainer.ranks.world import World
 from policy_trainer.reference.renewal import choose_renewal
 from policy_trainer.reporting.display import Display, make_display
@@ -30,15 +28,14 @@ from policy_trainer.reporting.samples import Samples, SamplesFile, SampleWriter
 from policy_trainer.reporting.server_metrics import ServerMetrics
 from policy_trainer.reporting.tracking import Recorder, Trackers, start_trackers
 from policy_trainer.run_files.recording import choose_recording
+from policy_trainer.run_files.turns import choose_turns
 from policy_trainer.sampling.engines import check_engine
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy, load_judging, load_policy, warn_of_memory
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
 from policy_trainer.trainer.train import Trainer
-from policy_trainer.trainer.turns import choose_turns
 from policy_trainer.trainer.workers import choose_workers
-from policy_trainer.weights.beside import PublishedBeside
-from policy_trainer.weights.places import choose_publisher
+from policy_trainer.weights.publisher import PublishedBeside, choose_publisher
 from shared.api import Order
 from shared.client import ClientError, RefServerClient
 from shared.client.connection import wait_silently

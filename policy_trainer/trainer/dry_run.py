@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from policy_trainer.config import INLINE, TrainConfig
-from policy_trainer.lifecycle.stopwatch import Stopwatch
+from policy_trainer.lifecycle.timing import Stopwatch
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.sample_views import by_reward, view

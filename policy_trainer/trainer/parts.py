@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.stopwatch import Stopwatch
+from policy_trainer.lifecycle.timing import Stopwatch
+from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.kept_samples import KeepsSamples
-from policy_trainer.queue_client.leases import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
-from policy_trainer.queue_client.queue_watch import QueueWatch
+from policy_trainer.queue_client.server import QueueWatch
 from policy_trainer.reporting.display import Display
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health, health_record
@@ -21,7 +21,7 @@ from policy_trainer.run_files.checkpoint import Checkpoints, TrainState
 from policy_trainer.run_files.recording import NoRecording, Recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.workers import Workers
-from policy_trainer.weights.beside import PublishedBeside
+from policy_trainer.weights.publisher import PublishedBeside
 from shared.batch import RolloutBatch
 
 

@@ -19,9 +19,8 @@ from policy_trainer.learner.groups import PartWeights
 from policy_trainer.learner.interface import LoadedLearner, PolicyLearner, WritesWeights
 from policy_trainer.learner.learner import make_learner
 from policy_trainer.learner.optimizer import OFFLOADED_FROM_CPU, PURE_BFLOAT16
-from policy_trainer.ranks.checkpoint import has_shards
-from policy_trainer.ranks.crossing import load_from_shards, restore_from_shards
 from policy_trainer.ranks.lead import load_lead
+from policy_trainer.ranks.sharded_checkpoint import has_shards, load_from_shards, restore_from_shards
 from policy_trainer.ranks.world import World
 from policy_trainer.reporting.display import Display
 from policy_trainer.rewards.judging import Judge

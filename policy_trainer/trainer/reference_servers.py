@@ -15,8 +15,7 @@ import torch
 
 from policy_trainer.config import INLINE, TrainConfig, WeightsPlace
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.lifecycle.processes import Child
-from policy_trainer.lifecycle.restarts import RestartedChild
+from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.queue_client.server import configured_token
 from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory

@@ -10,14 +10,13 @@ from rich.console import Console
 from policy_trainer.config import ReplayConfig, TrainConfig
 from policy_trainer.learner.groups import Batch, PartWeights, rollout_of
 from policy_trainer.learner.interface import PolicyLearner
-from policy_trainer.lifecycle.endings import RunFailed, StopRequest
+from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.queue_client.intake import Intake
+from policy_trainer.queue_client.terms import Intake
 from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.run_files.recording import read_recording
 from policy_trainer.run_files.run_directory import REPLAY, RunDirectory
-from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.tasks.registry import make_task
 from policy_trainer.trainer.policy import load_alone
 from policy_trainer.trainer.run import TrainResult, count_steps

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.objective.distillation import teacher_kl
 from policy_trainer.objective.group import Group
+from policy_trainer.objective.kl import teacher_kl
 from policy_trainer.reporting.metrics import batch_metrics
 from shared.client import Leased
 

@@ -11,22 +11,20 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.evaluation.eval_samples import sampled_groups
 from policy_trainer.learner.groups import Batch
 from policy_trainer.learner.step_stats import StepStats
-from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest
+from policy_trainer.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
 from policy_trainer.objective.group import Group
-from policy_trainer.queue_client.first_kl import FirstKL
+from policy_trainer.queue_client.matching import FirstKL
 from policy_trainer.reference.renewal import Renewal
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.sandbox.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import Saving
-from policy_trainer.run_files.write_failures import write_failures
 from policy_trainer.sampling.sampler import sampling_params
 from policy_trainer.trainer.bad_groups import BadGroups, describe
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.step_record import step_record
-from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.publication import ModelCopy, Publication
 from shared import wire
 from shared.atomic_files import whole_directory
 from shared.batch import RolloutBatch

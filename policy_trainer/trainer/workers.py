@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig, WeightsPlace
-from policy_trainer.lifecycle.processes import Child
-from policy_trainer.lifecycle.restarts import RestartedChild
+from policy_trainer.lifecycle.processes import Child, RestartedChild
 from policy_trainer.queue_client.server import token_of
 from policy_trainer.run_files.run_directory import RunDirectory
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import KEPT, VERSIONS, Publication
+from policy_trainer.weights.publication import KEPT, VERSIONS, ModelCopy, Publication
 from shared.atomic_files import whole_directory, write_json
 from shared.errors import UserError
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 
-from policy_trainer.run_files.write_failures import write_failures
+from policy_trainer.lifecycle.endings import write_failures
 from policy_trainer.weights.publication import KEPT, VERSIONS, Publication, version_directory
 from shared.api import WeightsName, WeightsVersion
 from shared.atomic_files import whole_directory

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.data.probe import Probe
-from policy_trainer.weights.model_copy import ModelCopy
+from policy_trainer.learner.adapters import save_policy
 from shared.api import WeightsName
 from shared.api.base import Version
 from shared.errors import UserError
@@ -66,6 +68,19 @@ class Publication:
 def version_directory(epoch: int, version: int) -> str:
     """A name that sorts by age."""
     return f"{epoch:04d}-{version:08d}"
+
+
+@dataclass(frozen=True, eq=False)
+class ModelCopy:
+    """state: as the learner copied it. The model itself is asked for its configuration alone."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    state: Mapping[str, Tensor]
+
+    def save(self, directory: Path) -> None:
+        """Writes a Hugging Face model directory, or one of adapters."""
+        save_policy(self.model, self.tokenizer, directory, self.state)
 
 
 class Publisher(Protocol):

@@ -13,9 +13,9 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.demo import base_model
 from policy_trainer.demo.base_model import BATCH, MAX_TOKENS, OPTIMIZER, keep, make_model, make_tokenizer
-from policy_trainer.sft import supervision
+from policy_trainer.sft import sft as supervision
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
-from policy_trainer.sft.supervision import SupervisedLearner
+from policy_trainer.sft.sft import SupervisedLearner
 from policy_trainer.tasks import countdown as task
 from shared.logprobs import choose_forward
 

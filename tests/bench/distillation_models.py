@@ -11,7 +11,7 @@ from policy_trainer.config import OptimizerConfig, PromptConfig
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.demo.base_model import example, keep, make_model, make_tokenizer
 from policy_trainer.sft.demonstrations import Demonstration, RowEncoder
-from policy_trainer.sft.supervision import SupervisedLearner
+from policy_trainer.sft.sft import SupervisedLearner
 from policy_trainer.tasks.arithmetic import Arithmetic
 from shared.logprobs import choose_forward
 

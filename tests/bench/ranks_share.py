@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.ranks.rank import Rank, load_rank
-from policy_trainer.ranks.sharing import Costs, parts_of_rank
+from policy_trainer.ranks.sharding import Costs, parts_of_rank
 from policy_trainer.ranks.world import join_world
 from shared.batch import RolloutBatch
 from tests.chaos.batches import random_batch

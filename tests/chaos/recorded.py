@@ -8,8 +8,7 @@ from pathlib import Path
 
 from policy_trainer.__main__ import main as policy_trainer
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.publication import ModelCopy, Publication
 from shared import wire
 from shared.api import Uploaded
 from shared.batch import RolloutBatch

@@ -11,10 +11,10 @@ import numpy as np
 from uuid6 import uuid7
 
 from policy_trainer.config import LossConfig
-from policy_trainer.queue_client.intake import Intake
-from policy_trainer.queue_client.leases import LeaseFeed
+from policy_trainer.queue_client.feed import LeaseFeed
 from policy_trainer.queue_client.ledger import Ledger
 from policy_trainer.queue_client.server import LeaseTerms
+from policy_trainer.queue_client.terms import Intake
 from shared.api import State
 from shared.batch import RolloutBatch, TokenGroup
 from shared.client import RefServerClient

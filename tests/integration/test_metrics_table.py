@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from policy_trainer.reporting.health import Trouble, health_record
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.reward_model.bradley_terry import PreferenceStats
-from policy_trainer.sft.supervision import SupervisedStats
+from policy_trainer.reward_model.training import PreferenceStats
+from policy_trainer.sft.sft import SupervisedStats
 from tests.integration.processes import Server, steps_of
 from tests.integration.runs import QUICK, train
 

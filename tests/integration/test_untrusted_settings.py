@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policy_trainer.weights.publication import Publication
-from policy_trainer.weights.upload import SETTINGS, upload_directory
+from policy_trainer.weights.publisher import SETTINGS, upload_directory
 from shared.client import RefServerClient
 from tests.integration.processes import Process, Server, until
 from tests.site import Answer, Request, open_site

@@ -25,7 +25,7 @@ from policy_trainer.learner.adapters import (
 )
 from policy_trainer.learner.learner import Learner
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, restore, write_weights
-from policy_trainer.weights.model_copy import ModelCopy
+from policy_trainer.weights.publication import ModelCopy
 from shared.batch import RolloutBatch, ScoredBatch
 from shared.errors import UserError
 from shared.logprobs import choose_forward

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.groups import make_group, missing_input, trains
 from policy_trainer.learner.learner import Learner
-from policy_trainer.objective.distillation import teacher_kl
 from policy_trainer.objective.group import Group
+from policy_trainer.objective.kl import teacher_kl
 from shared.batch import ScoredBatch
 from shared.logprobs import PackedForward
 from tests.rounding import rounding

@@ -8,8 +8,8 @@ import pytest
 
 from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import advantages
-from policy_trainer.objective.distillation import reverse_kl, teacher_kl
 from policy_trainer.objective.group import Group
+from policy_trainer.objective.kl import reverse_kl, teacher_kl
 from tests.policy_trainer.groups import make_group
 
 OLD = np.array([-1.0, -2.0, -0.5, -3.0], np.float32)

@@ -16,10 +16,10 @@ from policy_trainer.config import LossConfig
 from policy_trainer.objective.advantages import ADVANTAGES, kl_penalty
 from policy_trainer.objective.aggregation import Totals, token_weights
 from policy_trainer.objective.corrections import importance_sampling_weights
-from policy_trainer.objective.distillation import reverse_kl, with_teacher
 from policy_trainer.objective.entropy import choose_bonus, high_entropy, mean_entropy
 from policy_trainer.objective.group import Group as TrainedGroup
 from policy_trainer.objective.group import RewardParts
+from policy_trainer.objective.kl import reverse_kl, with_teacher
 from policy_trainer.objective.loss import LossTokens, token_loss
 from shared.batch import StepRewards
 from tests.policy_trainer.groups import make_group

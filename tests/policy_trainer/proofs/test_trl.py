@@ -19,8 +19,8 @@ from torch import Tensor
 from policy_trainer.config import EntropyConfig, LossConfig
 from policy_trainer.objective.advantages import advantages
 from policy_trainer.objective.aggregation import Totals, token_weights
-from policy_trainer.objective.distillation import reverse_kl
 from policy_trainer.objective.entropy import choose_bonus
+from policy_trainer.objective.kl import reverse_kl
 from policy_trainer.objective.loss import LossTokens, token_loss
 from tests.policy_trainer.groups import make_group
 from tests.policy_trainer.proofs.cases import random_groups

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import adapt, adapters_off, save_whole
 from policy_trainer.learner.learner import Learner, make_learner
-from policy_trainer.ranks.crossing import load_from_shards, restore_from_shards
 from policy_trainer.ranks.export import export
+from policy_trainer.ranks.sharded_checkpoint import load_from_shards, restore_from_shards
 from policy_trainer.run_files.checkpoint import write_weights
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams

@@ -451,7 +451,7 @@ class TestServer:
     def test_who_replaces_it_at_the_same_moment_is_waited_for(
         self, make_run: Callable[..., Run], code: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("policy_trainer.reference.served_reference._BUSY_SECONDS", 0.01)
+        monkeypatch.setattr("policy_trainer.reference.remote_reference._BUSY_SECONDS", 0.01)
         run = make_run()
         run.server.errors = [(409, code), (409, code)]
         run.begin().until(1)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from policy_trainer.config import OptimizerConfig
-from policy_trainer.reward_model.bradley_terry import PreferenceLearner, pair_losses
-from policy_trainer.reward_model.pairs import Pair
+from policy_trainer.reward_model.preferences import Pair
+from policy_trainer.reward_model.training import PreferenceLearner, pair_losses
 from policy_trainer.rewards.text_classifier import TextClassifier
 from tests.policy_trainer.reward_model.models import classifier
 

@@ -9,10 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import RewardTrainingConfig
-from policy_trainer.reward_model.pairs import Pair, load_pairs
-from policy_trainer.reward_model.preferences import read_preferences
+from policy_trainer.reward_model.preferences import Pair, load_pairs, read_preferences
 from policy_trainer.rewards.text_classifier import TextClassifier
-from policy_trainer.supervised.row_set import RowSet
+from policy_trainer.supervised import RowSet
 from shared.errors import UserError
 from shared.settings import from_values
 from tests.policy_trainer.reward_model.models import classifier

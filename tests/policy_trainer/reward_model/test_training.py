@@ -17,14 +17,13 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.sample import Sample
 from policy_trainer.demo.base_model import make_tokenizer
 from policy_trainer.reporting.metrics import read_metrics
-from policy_trainer.reward_model.bradley_terry import PreferenceLearner
-from policy_trainer.reward_model.training import load_with_head, train_reward_model
+from policy_trainer.reward_model.training import PreferenceLearner, load_with_head, train_reward_model
 from policy_trainer.rewards.reward_model import RewardModel
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values
 from tests.policy_trainer.reward_model.models import classifier, language_model
-from tests.policy_trainer.supervised.runs import assert_same_run, steps_of, stop_after, weights
+from tests.policy_trainer.supervised_runs import assert_same_run, steps_of, stop_after, weights
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

@@ -235,7 +235,7 @@ class TestPatience:
         thread.join()
 
     def test_what_it_waits_for_is_told(self, open_site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("policy_trainer.lifecycle.waits._QUIET_SECONDS", 0.0)
+        monkeypatch.setattr("policy_trainer.lifecycle.timing._QUIET_SECONDS", 0.0)
         answers = iter([Answer(503, b"loading"), ONE])
         site = open_site(lambda request: next(answers))
         with capture_logs() as logs:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.evaluation.standalone import evaluate_model
-from policy_trainer.rollout.turns import LOADERS
+from policy_trainer.run_files.turns import LOADERS
 from policy_trainer.sampling.engines import check_engine, load_sampler
 from policy_trainer.sampling.sampler import SamplingParams
 from shared.errors import UserError

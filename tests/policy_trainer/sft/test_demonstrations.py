@@ -10,9 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.config import SftConfig
 from policy_trainer.demo.base_model import BATCH, GUESSING_STEPS, STEPS, demonstrations
-from policy_trainer.sft.demonstration_set import load_demonstrations, split
-from policy_trainer.sft.demonstrations import RowTooLong, read_demonstrations
-from policy_trainer.supervised.row_set import RowSet
+from policy_trainer.sft.demonstrations import RowTooLong, load_demonstrations, read_demonstrations, split
+from policy_trainer.supervised import RowSet
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.settings import from_values

@@ -20,13 +20,12 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.sampling.hf import HFSampler
 from policy_trainer.sampling.sampler import SamplingParams
-from policy_trainer.sft.sft import sft
-from policy_trainer.sft.supervision import SupervisedLearner
-from policy_trainer.supervised.run import SupervisedRun
+from policy_trainer.sft.sft import SupervisedLearner, sft
+from policy_trainer.supervised import SupervisedRun
 from shared.errors import UserError
 from shared.models import load_model, load_tokenizer, save_model
 from shared.settings import from_values, load_settings
-from tests.policy_trainer.supervised.runs import assert_same_run, steps_of, stop_after, weights
+from tests.policy_trainer.supervised_runs import assert_same_run, steps_of, stop_after, weights
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # For a model of two layers with random weights.

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from policy_trainer.config import LossConfig, OptimizerConfig, SamplesConfig
 from policy_trainer.learner.learner import Learner
-from policy_trainer.queue_client.intake import Intake
 from policy_trainer.queue_client.kept_samples import trained_advantages
+from policy_trainer.queue_client.terms import Intake
 from policy_trainer.reporting.display import LineDisplay, LiveDisplay
 from policy_trainer.reporting.first_steps import FirstSteps, causes_of
 from policy_trainer.reporting.health import Health, health_record

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from policy_trainer.config import DataConfig, LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
-from policy_trainer.lifecycle import restarts
+from policy_trainer.lifecycle import processes as restarts
 from policy_trainer.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.run_files import locks
 from policy_trainer.run_files.run_directory import RunDirectory

@@ -19,8 +19,8 @@ from policy_trainer.evaluation.evaluator import Transcript
 from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
 from policy_trainer.lifecycle.endings import RunFailed, Stopped, StopRequest
-from policy_trainer.queue_client.first_kl import choose_first_kl
 from policy_trainer.queue_client.ledger import Ledger
+from policy_trainer.queue_client.matching import choose_first_kl
 from policy_trainer.reference.renewal import FixedReference
 from policy_trainer.reporting.display import LineDisplay
 from policy_trainer.reporting.first_steps import FirstSteps, causes_of
@@ -33,8 +33,8 @@ from policy_trainer.run_files.turns import NoTurns
 from policy_trainer.trainer.parts import BatchSource, Reporters, RunFiles
 from policy_trainer.trainer.policy import Policy
 from policy_trainer.trainer.train import Trainer, max_waiting
-from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
+from policy_trainer.weights.publisher import PublishedBeside
 from shared.api import ModelInfo
 from shared.client import Leased
 from shared.logprobs import PackedForward

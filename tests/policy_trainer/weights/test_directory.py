@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Pre
 from policy_trainer.data.probe import Probe
 from policy_trainer.sampling.hf import load_weights
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import KEPT, Publication
+from policy_trainer.weights.publication import KEPT, ModelCopy, Publication
 from shared.models import copy_state
 
 Make = Callable[..., PreTrainedModel]

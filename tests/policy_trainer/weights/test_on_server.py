@@ -25,11 +25,9 @@ from policy_trainer.data.probe import Probe
 from policy_trainer.lifecycle.endings import RunFailed
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.run import open_run
-from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.download import DownloadedWeights
-from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import Publication
-from policy_trainer.weights.upload import UploadedWeights
+from policy_trainer.weights.publication import ModelCopy, Publication
+from policy_trainer.weights.publisher import PublishedBeside, UploadedWeights
 from ref_server.service.service import Service
 from shared.client import NotRefServer, RefServerClient, RefServerError
 from shared.errors import UserError

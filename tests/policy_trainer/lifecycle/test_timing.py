@@ -2,8 +2,8 @@
 
 import pytest
 
-from policy_trainer.lifecycle import stopwatch as module
-from policy_trainer.lifecycle.stopwatch import Stopwatch
+from policy_trainer.lifecycle import timing as module
+from policy_trainer.lifecycle.timing import Stopwatch
 from tests.policy_trainer.children import Clock
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policy_trainer.supervised.row_set import RowSet, every_tenth
+from policy_trainer.supervised import RowSet, every_tenth
 from shared.errors import UserError
 
 

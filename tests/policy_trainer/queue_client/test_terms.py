@@ -3,7 +3,7 @@
 import pytest
 
 from policy_trainer.lifecycle.endings import RunFailed
-from policy_trainer.queue_client.takeover import Takeover
+from policy_trainer.queue_client.terms import Takeover
 from shared.client import RefServerError
 
 

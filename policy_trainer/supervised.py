@@ -6,33 +6,110 @@ resuming needs.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from policy_trainer.config import OptimizerConfig
 from policy_trainer.config.supervised import SupervisedConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
-from policy_trainer.learner.optimizer import Weights, lr_factor
-from policy_trainer.lifecycle.endings import RunFailed, StopRequest
+from policy_trainer.learner.optimizer import Weights, clip_gradients, lr_factor, step_weights
+from policy_trainer.lifecycle.endings import RunFailed, StopRequest, write_failures
 from policy_trainer.reporting.metrics import MetricsFile, truncate_metrics
 from policy_trainer.run_files.checkpoint import Checkpoints, TrainState, read_state, restore
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.run_files.write_failures import write_failures
-from policy_trainer.supervised.row_set import RowSet
+from policy_trainer.tasks.order import Shuffle
+from policy_trainer.tasks.problem_set import EVAL_EVERY
 from shared.atomic_files import whole_directory
+from shared.errors import UserError
 from shared.models import load_tokenizer, save_model, use_threads
 
 Row = TypeVar("Row")
 Row_contra = TypeVar("Row_contra", contravariant=True)
 
 
+class RowSet(Generic[Row]):
+    """Training rows in batches, shuffled in each epoch by a pure function of the seed; and held-out rows."""
+
+    def __init__(
+        self, rows: Sequence[Row], eval_rows: Sequence[Row], *, epochs: int, batch_size: int, seed: int
+    ) -> None:
+        self.rows = rows
+        self.eval_rows = eval_rows
+        self._total = epochs * len(rows)
+        self._batch_size = batch_size
+        self._shuffle = Shuffle(len(rows), seed)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all epochs. The last step may have fewer rows than the others."""
+        return -(-self._total // self._batch_size)
+
+    def batch(self, step: int) -> list[Row]:
+        """The rows of a step, counted from 0."""
+        start = step * self._batch_size
+        places = range(start, min(start + self._batch_size, self._total))
+        return [self.rows[self._shuffle.place(place)] for place in places]
+
+
+def every_tenth(
+    rows: Sequence[Row], key: Callable[[Row], str], source: str, note: Callable[[str], None]
+) -> tuple[list[Row], list[Row]]:
+    """Rows to train on, and every tenth row, held out. No key is in both.
+
+    source: the setting to name, and its value. note: called with the number of rows that are in neither.
+
+    Raises UserError where nothing is left to train on.
+    """
+    held_back = rows[::EVAL_EVERY]
+    held_out = {key(row) for row in held_back}
+    train = [row for row in rows if key(row) not in held_out]
+    if not train:
+        raise UserError(
+            f"{source} leaves nothing to train on: one of every {EVAL_EVERY} rows, and each copy of it, is held out; "
+            "add some, or name held-out ones with --data.eval-path"
+        )
+    if copies := len(rows) - len(train) - len(held_back):
+        note(
+            f"{source} has {len(rows)} rows: {copies} of them are left out, because they share a prompt with a "
+            f"held-out row (every {EVAL_EVERY}th is held out); to train on all, name others with --data.eval-path"
+        )
+    return train, list(held_back)
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """loss: before the update. grad_norm: before clipping. not_finite: one of them was not, and nothing was updated."""
+
+    loss: float
+    grad_norm: float
+    not_finite: bool
+
+
+def update(weights: Weights, optimizer: OptimizerConfig, shares: Iterable[Tensor], lr: float) -> UpdateResult:
+    """Makes one optimizer step. shares: what each micro-batch adds to the loss; computed one after the other."""
+    weights.optimizer.zero_grad(set_to_none=True)
+    losses = []
+    for share in shares:
+        share.backward()
+        losses.append(share.detach())
+    loss = float(torch.stack(losses).sum())
+    norm = clip_gradients(weights, optimizer)
+    not_finite = not (math.isfinite(loss) and math.isfinite(norm))
+    if not not_finite:
+        step_weights(weights, optimizer, lr)
+    return UpdateResult(loss, norm, not_finite)
+
+
 class Record(Protocol):
-    """A dataclass of numbers, which metrics.jsonl gets."""
+    """A dataclass of numbers, to be written to metrics.jsonl."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -45,7 +122,7 @@ class StepRecord(Record, Protocol):
 
 
 class EvalRecord(Record, Protocol):
-    """str() says it in words."""
+    """str() describes it for people."""
 
     @property
     def eval_loss(self) -> float: ...
@@ -176,11 +253,11 @@ class SupervisedRun:
         self.bar.update(self.bar.task_ids[0], description=f"loss {stats.loss:.4f}")
 
     def _evaluate(self) -> None:
-        self.evaluation = found = self.learner.evaluate(self.data.eval_rows)
-        self.metrics.write({"kind": "evaluation", "step": self.state.step, **asdict(found)})
-        if not math.isfinite(found.eval_loss):  # no later step would show that the last update broke the weights
+        self.evaluation = result = self.learner.evaluate(self.data.eval_rows)
+        self.metrics.write({"kind": "evaluation", "step": self.state.step, **asdict(result)})
+        if not math.isfinite(result.eval_loss):  # no later step would show that the last update broke the weights
             raise _not_finite(f"held-out loss after step {self.state.step}")
-        self.bar.console.print(f"step {self.state.step}/{self.data.steps} · {found}", highlight=False, soft_wrap=True)
+        self.bar.console.print(f"step {self.state.step}/{self.data.steps} · {result}", highlight=False, soft_wrap=True)
 
     def _checkpoint(self) -> None:
         with write_failures(f"the checkpoint of step {self.state.step}"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy_trainer.ranks.sharing import Costs, parts_of_rank, share
+from policy_trainer.ranks.sharding import Costs, parts_of_rank, share
 from shared.batch import TokenGroup
 
 COSTS = Costs(token=100.0, pair=1.0)

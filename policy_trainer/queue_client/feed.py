@@ -2,18 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import structlog
 
-from policy_trainer.queue_client.intake import Intake
-from policy_trainer.queue_client.ledger import Fate, Ledger
-from policy_trainer.queue_client.old_ids import drop_done
+from policy_trainer.queue_client.ledger import Fate, Ledger, drop_done
 from policy_trainer.queue_client.server import LeaseTerms
-from policy_trainer.queue_client.stock import Stock
-from policy_trainer.queue_client.takeover import Takeover
+from policy_trainer.queue_client.terms import Intake, Takeover
 from shared.api import MAX_LEASES, Outcome
 from shared.client import Leased, RefServerClient, RefServerError, UnusableBatch
 from shared.client.requests import Held
@@ -26,6 +24,55 @@ _MAX_REASON = 1000
 _POLL_SECONDS = 2.0
 # How long to wait for room or for a batch before looking whether the run ends.
 _LOOK_SECONDS = 0.5
+
+
+class Stock:
+    """Holds what the step in hand still needs, and up to `ahead` batches more. Threads may share it."""
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead
+        self._needed = 0
+        self._waiting: deque[Leased] = deque()
+        self._changed = threading.Condition()
+
+    @property
+    def full(self) -> bool:
+        with self._changed:
+            return self._lacking <= 0
+
+    def lacking(self, timeout: float) -> int:
+        """How many more to lease. Waits until there is room, so many seconds; 0 if there is none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lacking > 0, timeout)
+            return max(0, self._lacking)
+
+    def add(self, batches: Iterable[Leased]) -> None:
+        with self._changed:
+            self._waiting.extend(batches)
+            self._changed.notify_all()
+
+    def put_back(self, batches: Sequence[Leased]) -> None:
+        """Puts batches that were taken back to the front, in this order."""
+        with self._changed:
+            self._waiting.extendleft(reversed(batches))
+            self._changed.notify_all()
+
+    def take(self, needed: int, timeout: float) -> Leased | None:
+        """The batch that has waited longest; None if none came within so many seconds.
+
+        needed: how many batches the step still needs, this one included.
+        """
+        with self._changed:
+            self._needed = needed
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._waiting, timeout):
+                return None
+            self._needed -= 1
+            return self._waiting.popleft()
+
+    @property
+    def _lacking(self) -> int:
+        return self._needed + self._ahead - len(self._waiting)
 
 
 class LeaseFeed:

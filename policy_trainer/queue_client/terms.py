@@ -1,10 +1,19 @@
-"""What to do when the server says that another training has the run's name: wait whether it lives, or give up."""
+"""Which batches a run may lease, which of them it can train on, and which trainer owns the run's name."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
 
+from transformers import PreTrainedModel
+
+from policy_trainer.config import LossConfig, ReferenceSource, TrainConfig
+from policy_trainer.learner.groups import Batch, PartWeights, missing_input, rollout_of
 from policy_trainer.lifecycle.endings import RunFailed
+from shared.batch import BatchError
 from shared.client import RefServerError
+from shared.logprobs import embedding_rows
+from shared.models import context_length
 
 # How much later than before another trainer's presence must end before it counts as heard again, in seconds. The server
 # rounds up to whole seconds, and its answers take a moment.
@@ -60,3 +69,33 @@ class Takeover:
             f"{', and has taken it from this one' if self._admitted else ''}.\n"
             "Stop that one, or choose another name with --run, or another --run-dir"
         )
+
+
+@dataclass(frozen=True)
+class Intake:
+    """vocabulary: rows of the policy's embedding. context: most tokens of a row; None where the model has no bound.
+    reference: the source of its log-probs. weights: of the rewards, by name.
+
+    A server with a model has checked both. A server without one knows neither.
+    """
+
+    loss: LossConfig
+    vocabulary: int
+    context: int | None
+    reference: ReferenceSource = "server"
+    weights: PartWeights = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, config: TrainConfig, weights: PartWeights) -> Self:
+        return cls(config.loss, embedding_rows(model), context_length(model), config.reference.source, weights)
+
+    def refusal(self, batch: Batch) -> str | None:
+        """Why the batch cannot be trained on; None if it can."""
+        group = rollout_of(batch).group
+        try:
+            group.check_ids(self.vocabulary, "the policy's vocabulary")
+        except BatchError as error:
+            return str(error)
+        if self.context is not None and group.longest_row > self.context:
+            return f"it has a row of {group.longest_row} tokens; the policy's context is {self.context}"
+        return missing_input(batch, self.loss, self.reference, self.weights)

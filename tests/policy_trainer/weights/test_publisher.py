@@ -11,10 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from policy_trainer.lifecycle.endings import Stopped
 from policy_trainer.sampling.hf import load_weights
-from policy_trainer.weights.beside import PublishedBeside
 from policy_trainer.weights.directory import WeightsDirectory
-from policy_trainer.weights.model_copy import ModelCopy
-from policy_trainer.weights.publication import Publication
+from policy_trainer.weights.publication import ModelCopy, Publication
+from policy_trainer.weights.publisher import PublishedBeside
 from shared.models import copy_state
 
 
@@ -124,7 +123,7 @@ def test_a_stop_waits_for_what_has_begun_alone(
 def test_a_stop_does_not_wait_for_what_hangs(
     place: SlowPlace, copy: ModelCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policy_trainer.weights.beside._ENDING_SECONDS", 0.05)
+    monkeypatch.setattr("policy_trainer.weights.publisher._ENDING_SECONDS", 0.05)
     beside = PublishedBeside(place)
     beside.publish(copy, publication(1))
     assert place.began.wait(60)

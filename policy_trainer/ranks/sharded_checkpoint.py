@@ -1,0 +1,154 @@
+"""Checkpoints of a sharded policy: each rank writes and reads its part, in the background of training.
+
+PyTorch's distributed checkpoints name every tensor and what part of it a file has, so any number of ranks reads them.
+A run may go from one process to several ranks, and back: each reads what the other wrote.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from transformers import PreTrainedModel
+
+from policy_trainer.learner.learner import Learner
+from policy_trainer.learner.optimizer import Weights
+from policy_trainer.ranks.sharding import materialise
+from policy_trainer.run_files.checkpoint import read_saved
+from shared.devices import choose_device
+from shared.models import load_empty
+from shared.settings import Dtype
+
+# Below the checkpoint's directory, which also has the model's configuration and its tokenizer.
+SHARDS = "shards"
+
+_FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+# Of AdamW, for each weight.
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ShardsWriting:
+    """The `Writing` of all ranks' parts. They agree at its end, on rank 0's word."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+def write_shards(learner: Learner, directory: Path, group: dist.ProcessGroup) -> ShardsWriting:
+    """All ranks call it together. Returns once the state is copied to main memory; a thread writes it.
+
+    group: for the writers alone, since training goes on meanwhile.
+    """
+    future = async_save(_state(learner), checkpoint_id=directory / SHARDS, process_group=group)
+    assert isinstance(future, Future)
+    return ShardsWriting(future)
+
+
+def has_shards(directory: Path) -> bool:
+    return (directory / SHARDS).is_dir()
+
+
+def read_weights(model: PreTrainedModel, directory: Path) -> None:
+    """All ranks call it together, or one process alone. Restores the weights."""
+    state = {"model": _without_frozen(model, get_model_state_dict(model))}
+    load(state, checkpoint_id=directory / SHARDS)
+    options = StateDictOptions(strict=not _frozen(model))
+    set_model_state_dict(model, state["model"], options=options)
+
+
+def read_optimizer(learner: Learner, directory: Path) -> None:
+    """All ranks call it together. Restores the optimizer and the random state."""
+    model, optimizer = learner.model, learner.weights.optimizer
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer), "rng": torch.get_rng_state()}
+    load(state, checkpoint_id=directory / SHARDS)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    torch.set_rng_state(state["rng"])
+
+
+def _state(learner: Learner) -> dict[str, Any]:
+    model, optimizer = get_state_dict(learner.model, learner.weights.optimizer)
+    weights = _without_frozen(learner.model, model)
+    return {"model": weights, "optimizer": optimizer, "rng": torch.get_rng_state()}
+
+
+def _without_frozen(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights that adapters stand beside are the base's, and in no checkpoint."""
+    frozen = _frozen(model)
+    return {name: tensor for name, tensor in state.items() if name not in frozen}
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    """Also second names of tied weights."""
+    return {name for name, own in model.named_parameters(remove_duplicate=False) if not own.requires_grad}
+
+
+def divide_saved(learner: Learner, checkpoint: Path, rank: int) -> None:
+    """All ranks call it together, each with its number. Gives them a share of the masters and of the optimizer of one
+    process, and the random state; the model is read before, as any other. Rank 0 has all of it in main memory."""
+    saved, names = read_saved(checkpoint), list(learner.weights.stepped)
+    model, optimizer = learner.model, learner.weights.optimizer
+    torch.set_rng_state(saved.rng)
+    if saved.masters:
+        set_model_state_dict(model, {} if rank else dict(saved.masters), options=_FROM_RANK_0)
+    if states := saved.optimizer["state"]:
+        groups = [{**group, "params": names} for group in optimizer.state_dict()["param_groups"]]
+        whole = {"state": {name: states[place] for place, name in enumerate(names)}, "param_groups": groups}
+        set_optimizer_state_dict(model, optimizer, {} if rank else whole, options=_FROM_RANK_0)
+
+
+def load_from_shards(checkpoint: Path, *, device: str, dtype: Dtype) -> PreTrainedModel:
+    """The whole model of a checkpoint that ranks wrote. Raises UserError for a device that does not exist."""
+    model = load_empty(str(checkpoint), revision=None, dtype=dtype)
+    materialise(model, choose_device(device))
+    read_weights_alone(model, checkpoint)
+    return model
+
+
+def read_weights_alone(model: PreTrainedModel, checkpoint: Path) -> None:
+    """`read_weights` in one process. Each tensor is rounded to the precision that the model has."""
+    with _alone():
+        read_weights(model, checkpoint)
+
+
+def restore_from_shards(weights: Weights, checkpoint: Path) -> None:
+    """Restores what training steps, with the optimizer and the random state, in one process."""
+    moments = {
+        name: {"step": torch.zeros(()), **{moment: torch.empty_like(own, device="cpu") for moment in _MOMENTS}}
+        for name, own in weights.stepped.items()
+    }
+    values = {name: torch.empty_like(own, device="cpu") for name, own in weights.stepped.items()}
+    state = {"model": values, "optimizer": {"state": moments}, "rng": torch.get_rng_state()}
+    with _alone():
+        load(state, checkpoint_id=checkpoint / SHARDS)
+    weights.load(values)
+    groups = weights.optimizer.state_dict()["param_groups"]
+    weights.optimizer.load_state_dict({"state": dict(enumerate(moments.values())), "param_groups": groups})
+    torch.set_rng_state(state["rng"])
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is
+        yield
