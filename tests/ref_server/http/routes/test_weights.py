@@ -131,9 +131,9 @@ def test_refusals(http: httpx.Client, at: str) -> None:
 
 @pytest.mark.parametrize("number", ["+0", "-0", "0.0", "1_0", "%200", "1e0", "\u0660", "9" * 20])
 def test_numbers_in_a_path_are_digits(http: httpx.Client, at: str, number: str) -> None:
-    assert code(put(http, f"{at}/{number}/1/file", b"a")) == (422, "invalid_request", "epoch")
-    assert code(http.get(f"{at}/0/{number}")) == (422, "invalid_request", "version")
-    assert code(http.get(f"/v1/runs/a/metrics/{number}")) == (422, "invalid_request", "step")
+    assert code(put(http, f"{at}/{number}/1/file", b"a")) == (422, "invalid_request", "path.epoch")
+    assert code(http.get(f"{at}/0/{number}")) == (422, "invalid_request", "path.version")
+    assert code(http.get(f"/v1/runs/a/metrics/{number}")) == (422, "invalid_request", "path.step")
 
 
 @pytest.mark.parametrize(
