@@ -534,7 +534,7 @@ def test_help(command: Command) -> None:
         status, out, _ = command(verb, "--help")
         assert status == 0
         assert out.startswith(f"usage: ref-server queue {verb} ")
-        named = ("--data-dir", "--store") if verb in ("export", "import") else ("REF_SERVER_URL", "--json")
+        named = ("--data-dir", "--store") if verb == "backup" else ("REF_SERVER_URL", "--json")
         assert all(name in out for name in named)
 
 
